@@ -1,0 +1,397 @@
+/* Shoal: collective communication for data-parallel training. This header is the whole public API and its manual.
+ *
+ * Read it from top to bottom; it is in learning order:
+ *     1 version and status      2 context       3 communicator     4 types, operators, options
+ *     5 collectives             6 requests      7 send and receive 8 shared memory
+ *     9 when something fails   10 what it did and will do
+ *
+ * A first program (examples/01_hello.c), started with `shoal run -n 2 ./hello`:
+ *
+ *     struct shoal_context *context;
+ *     struct shoal_comm *comm;
+ *     if (shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
+ *         return 1;                                     (the reason has been logged on stderr)
+ *     float x = (float)shoal_comm_rank(comm);
+ *     if (shoal_allreduce(comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL))
+ *         return 1;
+ *     shoal_comm_free(comm);
+ *     shoal_context_destroy(context);
+ *
+ * Rules that hold everywhere:
+ *   - A function that can fail returns enum shoal_status and must not be ignored. Outputs named *_out are written only on
+ *     success. Nothing is lost by a call refused with SHOAL_ERR_ARGUMENT: the communicator is as it was.
+ *   - Counts are elements, bytes are bytes; both are size_t and may exceed 4 GiB.
+ *   - All functions may be called from any thread, at the same time, unless their text says otherwise. Calls on one
+ *     communicator must reach it in the same order on every rank, so two threads that call collectives on one communicator
+ *     must agree on an order; on different communicators any order is right.
+ *   - Options structs begin with struct_bytes; set it with the *_INIT macro so that newer libraries know your version.
+ *     A NULL options pointer means all defaults.
+ *   - No state is global. A process may hold several contexts, even several ranks of one job.
+ *   - After fork() the child must not use what its parent made: each call returns SHOAL_ERR_STATE there. exec() is fine.
+ */
+#ifndef SHOAL_H
+#define SHOAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define SHOAL_API __attribute__((visibility("default")))
+#define SHOAL_MUST_USE __attribute__((warn_unused_result))
+#else
+#define SHOAL_API
+#define SHOAL_MUST_USE
+#endif
+
+/* ---- 1. Version and status ----------------------------------------------------------------------------------------------- */
+
+#define SHOAL_VERSION_MAJOR 0
+#define SHOAL_VERSION_MINOR 1
+#define SHOAL_VERSION_PATCH 0
+
+/* The version of the library in use, as "0.1.0". Static storage. */
+SHOAL_API const char *shoal_version(void);
+
+/* Every status there is: name, number, one sentence. docs/errors.md says what usually causes each and what to do. */
+#define SHOAL_STATUS_LIST(X)                                                                       \
+    X(OK, 0, "success")                                                                            \
+    X(PENDING, 1, "not finished yet; nothing is lost, wait again")                                 \
+    X(ERR_ARGUMENT, 2, "an argument is wrong; nothing was done")                                   \
+    X(ERR_MEMORY, 3, "no memory")                                                                  \
+    X(ERR_SYSTEM, 4, "the operating system refused a call")                                        \
+    X(ERR_UNSUPPORTED, 5, "not supported by this build or on this machine")                        \
+    X(ERR_TIMEOUT, 6, "a deadline passed")                                                         \
+    X(ERR_PEER_LOST, 7, "another rank ended or left")                                              \
+    X(ERR_MISMATCH, 8, "ranks called different operations")                                        \
+    X(ERR_ABORTED, 9, "the communicator was aborted")                                              \
+    X(ERR_AUTH, 10, "a handshake was refused: version, settings or secret differ")                 \
+    X(ERR_STATE, 11, "used after it was finalized or freed, or in a forked child")                 \
+    X(ERR_INTERNAL, 12, "a fault in Shoal itself; please report it")
+
+enum shoal_status {
+#define SHOAL_STATUS_ENUM(name, number, text) SHOAL_##name = (number),
+    SHOAL_STATUS_LIST(SHOAL_STATUS_ENUM)
+#undef SHOAL_STATUS_ENUM
+};
+
+/* The sentence above for a status. Never NULL, also for numbers that are no status. Static storage. */
+SHOAL_API const char *shoal_status_text(enum shoal_status status);
+
+/* The name of a status as in this header, such as "SHOAL_ERR_PEER_LOST". Static storage. */
+SHOAL_API const char *shoal_status_name(enum shoal_status status);
+
+/* ---- 2. Context ---------------------------------------------------------------------------------------------------------- */
+
+/* What one rank holds: its shared memory, its connections to other ranks on this host, the progress thread. */
+struct shoal_context;
+
+/* Receives each log line (no newline at its end). level is 0 warn, 1 info, 2 debug. Called from any thread that uses the
+ * context, under a lock: it must not call Shoal. */
+typedef void (*shoal_log_fn)(void *arg, int level, const char *line);
+
+struct shoal_context_options {
+    size_t struct_bytes;
+    shoal_log_fn log;            /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
+    void *log_arg;
+    const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value"; each wins over the environment */
+};
+#define SHOAL_CONTEXT_OPTIONS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(struct shoal_context_options), 0, 0, 0                                              \
+    }
+
+/* Makes a context. Reads the SHOAL_* settings (shoal_print_settings lists them) once. Starts no thread and opens no socket.
+ * Errors: ERR_ARGUMENT (a setting has no such value; the line logged names it), ERR_MEMORY, ERR_SYSTEM. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_context_create(const struct shoal_context_options *options,
+                                                                struct shoal_context **context_out);
+
+/* Frees the context and all communicators, requests and memory it still holds. NULL is allowed. No other thread may be
+ * inside a call on it. Waits at most a second for peers that may still write to this rank's memory. */
+SHOAL_API void shoal_context_destroy(struct shoal_context *context);
+
+/* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
+
+/* A group of ranks that make calls together. */
+struct shoal_comm;
+
+struct shoal_comm_options {
+    size_t struct_bytes;
+    const char *name;            /* for messages; NULL: "world", or "world.1" and so on for splits. At most 31 bytes are kept. */
+    uint32_t timeout_ms;         /* default deadline of each operation; 0: SHOAL_TIMEOUT_MS */
+    uint32_t create_timeout_ms;  /* for the creation itself; 0: SHOAL_BOOTSTRAP_TIMEOUT_MS */
+};
+#define SHOAL_COMM_OPTIONS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(struct shoal_comm_options), 0, 0, 0                                                 \
+    }
+
+/* Makes the communicator of all workers of the job, from the environment: the variables of `shoal run` and torchrun (RANK,
+ * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm) or PMI-1 (MPICH). With none of them: a communicator of
+ * size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
+ * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
+ * ERR_UNSUPPORTED when ranks are on different hosts (this version joins the ranks of one host). */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create(struct shoal_context *context,
+                                                             const struct shoal_comm_options *options,
+                                                             struct shoal_comm **comm_out);
+
+/* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
+                                                                int size, const struct shoal_comm_options *options,
+                                                                struct shoal_comm **comm_out);
+
+/* A key-value store shared by the ranks; all Shoal asks of a launcher. Keys are short texts, values are bytes.
+ * set and erase return 0, or another number on failure. get waits until the key is there or timeout_ms passed; it
+ * writes at most capacity bytes and returns the length of the value, -1 when the time passed, -2 on failure. */
+struct shoal_store {
+    int (*set)(void *arg, const char *key, const void *value, size_t bytes);
+    long (*get)(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms);
+    int (*erase)(void *arg, const char *key);
+    void *arg;
+};
+
+/* The same through a store of yours (PyTorch's, MPI's, a file system's). It is used only during this call. Keys begin with
+ * "shoal/"; two jobs or two calls that share a store must see different keys (prefix them in your callbacks). */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store,
+                                                                  int rank, int size, const struct shoal_comm_options *options,
+                                                                  struct shoal_comm **comm_out);
+
+/* A collective call on comm: ranks that give the same color >= 0 form a new communicator, ordered by key, then by rank in comm.
+ * A negative color takes part and gets *comm_out = NULL. The new communicator fails and is freed on its own. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key,
+                                                            const struct shoal_comm_options *options,
+                                                            struct shoal_comm **comm_out);
+
+/* This rank's number in the communicator, and how many ranks it has. -1 for NULL. */
+SHOAL_API int shoal_comm_rank(const struct shoal_comm *comm);
+SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
+
+/* A collective end in good order: waits until all operations posted here are done and every rank has come here too. After it
+ * only shoal_comm_free is allowed. Optional: it tells apart "done" from "left early" for the others. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm *comm);
+
+/* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is allowed.
+ * No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are freed. */
+SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
+
+/* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits. Local and
+ * immediate; async-signal-safe; any thread. */
+SHOAL_API void shoal_comm_abort(struct shoal_comm *comm);
+
+/* ---- 4. Types, operators, options ---------------------------------------------------------------------------------------- */
+
+/* name, number, bytes of one element */
+#define SHOAL_TYPE_LIST(X) X(FLOAT32, 0, 4) X(FLOAT64, 1, 8) X(BFLOAT16, 2, 2) X(INT64, 3, 8)
+
+enum shoal_type {
+#define SHOAL_TYPE_ENUM(name, number, bytes) SHOAL_##name = (number),
+    SHOAL_TYPE_LIST(SHOAL_TYPE_ENUM)
+#undef SHOAL_TYPE_ENUM
+        SHOAL_TYPE_END
+};
+
+/* Sum: integers wrap. Max: a NaN anywhere gives NaN. Avg: the sum divided once by the number of ranks (integers: toward zero).
+ * bfloat16 is summed in float32, in rank order, and rounded once to nearest even. All ranks get the same bits, and the
+ * same inputs give the same bits in every run, whatever the processor. */
+#define SHOAL_OP_LIST(X) X(SUM, 0) X(AVG, 1) X(MAX, 2)
+
+enum shoal_op {
+#define SHOAL_OP_ENUM(name, number) SHOAL_##name = (number),
+    SHOAL_OP_LIST(SHOAL_OP_ENUM)
+#undef SHOAL_OP_ENUM
+        SHOAL_OP_END
+};
+
+/* Bytes of one element; 0 for a number that is no type. */
+SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
+
+/* Options of one operation. */
+struct shoal_options {
+    size_t struct_bytes;
+    uint32_t timeout_ms; /* the operation's deadline, from posting; 0: the communicator's */
+    uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
+};
+#define SHOAL_OPTIONS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(struct shoal_options), 0, 0                                                         \
+    }
+
+/* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
+
+/* The n-th collective call of each rank on a communicator meets the n-th of the others. They must agree in kind, count, type,
+ * operator and root; where they do not, every rank gets ERR_MISMATCH, both calls are logged, and no byte has moved.
+ *
+ * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more.
+ * Errors of every collective: ERR_ARGUMENT (nothing happened), ERR_MISMATCH, ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
+ * ERR_MEMORY. After any but the first the communicator is broken for good: all its operations, on all ranks, return
+ * the first cause. Outputs then hold undefined bytes; memory from shoal_mem_alloc may still be written until
+ * shoal_comm_free returns.
+ *
+ * input and output have count elements. They may be the same address (in place) but may not overlap otherwise. count may be 0
+ * (pointers may then be NULL). No alignment is asked beyond the element's own. */
+
+/* output on every rank = op over the inputs of all ranks, element by element. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                                           enum shoal_type type, enum shoal_op op,
+                                                           const struct shoal_options *options);
+
+/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal input. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                                           enum shoal_type type, int root, const struct shoal_options *options);
+
+/* Returns when every rank has called it. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
+
+/* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
+
+/* An operation under way. The *_post calls return at once; buffers belong to Shoal until the request is done. Any number may
+ * be posted; they start in order. The first one starts the context's progress thread. */
+struct shoal_request;
+
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                size_t count, enum shoal_type type, enum shoal_op op,
+                                                                const struct shoal_options *options,
+                                                                struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                size_t count, enum shoal_type type, int root,
+                                                                const struct shoal_options *options,
+                                                                struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
+                                                              struct shoal_request **request_out);
+
+/* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost: wait
+ * again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
+#define SHOAL_FOREVER UINT32_MAX
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
+
+/* Drives a little, without waiting; returns PENDING or the operation's status. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_test(struct shoal_request *request);
+
+/* Calls fn once when the request is done, on the thread that drives; at once when it is done already. It may post operations,
+ * must not wait, and must not free its own request. */
+typedef void (*shoal_done_fn)(void *arg, enum shoal_status status);
+SHOAL_API void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg);
+
+/* Frees a request; one not yet done is detached and runs on, never cancelled. NULL is allowed. */
+SHOAL_API void shoal_request_free(struct shoal_request *request);
+
+/* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
+
+/* Messages between two ranks, first in first out per (peer, tag), apart from the order of collectives. tag >= 0. Up to
+ * SHOAL_EAGER_BYTES a send completes without its receive. Both sides must name the same count and type; a receive that does not
+ * fit its message breaks the communicator with ERR_MISMATCH on both sides. A rank may not send to itself. */
+#define SHOAL_EAGER_BYTES 8192
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count,
+                                                      enum shoal_type type, int peer, int tag,
+                                                      const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type,
+                                                      int peer, int tag, const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count,
+                                                           enum shoal_type type, int peer, int tag,
+                                                           const struct shoal_options *options,
+                                                           struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count,
+                                                           enum shoal_type type, int peer, int tag,
+                                                           const struct shoal_options *options,
+                                                           struct shoal_request **request_out);
+
+/* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
+
+/* Memory that the other ranks of this host can map: operations on it copy nothing through windows. A local call; serves all
+ * communicators of the context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory limit of the
+ * container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
+
+/* Frees memory from shoal_mem_alloc. No operation on it may be under way. ERR_ARGUMENT when it is not such memory. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory);
+
+/* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it
+ * too. fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with shoal_mem_deregister before
+ * unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range), ERR_SYSTEM. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd,
+                                                              uint64_t offset);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory);
+
+/* ---- 9. When something fails --------------------------------------------------------------------------------------------- */
+
+/* The first cause of a communicator's failure, the same on every rank. */
+struct shoal_failure {
+    size_t struct_bytes;
+    enum shoal_status status;
+    int rank;             /* the rank that caused it, -1 when none is to blame */
+    int reporter;         /* the rank that noticed it first */
+    int pid;              /* process of the rank that caused it, 0 when not known */
+    uint64_t sequence;    /* the operation during which it was noticed, 0 when none */
+    int step;             /* the plan's step it waited in, -1 when none */
+    uint64_t waited_ms;
+    char host[64];
+    char operation[96];   /* such as "all-reduce of 1024 float32, sum" */
+    char text[512];       /* one paragraph for people: what, where, what to do */
+};
+
+/* Writes the failure of comm (or, with comm NULL, the last failed call on context) to *failure_out; set its struct_bytes first.
+ * Returns PENDING when nothing has failed. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
+                                                              struct shoal_failure *failure_out);
+
+/* Prints the flight recorder of comm, the last 1,024 operations of this rank, oldest first, one JSON object per line. It is
+ * also written, on failure, to the file named by SHOAL_RECORDER_FILE. */
+SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
+
+/* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */
+
+/* The last operation that finished on this rank. Times are microseconds since it was posted here. */
+struct shoal_operation {
+    size_t struct_bytes;
+    uint64_t sequence;
+    const char *algorithm; /* the row that ran, static storage */
+    double arrived_us;     /* all ranks had come */
+    double done_us;
+    int last_rank;         /* who came last, -1 when not known */
+    double late_us;        /* how long after the first to come */
+};
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
+
+/* Bytes of memory held for a communicator. */
+struct shoal_memory_usage {
+    size_t struct_bytes;
+    size_t control_bytes;  /* shared: arrival lines, counters, small payloads */
+    size_t window_bytes;   /* shared: windows for operands that peers cannot map */
+    size_t local_bytes;    /* recorder, plans, requests */
+};
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
+
+/* Prints the table of settings: name, current value, default, meaning. Context may be NULL: then the environment counts. */
+SHOAL_API void shoal_print_settings(const struct shoal_context *context, FILE *out);
+
+/* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
+SHOAL_API void shoal_print_topology(FILE *out);
+
+/* Prints the table of algorithms: collective, name, when it is chosen, its cost. */
+SHOAL_API void shoal_print_algorithms(FILE *out);
+
+/* A question to shoal_explain. */
+struct shoal_question {
+    size_t struct_bytes;
+    const char *collective;  /* "allreduce", "broadcast", "barrier" */
+    int ranks;               /* all on one host */
+    size_t bytes;
+    enum shoal_type type;
+    int shared_input;        /* operands in memory from shoal_mem_alloc? */
+    int shared_output;
+    int rank;                /* whose plan to print; -1: all */
+};
+
+/* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
+ * then one line on out says why. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,147 @@
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const level_names[] = {"warn", "info", "debug"};
+
+/* "info,engine,shm" -> level info, rooms ",engine,shm," */
+static void parse_levels(struct shoal_log *log, const char *text)
+{
+    const size_t word = strcspn(text, ",");
+    for (size_t i = 0; i < SHOAL_COUNT_OF(level_names); i++) {
+        if (strlen(level_names[i]) == word && strncmp(text, level_names[i], word) == 0)
+            log->level = (enum shoal_log_level)i;
+    }
+    if (text[word] == ',')
+        snprintf(log->rooms, sizeof log->rooms, "%.*s,", (int)sizeof log->rooms - 2, text + word);
+}
+
+void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg)
+{
+    memset(log, 0, sizeof *log);
+    pthread_mutex_init(&log->lock, NULL);
+    parse_levels(log, settings->log);
+    strcpy(log->file_name, settings->log_file);
+    log->callback = callback;
+    log->callback_arg = callback_arg;
+    log->rank = -1;
+    if (gethostname(log->host, sizeof log->host - 1) != 0)
+        strcpy(log->host, "?");
+}
+
+void shoal_log_fini(struct shoal_log *log)
+{
+    if (log->file && log->file != stderr)
+        fclose(log->file);
+    pthread_mutex_destroy(&log->lock);
+}
+
+bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *room)
+{
+    if (level == SHOAL_LOG_WARN)
+        return true;
+    if (level > log->level)
+        return false;
+    if (!log->rooms[0])
+        return true;
+    char wanted[64];
+    snprintf(wanted, sizeof wanted, ",%s,", room);
+    return strstr(log->rooms, wanted) != NULL;
+}
+
+void shoal_log_expand(const struct shoal_log *log, const char *pattern, char *name, size_t name_bytes)
+{
+    size_t used = 0;
+    name[0] = 0;
+    for (const char *p = pattern; *p && used + 1 < name_bytes; p++) {
+        int wrote = 1;
+        if (p[0] == '%' && p[1] == 'h')
+            wrote = snprintf(name + used, name_bytes - used, "%s", log->host);
+        else if (p[0] == '%' && p[1] == 'p')
+            wrote = snprintf(name + used, name_bytes - used, "%d", (int)getpid());
+        else if (p[0] == '%' && p[1] == 'r')
+            wrote = snprintf(name + used, name_bytes - used, "%d", log->rank);
+        else {
+            name[used++] = *p;
+            name[used] = 0;
+            continue;
+        }
+        used = shoal_min_size(used + (size_t)wrote, name_bytes - 1);
+        p++;
+    }
+}
+
+/* Under the lock. A file that cannot be opened is said once, on stderr, which then takes its place. */
+static FILE *open_file(struct shoal_log *log)
+{
+    if (log->file)
+        return log->file;
+    log->file = stderr;
+    if (log->file_name[0]) {
+        char name[512];
+        shoal_log_expand(log, log->file_name, name, sizeof name);
+        FILE *file = fopen(name, "ae");
+        if (file)
+            log->file = file;
+        else
+            fprintf(stderr, "shoal: cannot open SHOAL_LOG_FILE \"%s\" (%m); log lines go to stderr\n", name);
+    }
+    return log->file;
+}
+
+static void write_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *text)
+{
+    char who[96] = "";
+    if (log->rank >= 0)
+        snprintf(who, sizeof who, "rank %d (%s:%d) ", log->rank, log->host, (int)getpid());
+    char line[SHOAL_LOG_TEXT_MAX + 160];
+    snprintf(line, sizeof line, "shoal: %s%s%s[%s] %s", who, level == SHOAL_LOG_WARN ? "" : level_names[level],
+             level == SHOAL_LOG_WARN ? "" : " ", room, text);
+    pthread_mutex_lock(&log->lock);
+    if (log->callback) {
+        log->callback(log->callback_arg, (int)level, line);
+    } else {
+        FILE *file = open_file(log);
+        fprintf(file, "%s\n", line);
+        fflush(file);
+    }
+    pthread_mutex_unlock(&log->lock);
+}
+
+void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *format, ...)
+{
+    if (!shoal_log_is_on(log, level, room))
+        return;
+    char text[SHOAL_LOG_TEXT_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    write_line(log, level, room, text);
+}
+
+enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room, const char *format, ...)
+{
+    char text[SHOAL_LOG_TEXT_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    pthread_mutex_lock(&log->lock);
+    log->last_status = status;
+    strcpy(log->last_error, text);
+    pthread_mutex_unlock(&log->lock);
+    write_line(log, SHOAL_LOG_WARN, room, text);
+    return status;
+}
+
+enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes)
+{
+    pthread_mutex_lock(&log->lock);
+    const enum shoal_status status = log->last_status;
+    snprintf(text, text_bytes, "%s", log->last_error);
+    pthread_mutex_unlock(&log->lock);
+    return status;
+}

@@ -1,0 +1,48 @@
+/* Log lines, and the text of the last error. One struct shoal_log per context; any thread.
+ * A line reads "shoal: rank 2 (host:pid) [room] text". Who first knows of an error calls shoal_log_fail once, with the exact
+ * cause; everybody above passes the status on in silence. */
+#ifndef SHOAL_BASE_LOG_H
+#define SHOAL_BASE_LOG_H
+
+#include <pthread.h>
+
+#include "base/settings.h"
+
+enum shoal_log_level { SHOAL_LOG_WARN, SHOAL_LOG_INFO, SHOAL_LOG_DEBUG };
+
+#define SHOAL_LOG_TEXT_MAX 1024
+
+struct shoal_log {
+    pthread_mutex_t lock;
+    enum shoal_log_level level;
+    char rooms[SHOAL_SETTING_TEXT_MAX]; /* ",engine,shm," or empty for all */
+    char file_name[SHOAL_SETTING_TEXT_MAX];
+    FILE *file; /* opened at the first line, when the rank is known */
+    shoal_log_fn callback;
+    void *callback_arg;
+    int rank; /* -1 until known */
+    char host[64];
+    enum shoal_status last_status;
+    char last_error[SHOAL_LOG_TEXT_MAX];
+};
+
+/* Prepares a log from SHOAL_LOG and SHOAL_LOG_FILE. callback may be NULL. */
+void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg);
+void shoal_log_fini(struct shoal_log *log);
+
+bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *room);
+
+void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *format, ...)
+    SHOAL_PRINTF(4, 5);
+
+/* Logs a warning, keeps it as the last error and returns status, so that callers write `return shoal_log_fail(...)`. */
+SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room,
+                                                const char *format, ...) SHOAL_PRINTF(4, 5);
+
+/* Copies the last error; SHOAL_OK when there was none. */
+enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes);
+
+/* Replaces %h, %p and %r in a file name. */
+void shoal_log_expand(const struct shoal_log *log, const char *pattern, char *name, size_t name_bytes);
+
+#endif

@@ -1,0 +1,27 @@
+/* Proof of the job secret: HMAC-SHA-256 (RFC 2104) from libsodium, loaded at run time. */
+#ifndef SHOAL_BOOTSTRAP_AUTH_H
+#define SHOAL_BOOTSTRAP_AUTH_H
+
+#include "base/log.h"
+
+#define SHOAL_AUTH_MAC_BYTES 32
+#define SHOAL_AUTH_NONCE_BYTES 16
+
+/* False when libsodium is not on this machine. Any thread. */
+bool shoal_auth_is_available(void);
+
+/* mac = HMAC(key, parts[0] | parts[1] | ...). False when not available. */
+struct shoal_auth_part {
+    const void *data;
+    size_t bytes;
+};
+bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_part *parts, size_t part_count,
+                    unsigned char mac[SHOAL_AUTH_MAC_BYTES]);
+
+/* Compares in constant time. */
+bool shoal_auth_equal(const unsigned char *a, const unsigned char *b, size_t bytes);
+
+/* Fills with bytes from the kernel's random generator. */
+SHOAL_MUST_USE enum shoal_status shoal_auth_random(void *data, size_t bytes);
+
+#endif

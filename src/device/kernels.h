@@ -1,0 +1,35 @@
+/* Reduction kernels: k source arrays into m destination arrays, element by element, in one pass with one rounding.
+ *
+ * Each operator is written once, in portable C over vectors (cpu/kernel_body.h), and compiled once per instruction set; the best one the
+ * processor has is chosen when a context is made. No result depends on that choice. Reentrant, allocates nothing. */
+#ifndef SHOAL_DEVICE_KERNELS_H
+#define SHOAL_DEVICE_KERNELS_H
+
+#include "base/compiler.h"
+
+/* How destinations are written. Streaming stores bypass the caches: right for large windows that another core reads next
+ * when the cores share no cache. */
+enum shoal_stores { SHOAL_STORES_CACHED, SHOAL_STORES_STREAMING };
+
+/* dests[j][i] = op over sources[0..k-1][i], in that order, for i < count. k, m >= 1. Pointers need the element's alignment only.
+ * A destination may be the same array as a source, never overlap one otherwise. ranks is the divisor of avg.
+ * After streaming stores the kernel issues the fence that orders them before later stores. */
+typedef void (*shoal_reduce_fn)(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
+                                int ranks, enum shoal_stores stores);
+
+/* Copies bytes to m destinations; same rules. */
+typedef void (*shoal_copy_fn)(void *const *dests, int dest_count, const void *source, size_t bytes, enum shoal_stores stores);
+
+struct shoal_kernels {
+    const char *name; /* "avx512", "avx2", "baseline" */
+    shoal_reduce_fn reduce[SHOAL_TYPE_END][SHOAL_OP_END];
+    shoal_copy_fn copy;
+};
+
+/* The kernels of that name, or with "auto" the best this processor has. NULL when the processor (or the build) has no such. */
+const struct shoal_kernels *shoal_kernels_find(const char *name);
+
+/* Those that this processor can run, best first: 0, 1, ... until NULL. */
+const struct shoal_kernels *shoal_kernels_at(int index);
+
+#endif

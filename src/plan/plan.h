@@ -1,0 +1,147 @@
+/* A plan: what one rank does for one piece of the vector, as a list of steps. Algorithms (src/collective) append steps; the checker
+ * proves the plans of all ranks together (plan_check.h); the engine runs them. A plan holds no pointer and no byte count: its operands are
+ * blocks, so one plan serves every size.
+ *
+ * Four steps:
+ *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1.
+ *   put      own block into a peer's window or output, then raise the peer's counter of this rank by one
+ *   signal   raise the peer's counter of this rank by one
+ *   wait     until the own counter of a peer has been raised so many times
+ *
+ * Counters. For each slot, each rank has one counter per peer, raised only by that peer and never reset. A plan counts from
+ * the start of its piece: "wait(peer)" for the first, second ... time means the first, second ... signal of that peer in this
+ * piece. All steps of a piece run in one slot. Signals that a plan does not wait for are credits: they must be
+ * announced (shoal_plan_expect_credit), and the next piece in the slot waits for them (shoal_plan_wait_credit) before it
+ * overwrites what the peer may still be reading.
+ *
+ * Windows. Each rank's window slot has `parts`, each as large as a piece. A block keeps its index wherever it lives. Each block of a part
+ * has one writer, the same in every piece. A rank that writes a window block waits first for the credit of every rank that
+ * may have read that block in the slot's piece before.
+ *
+ * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the rank
+ * is reached by load and store, and, for its input and output, that they are shared. Elsewhere it must put; an output can be put to only where it is shared.
+ *
+ * Start and end. When a plan starts, every rank of the group has posted the operation: all inputs are final. When a rank's
+ * plan ends, its caller may at once overwrite the input and read and overwrite the output.
+ *
+ * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do nothing.
+ * Not thread-safe; a finished plan is constant and may be read from any thread. */
+#ifndef SHOAL_PLAN_PLAN_H
+#define SHOAL_PLAN_PLAN_H
+
+#include "base/compiler.h"
+
+/* A collective has at most this many ranks on one host; a plan at most this many in all. */
+#define SHOAL_PLAN_RANKS_MAX 4096
+#define SHOAL_PLAN_PARTS_MAX 64
+
+enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_WINDOW };
+
+/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`. */
+struct shoal_block {
+    uint16_t rank;
+    uint16_t index;
+    uint16_t of;
+    uint8_t operand;
+    uint8_t part;
+};
+
+enum shoal_step_kind { SHOAL_STEP_REDUCE, SHOAL_STEP_PUT, SHOAL_STEP_SIGNAL, SHOAL_STEP_WAIT };
+
+struct shoal_step {
+    uint8_t kind;
+    uint16_t peer;         /* put, signal, wait */
+    uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
+    uint16_t dest_count;
+    uint32_t value; /* wait: how many signals of this piece; 0: what the slot's pieces before owe */
+    uint32_t first_block;
+};
+
+/* What the algorithms know of the machines and the operands. Plain data, the same on every rank. */
+struct shoal_view {
+    int size;
+    const uint16_t *host;         /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */
+    const uint8_t *shared_input;  /* shared_input[rank] != 0: peers that reach the rank also reach its input. NULL: none */
+    const uint8_t *shared_output; /* the same for its output */
+};
+
+static inline bool shoal_view_reaches(const struct shoal_view *view, int rank, int peer)
+{
+    return rank == peer || !view->host || view->host[rank] == view->host[peer];
+}
+
+static inline bool shoal_view_shares_input(const struct shoal_view *view, int rank)
+{
+    return view->shared_input && view->shared_input[rank];
+}
+
+static inline bool shoal_view_shares_output(const struct shoal_view *view, int rank)
+{
+    return view->shared_output && view->shared_output[rank];
+}
+
+struct shoal_plan {
+    int rank;
+    int size;
+    int parts; /* of the window slot, 0 when no window is used */
+    uint32_t step_count;
+    uint32_t block_count;
+    struct shoal_step *steps;
+    struct shoal_block *blocks;
+    uint32_t *signals_in; /* signals_in[peer]: how often the peer raises this rank's counter in one piece, credits included */
+    uint32_t step_capacity;
+    uint32_t block_capacity;
+    enum shoal_status status;
+};
+
+/* A builder appends the steps of `rank` to an empty plan. root is 0 for collectives that have none. */
+typedef void (*shoal_plan_build_fn)(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* An empty plan. The caller owns it and empties it with shoal_plan_fini, also after an error. */
+void shoal_plan_init(struct shoal_plan *plan, int rank, int size);
+void shoal_plan_fini(struct shoal_plan *plan);
+
+static inline struct shoal_block shoal_input(int rank, int index, int of)
+{
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_INPUT, 0};
+}
+
+static inline struct shoal_block shoal_output(int rank, int index, int of)
+{
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_OUTPUT, 0};
+}
+
+static inline struct shoal_block shoal_window(int rank, int part, int index, int of)
+{
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_WINDOW, (uint8_t)part};
+}
+
+void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
+                       const struct shoal_block *dests, int dest_count);
+void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
+/* dest.rank is the peer whose memory is written and whose counter is raised. */
+void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
+void shoal_plan_signal(struct shoal_plan *plan, int peer);
+/* Waits for the peer's next signal of this piece. */
+void shoal_plan_wait(struct shoal_plan *plan, int peer);
+/* Waits for all that the peer signalled in the slot's pieces before. */
+void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
+/* Announces a signal of the peer for which this piece does not wait. */
+void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
+
+/* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the last ones,
+ * and begin at multiples of `grain` elements, a power of two (so that no two owners write to one cache line). */
+static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index, unsigned of, size_t *length_out)
+{
+    const size_t each = shoal_round_up((count + of - 1) / of, grain);
+    const size_t begin = shoal_min_size((size_t)index * each, count);
+    *length_out = shoal_min_size(each, count - begin);
+    return begin;
+}
+
+/* One line per step, such as "  3  reduce  in[0] 2/4 + in[1] 2/4 -> out[2] 2/4". */
+void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
+/* One step without its number, at most bytes - 1 characters. */
+void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,138 @@
+/* What a transport is: it makes the ranks of one communicator visible to each other. One struct shoal_transport per rank and communicator.
+ * It knows no collective and no plan. No call blocks or waits. All calls come from the thread that holds the engine's lock, but
+ * those marked "any thread".
+ *
+ * Three things travel:
+ *   arrivals   one 64-byte record per rank and operation: what was called and where its operands are; with up to
+ *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
+ *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote or put
+ *              before raising it is visible to who has read the raised value.
+ *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
+#ifndef SHOAL_TRANSPORT_TRANSPORT_H
+#define SHOAL_TRANSPORT_TRANSPORT_H
+
+#include "base/compiler.h"
+
+#define SHOAL_ARRIVALS 32         /* records kept per rank: twice the operations that may be active */
+#define SHOAL_ACTIVE_MAX 16       /* operations of one communicator under way at once */
+#define SHOAL_PAYLOADS 8          /* payloads kept per rank */
+#define SHOAL_PAYLOAD_INLINE 16   /* bytes that fit into the record itself */
+#define SHOAL_PAYLOAD_MAX 4096    /* bytes that fit beside it */
+#define SHOAL_DEPTH_MAX 16        /* slots */
+
+enum shoal_kind { SHOAL_KIND_NONE, SHOAL_KIND_ALLREDUCE, SHOAL_KIND_BROADCAST, SHOAL_KIND_BARRIER, SHOAL_KIND_END };
+
+/* What a rank called; 32 bytes; compared between ranks (but for `hints` and `posted`). */
+struct shoal_descriptor {
+    uint64_t sequence; /* of the operation; never 0 */
+    uint64_t count;
+    int32_t root;
+    uint8_t kind;
+    uint8_t type;
+    uint8_t op;
+    uint8_t codec;    /* 0: none */
+    uint8_t priority; /* 0: none */
+    uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
+    uint16_t spare;
+    uint32_t posted; /* clock ticks / 256 when it was posted, for blame */
+};
+
+/* Set by rank 0 of the communicator, followed by all: how windows are written in this operation. */
+#define SHOAL_HINT_STREAMING 1
+
+/* Where an operand is: 0 when only its own rank reaches it ("staged"), else a segment of that rank and an offset. */
+typedef uint64_t shoal_location;
+
+struct shoal_arrival {
+    struct shoal_descriptor descriptor;
+    shoal_location input;
+    shoal_location output;
+    unsigned char payload[SHOAL_PAYLOAD_INLINE];
+};
+
+_Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a cache line");
+_Static_assert(sizeof(struct shoal_arrival) == SHOAL_CACHE_LINE, "an arrival is one cache line");
+
+/* Who a peer is, for messages. */
+struct shoal_peer_name {
+    char host[64];
+    int pid;
+};
+
+struct shoal_transport;
+
+struct shoal_transport_ops {
+    const char *name;
+
+    /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record). The
+     * caller guarantees that every peer has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
+     * the record: the one SHOAL_PAYLOADS before), see `completed`. */
+    void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes);
+
+    /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. */
+    const struct shoal_arrival *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
+
+    /* The payload that came with the peer's record; call after `arrival` gave the record. bytes as in arrive. */
+    const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
+
+    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told. */
+    void (*complete)(struct shoal_transport *, uint64_t sequence);
+    uint64_t (*completed)(struct shoal_transport *, int peer);
+
+    /* The location of own memory [address, address + bytes), 0 when peers cannot reach all of it. */
+    shoal_location (*locate)(struct shoal_transport *, const void *address, size_t bytes);
+
+    /* A peer's (or the own) memory at a location other than 0, as an address here. NULL with *error set on failure. */
+    void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
+
+    /* Own window of at least slots * slot_bytes; must be called before the arrival of the first operation that uses it. */
+    enum shoal_status (*reserve_window)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
+
+    /* The window slot of a rank that is reached by load and store (or the own), NULL when it is not. */
+    void *(*window)(struct shoal_transport *, int rank, unsigned slot);
+
+    /* Copies bytes into a peer's memory that is not reached by load and store, then raises its counter. ERR_* on failure;
+     * PENDING when it cannot be taken now: try again. offset counts from the start of the peer's window slot, or, with
+     * location other than 0, from that location. */
+    enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, shoal_location location, size_t offset,
+                             const void *source, size_t bytes);
+
+    /* Raises the peer's counter (slot, this rank). */
+    void (*signal)(struct shoal_transport *, int peer, unsigned slot);
+
+    /* How often the peer has raised this rank's counter (slot, peer). */
+    uint64_t (*counter)(struct shoal_transport *, int peer, unsigned slot);
+
+    /* Wakes peers that sleep and may wait for what was published since the last call. */
+    void (*flush)(struct shoal_transport *);
+
+    /* A peer that ended or left before completing operation `sequence` (0: before anything): its rank, with what is known in *failure;
+     * -1 when all are there. Makes system calls: not for each turn of a loop. */
+    int (*lost)(struct shoal_transport *, uint64_t sequence, struct shoal_failure *failure);
+
+    /* One line on how a peer looks from here, such as "stopped" or "running"; for messages. */
+    void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
+
+    /* Publishes the first cause of failure and wakes all; only the first one counts. */
+    void (*fail)(struct shoal_transport *, const struct shoal_failure *failure);
+    /* True when a failure was published, by whomever; then *failure is the first cause. Cheap while there is none. */
+    bool (*failed)(struct shoal_transport *, struct shoal_failure *failure);
+    /* Any thread, async-signal-safe: publishes ERR_ABORTED and wakes all. */
+    void (*abort)(struct shoal_transport *);
+
+    void (*peer_name)(struct shoal_transport *, int peer, struct shoal_peer_name *name);
+    void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);
+
+    /* Leaves in good order (finalized) or not, and frees. */
+    void (*destroy)(struct shoal_transport *, bool finalized);
+};
+
+/* Each implementation begins with this. */
+struct shoal_transport {
+    const struct shoal_transport_ops *ops;
+    int rank;
+    int size;
+    const uint16_t *host; /* host[rank], for the view; NULL: all on one */
+};
+
+#endif
