@@ -16,6 +16,11 @@ struct shoal_bootstrap {
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
     void *state;                /* the source's own; freed by shoal_bootstrap_close */
     void (*close)(void *state);
+    /* Where the source's callbacks log their failures themselves: the status of the last one. NULL for the caller's store. */
+    enum shoal_status (*failure)(const void *state);
+    /* Takes the place of set and get in shoal_bootstrap_exchange where values show only after a barrier (PMI-1); else NULL. */
+    enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
+                                  uint32_t timeout_ms);
 };
 
 /* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; none: size 1. Errors are logged

@@ -3,7 +3,8 @@
  * blocks, so one plan serves every size.
  *
  * Four steps:
- *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1.
+ *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
+ *            itself, as happens in place, it writes nothing.
  *   put      own block into a peer's window or output, then raise the peer's counter of this rank by one
  *   signal   raise the peer's counter of this rank by one
  *   wait     until the own counter of a peer has been raised so many times
@@ -126,7 +127,7 @@ void shoal_plan_signal(struct shoal_plan *plan, int peer);
 void shoal_plan_wait(struct shoal_plan *plan, int peer);
 /* Waits for all that the peer signalled in the slot's pieces before. */
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
-/* Announces a signal of the peer for which this piece does not wait. */
+/* Announces a signal of the peer for which this piece does not wait. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 
 /* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the last ones,
@@ -143,5 +144,7 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
 void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
+/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window. */
+void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

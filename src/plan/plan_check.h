@@ -4,7 +4,8 @@
  *   - each output element holds what the collective promises: each contribution exactly once;
  *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
  *     from the signals that waits meet, and from the rule that an operation starts when all have posted it);
- *   - no window block is overwritten before its last reader has read it, nor is an input or output touched after its rank's plan ended;
+ *   - no window block is overwritten before its last reader has read it, nor is an input or output touched after its rank's
+ *     plan ended;
  *   - no step reaches where the view gives no reach;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
@@ -28,10 +29,14 @@ struct shoal_plan_question {
     const struct shoal_view *view;
     int root;
     bool in_place;  /* input and output are the same memory (for all-gather: the input is the rank's block of the output) */
-    unsigned units; /* elements of a piece; take odd numbers, fewer and more than there are blocks */
+    unsigned units; /* elements of a piece (all-gather: of an input); take odd numbers, fewer and more than there are blocks */
+    /* The operation that follows in the slot, perhaps with pieces of another length; its own next is ignored. NULL: the same. */
+    const struct shoal_plan_question *next;
 };
 
-/* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. */
+/* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
+ * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
+ * (a window block has two), result, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

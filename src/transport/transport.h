@@ -2,11 +2,12 @@
  * It knows no collective and no plan. No call blocks or waits. All calls come from the thread that holds the engine's lock, but
  * those marked "any thread".
  *
- * Three things travel:
+ * Four things travel:
  *   arrivals   one 64-byte record per rank and operation: what was called and where its operands are; with up to
  *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
  *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote or put
  *              before raising it is visible to who has read the raised value.
+ *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
  *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
 #ifndef SHOAL_TRANSPORT_TRANSPORT_H
 #define SHOAL_TRANSPORT_TRANSPORT_H
@@ -20,7 +21,17 @@
 #define SHOAL_PAYLOAD_MAX 4096    /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16        /* slots */
 
-enum shoal_kind { SHOAL_KIND_NONE, SHOAL_KIND_ALLREDUCE, SHOAL_KIND_BROADCAST, SHOAL_KIND_BARRIER, SHOAL_KIND_END };
+/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. */
+enum shoal_kind {
+    SHOAL_KIND_NONE,
+    SHOAL_KIND_ALLREDUCE,
+    SHOAL_KIND_BROADCAST,
+    SHOAL_KIND_BARRIER,
+    SHOAL_KIND_EXCHANGE,
+    SHOAL_KIND_SEND,
+    SHOAL_KIND_RECV,
+    SHOAL_KIND_END
+};
 
 /* What a rank called; 32 bytes; compared between ranks (but for `hints` and `posted`). */
 struct shoal_descriptor {
@@ -52,6 +63,24 @@ struct shoal_arrival {
 
 _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a cache line");
 _Static_assert(sizeof(struct shoal_arrival) == SHOAL_CACHE_LINE, "an arrival is one cache line");
+
+/* Sends and receives travel as packets; `bytes` of data follow each. What the kinds mean is the engine's (messages.c). */
+#define SHOAL_PACKET_BYTES_MAX 8192
+#define SHOAL_PACKET_QUEUE_BYTES ((size_t)64 << 10) /* what a queue holds, packets and data */
+
+struct shoal_packet {
+    uint32_t kind;
+    uint32_t bytes;
+    int32_t tag;
+    uint32_t type;
+    uint64_t count;
+    uint64_t id;
+    uint64_t offset;
+    shoal_location location;
+    uint64_t spare[2];
+};
+
+_Static_assert(sizeof(struct shoal_packet) == SHOAL_CACHE_LINE, "a packet's head is one cache line");
 
 /* Who a peer is, for messages. */
 struct shoal_peer_name {
@@ -102,6 +131,12 @@ struct shoal_transport_ops {
 
     /* How often the peer has raised this rank's counter (slot, peer). */
     uint64_t (*counter)(struct shoal_transport *, int peer, unsigned slot);
+
+    /* Appends a packet to the queue to peer; PENDING when it is full now, ERR_MEMORY. */
+    enum shoal_status (*push)(struct shoal_transport *, int peer, const struct shoal_packet *packet, const void *data);
+    /* The oldest packet from peer, its data right behind it; NULL when there is none. pop removes it. */
+    const struct shoal_packet *(*peek)(struct shoal_transport *, int peer);
+    void (*pop)(struct shoal_transport *, int peer);
 
     /* Wakes peers that sleep and may wait for what was published since the last call. */
     void (*flush)(struct shoal_transport *);

@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+"""Measures Shoal beside Open MPI and MPICH, in turn, size by size, round by round; what `make bench` runs.
+
+Each measurement is a process of its own for one size. A round measures every size with every library, in rotated order. The
+ratio of a size in a round is the faster peer's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not,
+so each run times a bare cache-line exchange first, and ratios are joined only within one state of the machine.
+
+Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
+"""
+import argparse
+import json
+import math
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import bench_report as report
+
+ROOT = Path(__file__).resolve().parent.parent
+K, M = 1 << 10, 1 << 20
+SIZES = [8, 64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M]
+QUICK_SIZES = [8, 4 * K, 256 * K, 16 * M, 64 * M]
+RUN_TIMEOUT_S = 300
+TRIES = 3
+CORES = len(os.sched_getaffinity(0))
+QUOTA_PERIOD_US = 100000
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+
+
+@dataclass
+class Suite:
+    name: str
+    title: str
+    ranks: int = 2
+    shoal: list = field(default_factory=list)
+    in_place: bool = False
+    kind: str = "curve"
+
+
+SUITES = {suite.name: suite for suite in [
+    Suite("plain", "2 ranks, plain memory, out of place", 2, ["--memory", "plain"]),
+    Suite("inplace", "2 ranks, shared memory, in place", 2, ["--memory", "shared", "--in-place", "--probe", "memory"], True),
+    Suite("shared", "2 ranks, shared memory, out of place", 2, ["--memory", "shared"]),
+    Suite("four", f"4 ranks on {CORES} cores, plain memory, out of place", 4, ["--memory", "plain"]),
+    Suite("four-inplace", f"4 ranks on {CORES} cores, shared memory, in place", 4, ["--memory", "shared", "--in-place"], True),
+    Suite("cliffs", "Shoal against its own smooth curve", kind="cases"),
+    Suite("late", "8 B with a peer 20 ms late, counted from its arrival", kind="cases"),
+    Suite("quota", "4 ranks, 8 B, each rank held to half a core", 4, kind="cases"),
+]}
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def clean_environment():
+    """Without what a launcher above may have set: the commands start their own ranks."""
+    return {name: value for name, value in os.environ.items()
+            if name not in LAUNCHER_NAMES and not name.startswith(("PMIX_", "PMI_", "OMPI_"))}
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def run(command, environment=None):
+    """Runs a command and returns the JSON objects it printed; stops everything when it fails, for a hole is no figure."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+                              env=environment or clean_environment(), cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"bench: no end after {RUN_TIMEOUT_S} s: {' '.join(map(str, command))}")
+    lines = json_lines(done.stdout)
+    if done.returncode or not lines:
+        sys.exit(f"bench: exit code {done.returncode} from: {' '.join(map(str, command))}\n{done.stderr.strip()}")
+    return lines
+
+
+class Shoal:
+    name = "shoal"
+
+    def __init__(self, program):
+        self.program = program
+
+    def command(self, ranks, size, options):
+        return [str(self.program), "bench", "allreduce", "-n", str(ranks), "--min", str(size), "--max", str(size),
+                "--format", "json", *options]
+
+    def measure(self, ranks, size, options):
+        """The line of the all-reduce; with --probe memory it also carries probe_us."""
+        lines = run(self.command(ranks, size, options))
+        result = next(line for line in lines if line["collective"] == "allreduce")
+        for line in lines:
+            if line["collective"] == "probe":
+                result["probe_us"] = line["median_us"]
+        return result
+
+
+class Peer:
+    """An MPI library. Of several settings the best is found once per size and then used: a peer is measured at its best."""
+
+    def __init__(self, name, build, launch, settings):
+        self.name, self.launch, self.settings, self.best = name, launch, settings, {}
+        self.program = build / f"mpi_bench.{name}"
+
+    def build(self):
+        subprocess.run([f"mpicc.{self.name}", "-O3", "-std=gnu11", "-o", self.program, ROOT / "dev/mpi_bench.c"], check=True)
+
+    def command(self, ranks, size, in_place, setting, wrapper=()):
+        return [*self.launch, *setting, "-n", str(ranks), *wrapper, str(self.program), str(size), str(size), "2",
+                "in-place" if in_place else "out-of-place"]
+
+    def measure(self, ranks, size, in_place):
+        key = (ranks, size, in_place)
+        settings = self.settings(ranks)
+        if key not in self.best:
+            times = [run(self.command(*key, setting))[0]["median_us"] for setting in settings] if len(settings) > 1 else [0]
+            self.best[key] = settings[times.index(min(times))]
+        result = run(self.command(*key, self.best[key]))[0]
+        result["setting"] = " ".join(self.best[key])
+        return result
+
+
+def openmpi_settings(ranks):
+    unbound = ["--bind-to", "none"]
+    if ranks <= CORES:
+        return [[], unbound]
+    return [[*unbound, "--mca", "mpi_yield_when_idle", "1"], [*unbound, "--mca", "mpi_yield_when_idle", "0"]]
+
+
+def peers_open(build):
+    peers = [Peer("openmpi", build, ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], openmpi_settings),
+             Peer("mpich", build, ["mpirun.mpich"], lambda ranks: [[]])]
+    present = [peer for peer in peers if shutil.which(f"mpicc.{peer.name}") and shutil.which(peer.launch[0])]
+    for peer in peers:
+        if peer not in present:
+            say(f"bench: {peer.name} is missing (apt-get install openmpi-bin libopenmpi-dev mpich libmpich-dev)")
+    if not present:
+        sys.exit(2)
+    for peer in present:
+        peer.build()
+    return present
+
+
+def state_of(results):
+    """near, far or crowded when all runs saw the same; mixed when the machine changed in between; unknown without exchange."""
+    seen = {report.exchange_state(result.get("exchange_ns")) for result in results}
+    return seen.pop() if len(seen) == 1 else "mixed"
+
+
+# ---- Curves: Shoal and the peers over sizes --------------------------------------------------------------------------------
+
+def curve_point(suite, size, number, shoal, peers):
+    runners = [(shoal.name, lambda: shoal.measure(suite.ranks, size, suite.shoal))]
+    runners += [(peer.name, lambda peer=peer: peer.measure(suite.ranks, size, suite.in_place)) for peer in peers]
+    turn = number % len(runners)
+    results = {name: measure() for name, measure in runners[turn:] + runners[:turn]}
+    fastest = min(results[peer.name]["median_us"] for peer in peers)
+    return {"round": number, "bytes": size, "state": state_of(results.values()),
+            "ratio": fastest / results["shoal"]["median_us"], "results": results}
+
+
+def curve_point_clean(suite, size, number, shoal, peers):
+    """Tries again while the runs of a point saw different states; the choice looks at the state, never at a time."""
+    for _ in range(TRIES):
+        one = curve_point(suite, size, number, shoal, peers)
+        if one["state"] in ("near", "far") or suite.ranks > CORES:
+            break
+    return one
+
+
+def curve_round(suite, sizes, number, shoal, peers):
+    points = []
+    for size in sizes:
+        points.append(curve_point_clean(suite, size, number, shoal, peers))
+        say(f"  round {number + 1}  {report.size_text(size):>9}  {points[-1]['state']:8} ratio {points[-1]['ratio']:.2f}")
+    return points
+
+
+# ---- Cases: single points, each with its own measure -----------------------------------------------------------------------
+
+@dataclass
+class Case:
+    """A run of Shoal and the runs between which the smooth curve passes: (x, ranks, bytes, options), x being its abscissa."""
+    text: str
+    at: tuple
+    beside: list
+
+
+def point(ranks, size, options, x=None):
+    return (x or size, ranks, size, options)
+
+
+def cliff_cases():
+    cases = []
+    for memory, options in (("plain", ["--memory", "plain"]), ("shared in place", ["--memory", "shared", "--in-place"])):
+        for size in (8, 4 * K, 256 * K, 16 * M):
+            cases.append(Case(f"3 ranks, {report.size_text(size)}, {memory}", point(3, size, options, 3),
+                              [point(2, size, options, 2), point(4, size, options, 4)]))
+        cases.append(Case(f"12,345,678 bytes, {memory}", point(2, 12345678, options),
+                          [point(2, 8 * M, options), point(2, 16 * M, options)]))
+        for size in (4 * K, 256 * K, 16 * M):
+            cases.append(Case(f"pointers 4 bytes off, {report.size_text(size)}, {memory}",
+                              point(2, size, [*options, "--offset", "4"]), [point(2, size, options)]))
+        for switch in (4 * K, 256 * K, 512 * K, M, 4 * M):
+            for size in (switch * 95 // 100 // 4 * 4, switch * 105 // 100 // 4 * 4):
+                cases.append(Case(f"{report.size_text(switch)} {'-' if size < switch else '+'} 5 %, {memory}",
+                                  point(2, size, options), [point(2, switch // 2, options), point(2, switch * 2, options)]))
+    for memory in ("plain", "shared"):
+        for size in (256 * K, 16 * M):
+            options = ["--memory", memory]
+            cases.append(Case(f"buffers 256 MiB apart, {report.size_text(size)}, {memory}",
+                              point(2, size, [*options, "--gap", "256M"]), [point(2, size, options)]))
+    return cases
+
+
+def interpolate(x, points):
+    """On the straight line, in logarithms, through the points beside x."""
+    if len(points) == 1:
+        return points[0][1]
+    (x0, y0), (x1, y1) = points
+    part = (math.log(x) - math.log(x0)) / (math.log(x1) - math.log(x0))
+    return math.exp(math.log(y0) + part * (math.log(y1) - math.log(y0)))
+
+
+def cliff_point(case, number, shoal):
+    results = [shoal.measure(*place[1:]) for place in [case.at, *case.beside]]
+    smooth = interpolate(case.at[0], [(place[0], result["median_us"]) for place, result in zip(case.beside, results[1:])])
+    return {"round": number, "case": case.text, "state": state_of(results), "value": results[0]["median_us"] / smooth,
+            "median_us": results[0]["median_us"], "smooth_us": smooth}
+
+
+def cliffs_round(suite, number, shoal, peers, quick):
+    return [cliff_point(case, number, shoal) for case in cliff_cases() if not quick or "shared" not in case.text]
+
+
+def late_round(suite, number, shoal, peers, quick):
+    result = shoal.measure(2, 8, ["--late", "20", "--iterations", "50"])
+    return [{"round": number, "case": f"{which}, us", "state": state_of([result]), "value": result[key]}
+            for which, key in (("median", "median_us"), ("99th percentile", "p99_us"))]
+
+
+# ---- Quota: each rank in a control group of its own ------------------------------------------------------------------------
+
+def quota_base():
+    """A directory for our groups and the line of shell that sets a limit there; (None, None) where that is not allowed."""
+    first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    half = QUOTA_PERIOD_US // 2
+    if (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists():
+        base, limit = first, f"echo {QUOTA_PERIOD_US} >$g/cpu.cfs_period_us; echo {half} >$g/cpu.cfs_quota_us"
+    else:
+        base, limit = second, f"echo {half} {QUOTA_PERIOD_US} >$g/cpu.max"
+    base = base / f"shoal-bench-{os.getpid()}"
+    try:
+        base.mkdir()
+        if base.parent == second:
+            (base / "cgroup.subtree_control").write_text("+cpu")
+    except OSError:
+        base.is_dir() and base.rmdir()
+        return None, None
+    return base, ["sh", "-c", f'g={base}/$$; set -e; mkdir $g; {limit}; echo $$ >$g/cgroup.procs; exec "$@"', "quota"]
+
+
+def shoal_launched(shoal, ranks, size, wrapper):
+    """Starts every rank as a launcher would, so that each can get a group of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+             "SHOAL_SECRET": secrets.token_hex(16)}
+    command = [*wrapper, str(shoal.program), "bench", "allreduce", "--min", str(size), "--max", str(size), "--format", "json"]
+    workers = []
+    for rank in range(ranks):
+        environment = clean_environment() | {name: str(value) for name, value in names.items()}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        workers.append(subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    try:
+        told = [worker.communicate(timeout=RUN_TIMEOUT_S) for worker in workers]
+    except subprocess.TimeoutExpired:
+        told = None
+    finally:
+        for worker in workers:
+            worker.poll() is None and worker.kill()
+    if told is None or any(worker.returncode for worker in workers):
+        sys.exit("bench: shoal failed under the quota: " + (told[0][1].strip() if told else f"no end after {RUN_TIMEOUT_S} s"))
+    return json_lines(told[0][0])[0]
+
+
+def quota_round(suite, number, shoal, peers, quick):
+    openmpi = next((peer for peer in peers if peer.name == "openmpi"), None)
+    base, wrapper = quota_base()
+    if not openmpi or not base:
+        say("bench: the quota suite needs Open MPI and the right to make control groups; left out")
+        return []
+    try:
+        mine = shoal_launched(shoal, suite.ranks, 8, wrapper)["median_us"]
+        times = [run(openmpi.command(suite.ranks, 8, False, setting, wrapper))[0]["median_us"]
+                 for setting in openmpi.settings(suite.ranks)]
+    finally:
+        for group in [*base.glob("*/"), base]:
+            group.rmdir()
+    return [{"round": number, "case": "time over Open MPI's under the same quota", "state": "unknown",
+             "value": mine / min(times), "shoal_us": mine, "openmpi_us": min(times)}]
+
+
+CASES = {"cliffs": cliffs_round, "late": late_round, "quota": quota_round}
+
+
+def cases_round(suite, number, shoal, peers, quick):
+    points = CASES[suite.name](suite, number, shoal, peers, quick)
+    for one in points:
+        say(f"  round {number + 1}  {one['case']}: {one['value']:.2f} ({one['state']})")
+    return points
+
+
+# ---- The whole -------------------------------------------------------------------------------------------------------------
+
+def machine():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {"cpu": model, "cores": CORES, "kernel": platform.release()}
+
+
+def command_text(suite, options):
+    sizes = "" if options.sizes == SIZES else f" --sizes {','.join(map(str, options.sizes))}"
+    return f"dev/bench.py {suite.name} --rounds {options.rounds}" + (" --quick" if options.quick else sizes)
+
+
+def suite_run(suite, options, shoal, peers):
+    """At least one round, then more while the time allows."""
+    points, start = [], time.monotonic()
+    for number in range(options.rounds):
+        if number and time.monotonic() - start > options.limit:
+            say(f"bench: {suite.name} ends after {number} rounds: --limit {options.limit} s")
+            break
+        if suite.kind == "curve":
+            points += curve_round(suite, options.sizes, number, shoal, peers)
+        else:
+            points += cases_round(suite, number, shoal, peers, options.quick)
+    return {"suite": suite.name, "kind": suite.kind, "title": suite.title, "machine": machine(),
+            "command": command_text(suite, options),
+            "shoal_command": f"shoal bench allreduce -n {suite.ranks} {' '.join(suite.shoal)}" if suite.kind == "curve" else "",
+            "points": points}
+
+
+def sizes_parse(text):
+    """Raises ValueError on anything but sizes, which argparse turns into its one line."""
+    units = {"K": K, "M": M, "G": K * M}
+    return [int(word[:-1]) * units[word[-1]] if word[-1:] in units else int(word) for word in text.upper().split(",")]
+
+
+def arguments():
+    listed = "suites:\n" + "\n".join(f"  {name:13} {suite.title}" for name, suite in SUITES.items())
+    parser = argparse.ArgumentParser(description=__doc__, epilog=listed,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="which to run, of those below (all)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each suite (5)")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and cases")
+    parser.add_argument("--sizes", type=sizes_parse, metavar="LIST", help="sizes of the curves, such as 8,64K,16M")
+    parser.add_argument("--limit", type=int, default=900, metavar="S",
+                        help="start no further round of a suite after S seconds (900)")
+    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal",
+                        help="the command (build/shoal); the peers' programs are built beside it")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="where figures go (docs/figures)")
+    parser.add_argument("--targets", action="store_true", help="measure nothing; judge the figures on record")
+    options = parser.parse_args()
+    for name in options.suites:
+        if name not in SUITES:
+            parser.error(f"there is no suite {name}; there are {', '.join(SUITES)}")
+    if options.rounds < 1:
+        parser.error("--rounds takes a number from 1 on")
+    options.suites = options.suites or list(SUITES)
+    options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
+    options.shoal = options.shoal.resolve()
+    return options
+
+
+def main():
+    options = arguments()
+    if options.targets:
+        return report.targets_print(options.out, options.suites)
+    if not os.access(options.shoal, os.X_OK):
+        say("bench: there is no build/shoal; make build makes it")
+        return 2
+    peers = peers_open(options.shoal.parent)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.suites:
+        say(f"{name}: {SUITES[name].title}")
+        record = suite_run(SUITES[name], options, Shoal(options.shoal), peers)
+        if record["points"]:
+            report.record_write(options.out, record)
+            print(report.markdown(record))
+    report.targets_print(options.out, options.suites)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""What dev/bench.py makes of its measurements: JSON, a Markdown table, a plot, and a judgement of each target.
+
+Figures are joined only within one state of the machine: near (the two cores share a cache, an exchange takes under 100 ns), far
+(they do not, under 1 us) or crowded (one core for both ranks, or others use the machine). Runs that saw different states in one
+round are mixed.
+"""
+import json
+import math
+from dataclasses import dataclass
+from statistics import median
+
+STATES = ("near", "far", "crowded", "mixed", "unknown")
+COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#aaaaaa", "unknown": "#777777"}
+K, M = 1 << 10, 1 << 20
+HUGE = 1 << 62
+
+
+def exchange_state(exchange_ns):
+    if exchange_ns is None:
+        return "unknown"
+    return "near" if exchange_ns < 100 else "far" if exchange_ns < 1000 else "crowded"
+
+
+def size_text(size):
+    value, units = size, ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:g} {units[0]}" if value == int(value) else f"{value:.2f} {units[0]}"
+
+
+def spread(values):
+    return {"value": median(values), "least": min(values), "most": max(values)}
+
+
+# ---- Summaries -------------------------------------------------------------------------------------------------------------
+
+def groups(points, key):
+    """Points by key and state, in the order of the states."""
+    found = {}
+    for one in points:
+        found.setdefault((one[key], one["state"]), []).append(one)
+    order = list(dict.fromkeys(one[key] for one in points))
+    return [(what, state, found[what, state]) for what in order for state in STATES if (what, state) in found]
+
+
+def curve_summary(record):
+    rows = []
+    for size, state, points in groups(record["points"], "bytes"):
+        names = points[0]["results"]
+        shoal = [one["results"]["shoal"] for one in points]
+        row = {"bytes": size, "state": state, "rounds": len(points), "ratio": spread([one["ratio"] for one in points])}
+        row["times_us"] = {name: median([one["results"][name]["median_us"] for one in points]) for name in names}
+        row["algorithm"] = shoal[-1]["algorithm"]
+        if state != "unknown":
+            row["exchange_ns"] = median([one["exchange_ns"] for one in shoal])
+            row["over_exchange_us"] = spread([one["median_us"] - one["exchange_ns"] / 1000 for one in shoal])
+        if "probe_us" in shoal[0]:
+            row["of_probe"] = spread([one["median_us"] / one["probe_us"] for one in shoal])
+        rows.append(row)
+    return rows
+
+
+def cases_summary(record):
+    return [{"case": case, "state": state, "rounds": len(points), "value": spread([one["value"] for one in points])}
+            for case, state, points in groups(record["points"], "case")]
+
+
+def summary(record):
+    return curve_summary(record) if record["kind"] == "curve" else cases_summary(record)
+
+
+def record_write(folder, record):
+    base = folder / f"bench-{record['suite']}"
+    record["summary"] = summary(record)
+    base.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    base.with_suffix(".md").write_text(markdown(record))
+    base.with_suffix(".svg").write_text(plot(record))
+
+
+# ---- Table -----------------------------------------------------------------------------------------------------------------
+
+def number_text(value):
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def spread_text(one):
+    return f"{number_text(one['value'])} ({number_text(one['least'])} .. {number_text(one['most'])})"
+
+
+def curve_table(rows):
+    peers = [name for name in rows[0]["times_us"] if name != "shoal"]
+    peers.sort(reverse=True)
+    probed = "of_probe" in rows[0]
+    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), "faster peer / Shoal"]
+    lines = [head + (["Shoal / probe"] if probed else [])]
+    for row in rows:
+        times = [row["times_us"]["shoal"], *(row["times_us"][name] for name in peers)]
+        cells = [size_text(row["bytes"]), row["state"], f"{row.get('exchange_ns', 0):.0f}", str(row["rounds"]),
+                 *map(number_text, times), spread_text(row["ratio"])]
+        lines.append(cells + ([spread_text(row["of_probe"])] if probed else []))
+    return lines
+
+
+def cases_table(rows):
+    return [["case", "state", "rounds", "value"]] + [[row["case"], row["state"], str(row["rounds"]), spread_text(row["value"])]
+                                                     for row in rows]
+
+
+def markdown(record):
+    rows = record.get("summary") or summary(record)
+    lines = curve_table(rows) if record["kind"] == "curve" else cases_table(rows)
+    lines.insert(1, ["---"] + ["---:"] * (len(lines[0]) - 1))
+    what = record["machine"]
+    text = f"### {record['title']}\n\n"
+    text += f"`{record['command']}` on {what['cpu']}, {what['cores']} cores, Linux {what['kernel']}."
+    text += f" Shoal's part: `{record['shoal_command']}`." if record["shoal_command"] else ""
+    text += " Median over rounds (least .. most); all-reduce of float32, sum.\n\n"
+    return text + "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+# ---- Plot ------------------------------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 30, 50, 60
+
+
+class Axis:
+    """A logarithmic axis from least to most over the pixels from start to end."""
+
+    def __init__(self, least, most, start, end):
+        self.low, self.high, self.start, self.end = math.log2(least), math.log2(most), start, end
+
+    def at(self, value):
+        part = (math.log2(value) - self.low) / max(self.high - self.low, 1e-9)
+        return round(self.start + part * (self.end - self.start), 1)
+
+
+def text_svg(x, y, text, anchor="middle", size=12, extra=""):
+    safe = text.replace("&", "&amp;").replace("<", "&lt;")
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}" {extra}>{safe}</text>'
+
+
+def line_svg(x0, y0, x1, y1, color="#dddddd", width=1.0, extra=""):
+    return f'<line x1="{x0}" y1="{y0}" x2="{x1}" y2="{y1}" stroke="{color}" stroke-width="{width}" {extra}/>'
+
+
+def page_svg(height, parts):
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">\n'
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n")
+
+
+def powers(least, most):
+    return [2.0 ** power for power in range(math.floor(math.log2(least)), math.ceil(math.log2(most)) + 1)]
+
+
+def curve_grid(x, y, sizes, ratios):
+    parts = []
+    for ratio in ratios:
+        strong = {"color": "#555555", "width": 1.5} if ratio == 1 else {}
+        parts += [line_svg(LEFT, y.at(ratio), WIDTH - RIGHT, y.at(ratio), **strong),
+                  text_svg(LEFT - 8, y.at(ratio) + 4, f"{ratio:g}x", "end")]
+    for size in sizes:
+        parts += [line_svg(x.at(size), TOP, x.at(size), HEIGHT - BOTTOM),
+                  text_svg(x.at(size), HEIGHT - BOTTOM + 18, size_text(size), size=11)]
+    return parts
+
+
+def curve_series(x, y, rows, state):
+    chosen = [row for row in rows if row["state"] == state]
+    color = COLORS[state]
+    path = " ".join(f"{x.at(row['bytes'])},{y.at(row['ratio']['value'])}" for row in chosen)
+    parts = [f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>']
+    for row in chosen:
+        at, ratio = x.at(row["bytes"]), row["ratio"]
+        parts += [line_svg(at, y.at(ratio["least"]), at, y.at(ratio["most"]), color, 1.5),
+                  f'<circle cx="{at}" cy="{y.at(ratio["value"])}" r="3.5" fill="{color}"/>']
+    return parts
+
+
+def curve_plot(record, rows):
+    sizes = sorted({row["bytes"] for row in rows})
+    ratios = powers(min(1, *(row["ratio"]["least"] for row in rows)), max(2, *(row["ratio"]["most"] for row in rows)))
+    x = Axis(sizes[0], sizes[-1], LEFT + 15, WIDTH - RIGHT - 15)
+    y = Axis(ratios[0], ratios[-1], HEIGHT - BOTTOM, TOP)
+    parts = [text_svg(WIDTH / 2, 22, f"All-reduce, {record['title']}", size=15),
+             text_svg(WIDTH / 2, 40, "time of the faster of Open MPI and MPICH over Shoal's; above 1 Shoal is faster", size=11)]
+    parts += curve_grid(x, y, sizes, ratios)
+    for index, state in enumerate(state for state in STATES if any(row["state"] == state for row in rows)):
+        parts += curve_series(x, y, rows, state)
+        parts.append(text_svg(LEFT + 15 + 110 * index, HEIGHT - 14, f"● {state}", "start", 12, f'fill="{COLORS[state]}"'))
+    return page_svg(HEIGHT, parts)
+
+
+def cases_plot(record, rows):
+    """One line per case and state: the median as a dot, least to most as a bar, on a logarithmic axis."""
+    values = powers(min(1, *(row["value"]["least"] for row in rows)), max(2, *(row["value"]["most"] for row in rows)))
+    height = TOP + 20 * len(rows) + 40
+    x = Axis(values[0], values[-1], 360, WIDTH - RIGHT)
+    parts = [text_svg(WIDTH / 2, 22, record["title"], size=15)]
+    for value in values:
+        parts += [line_svg(x.at(value), TOP - 10, x.at(value), height - 35), text_svg(x.at(value), height - 18, f"{value:g}")]
+    for index, row in enumerate(rows):
+        y, color, one = TOP + 20 * index, COLORS[row["state"]], row["value"]
+        parts += [text_svg(350, y + 4, f"{row['case']} ({row['state']})", "end", 11),
+                  line_svg(x.at(one["least"]), y, x.at(one["most"]), y, color, 2),
+                  f'<circle cx="{x.at(one["value"])}" cy="{y}" r="4" fill="{color}"/>']
+    return page_svg(height, parts)
+
+
+def plot(record):
+    rows = record.get("summary") or summary(record)
+    return curve_plot(record, rows) if record["kind"] == "curve" else cases_plot(record, rows)
+
+
+# ---- Targets ---------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Target:
+    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more."""
+    suite: str
+    text: str
+    metric: str
+    limit: float
+    least: bool = True
+    size_from: int = 0
+    size_below: int = HUGE
+
+
+TARGETS = [
+    Target("plain", "never slower", "ratio", 0.95),
+    Target("plain", "from 256 KiB", "ratio", 1.3, size_from=256 * K, size_below=16 * M),
+    Target("plain", "at 16 MiB", "ratio", 2, size_from=16 * M, size_below=64 * M),
+    Target("plain", "from 64 MiB", "ratio", 3, size_from=64 * M),
+    Target("plain", "8 B over the bare exchange, us", "over_exchange_us", 0.15, False, 8, 9),
+    Target("inplace", "from 32 KiB", "ratio", 4, size_from=32 * K, size_below=16 * M),
+    Target("inplace", "from 16 MiB", "ratio", 6, size_from=16 * M),
+    Target("inplace", "over reading and writing once", "of_probe", 1.15, False, 64 * M),
+    Target("shared", "from 2 MiB", "ratio", 1.5, size_from=2 * M, size_below=64 * M),
+    Target("shared", "from 64 MiB", "ratio", 4, size_from=64 * M),
+    Target("four", "never slower", "ratio", 0.9),
+    Target("four", "from 16 MiB", "ratio", 2, size_from=16 * M),
+    Target("four-inplace", "never slower", "ratio", 0.9),
+    Target("four-inplace", "from 64 MiB", "ratio", 4, size_from=64 * M),
+    Target("cliffs", "over the smooth curve", "value", 1.3, False),
+    Target("late", "from the late peer's arrival, us", "value", 100, False),
+    Target("quota", "over Open MPI's", "value", 3, False),
+]
+
+
+def target_rows(target, rows):
+    """The rows a target speaks of. Other than near and far count only where there is nothing better."""
+    rows = [row for row in rows if target.size_from <= row.get("bytes", 0) < target.size_below and target.metric in row]
+    clean = {row.get("bytes", row.get("case")) for row in rows if row["state"] in ("near", "far")}
+    return [row for row in rows if row["state"] in ("near", "far") or row.get("bytes", row.get("case")) not in clean]
+
+
+def is_met(target, row):
+    value = row[target.metric]["value"]
+    return value >= target.limit if target.least else value <= target.limit
+
+
+def target_print(target, row):
+    name = row["case"] if "case" in row else size_text(row["bytes"])
+    sign = ">=" if target.least else "<="
+    print(f"{'met' if is_met(target, row) else 'NOT MET':8} {target.suite:13} {target.text}: {name}, {row['state']}: "
+          f"{spread_text(row[target.metric])} in {row['rounds']} rounds, wants {sign} {target.limit:g}")
+
+
+def targets_print(folder, suites):
+    """Prints each target with its figures. Returns 1 when one is not met or has no figure, so that scripts can tell."""
+    missed = 0
+    for target in TARGETS:
+        path = folder / f"bench-{target.suite}.json"
+        if target.suite not in suites:
+            continue
+        rows = target_rows(target, json.loads(path.read_text())["summary"]) if path.exists() else []
+        if not rows:
+            print(f"{'-':8} {target.suite:13} {target.text}: no figure on record")
+        for row in rows:
+            target_print(target, row)
+        missed += not rows or not all(is_met(target, row) for row in rows)
+    print(f"{missed} targets not met or without a figure")
+    return 1 if missed else 0

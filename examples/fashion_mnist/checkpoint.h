@@ -1,0 +1,38 @@
+/* A file that holds the state of training: a header, the parameters, the velocities. Numbers are in the machine's own byte
+ * order. Written to FILE.tmp first, then renamed, so that FILE is always whole. Rank 0 reads and writes; the others receive. */
+#ifndef CHECKPOINT_H
+#define CHECKPOINT_H
+
+#include "network.h"
+
+/* What must be the same for training to go on where it stood, and how far it had come. */
+struct checkpoint_header {
+    char magic[8];
+    uint64_t parameter_count;
+    uint64_t seed;
+    uint64_t step;
+    uint32_t images;
+    uint32_t batch;
+    int32_t epochs_done;
+    int32_t layers;
+    int32_t width[LAYERS_MAX + 1];
+    uint64_t hash; /* of parameters and velocities */
+};
+
+/* A 64-bit hash (FNV-1a), continued from start; HASH_START begins a new one. */
+#define HASH_START 0xcbf29ce484222325u
+uint64_t hash_bytes(uint64_t start, const void *bytes, size_t count);
+
+/* Fills the fields that come from the network and the options; the caller adds step and epochs_done. */
+struct checkpoint_header checkpoint_header_make(const struct network *network, const struct train_options *options,
+                                                uint32_t images);
+
+int checkpoint_write(const char *path, const struct checkpoint_header *header, const struct network *network,
+                     struct fault *fault);
+
+/* Fills the network's parameters and velocity. expected is checkpoint_header_make's: another shape, seed, batch or number of
+ * images is refused. The network is undefined after a failure. */
+int checkpoint_read(const char *path, const struct checkpoint_header *expected, struct network *network,
+                    struct checkpoint_header *header_out, struct fault *fault);
+
+#endif

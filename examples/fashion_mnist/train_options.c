@@ -1,0 +1,179 @@
+#include "train_options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DATA_DEFAULT "/usr/share/datasets/fashion-mnist"
+
+static const struct option long_options[] = {
+    {"data", required_argument, NULL, 'd'},
+    {"epochs", required_argument, NULL, 'e'},
+    {"batch", required_argument, NULL, 'b'},
+    {"lr", required_argument, NULL, 'l'},
+    {"seed", required_argument, NULL, 's'},
+    {"hidden", required_argument, NULL, 'h'},
+    {"limit", required_argument, NULL, 'n'},
+    {"loss-csv", required_argument, NULL, 'v'},
+    {"checkpoint", required_argument, NULL, 'c'},
+    {"resume", required_argument, NULL, 'r'},
+    {"overlap", required_argument, NULL, 'o'},
+    {"threads", required_argument, NULL, 't'},
+    {"help", no_argument, NULL, '?'},
+    {NULL, 0, NULL, 0},
+};
+
+void train_options_print_help(FILE *out)
+{
+    fputs("fashion_mnist: trains a small network on Fashion-MNIST, on as many workers as there are\n"
+          "\n"
+          "  shoal run -n 2 fashion_mnist [options]      (alone, without `shoal run`, it is one worker)\n"
+          "\n"
+          "  --data DIR         the four idx files, .gz or not (default " DATA_DEFAULT ")\n"
+          "  --epochs N         passes over the training images (default 16)\n"
+          "  --batch N          images per step, over all workers together (default 256)\n"
+          "  --lr X             learning rate of the first epoch; it falls by 15 % with each (default 0.05)\n"
+          "  --seed N           of the first weights and of the order of images (default 1)\n"
+          "  --hidden N,N,...   widths of the hidden layers, at most 6 (default 512,256)\n"
+          "  --limit N          use only the first N training images\n"
+          "  --loss-csv FILE    write the loss of each step\n"
+          "  --checkpoint FILE  write the state after each epoch\n"
+          "  --resume FILE      go on from a checkpoint\n"
+          "  --overlap on|off   sum a layer's gradient while the next is computed (default on)\n"
+          "  --threads N        threads of OpenBLAS in each worker (default 1)\n"
+          "  --help             this text\n",
+          out);
+}
+
+static int parse_number(const char *name, const char *text, long long min, long long max, long long *number_out,
+                        struct fault *fault)
+{
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno || end == text || *end || number < min || number > max)
+        return fault_set(fault, EXIT_USAGE, "--%s wants a whole number from %lld to %lld, not '%s'", name, min, max, text);
+    *number_out = number;
+    return 0;
+}
+
+static int parse_lr(const char *text, float *lr_out, struct fault *fault)
+{
+    char *end;
+    float lr = strtof(text, &end);
+    if (end == text || *end || !isfinite(lr) || lr <= 0)
+        return fault_set(fault, EXIT_USAGE, "--lr wants a number above 0, such as 0.05, not '%s'", text);
+    *lr_out = lr;
+    return 0;
+}
+
+static int parse_overlap(const char *text, bool *overlap_out, struct fault *fault)
+{
+    if (strcmp(text, "on") && strcmp(text, "off"))
+        return fault_set(fault, EXIT_USAGE, "--overlap wants on or off, not '%s'", text);
+    *overlap_out = strcmp(text, "on") == 0;
+    return 0;
+}
+
+static int parse_hidden(const char *text, struct train_options *options, struct fault *fault)
+{
+    options->hidden_layers = 0;
+    for (const char *at = text;; at++) {
+        char *end;
+        long width = strtol(at, &end, 10);
+        if (end == at || width < 1 || width > 65536 || options->hidden_layers == HIDDEN_LAYERS_MAX)
+            break;
+        options->hidden[options->hidden_layers++] = (int)width;
+        if (*end == '\0')
+            return 0;
+        if (*end != ',')
+            break;
+        at = end;
+    }
+    return fault_set(fault, EXIT_USAGE, "--hidden wants 1 to %d widths from 1 to 65536, such as 512,256, not '%s'",
+                     HIDDEN_LAYERS_MAX, text);
+}
+
+static int parse_option(int letter, const char *text, struct train_options *options, struct fault *fault)
+{
+    long long number = 0;
+    int status = 0;
+    switch (letter) {
+    case 'd':
+        options->data = text;
+        return 0;
+    case 'v':
+        options->loss_csv = text;
+        return 0;
+    case 'c':
+        options->checkpoint = text;
+        return 0;
+    case 'r':
+        options->resume = text;
+        return 0;
+    case 'l':
+        return parse_lr(text, &options->lr, fault);
+    case 'h':
+        return parse_hidden(text, options, fault);
+    case 'o':
+        return parse_overlap(text, &options->overlap, fault);
+    case 'e':
+        status = parse_number("epochs", text, 1, 100000, &number, fault);
+        options->epochs = (int)number;
+        return status;
+    case 'b':
+        status = parse_number("batch", text, 1, 1000000, &number, fault);
+        options->batch = (uint32_t)number;
+        return status;
+    case 's':
+        status = parse_number("seed", text, 0, INT64_MAX, &number, fault);
+        options->seed = (uint64_t)number;
+        return status;
+    case 'n':
+        status = parse_number("limit", text, 1, 100000000, &number, fault);
+        options->limit = (uint32_t)number;
+        return status;
+    case 't':
+        status = parse_number("threads", text, 1, 1024, &number, fault);
+        options->threads = (int)number;
+        return status;
+    default:
+        options->help = true;
+        return 0;
+    }
+}
+
+int train_options_parse(int argc, char **argv, struct train_options *options_out, struct fault *fault)
+{
+    struct train_options options = {.data = DATA_DEFAULT,
+                                    .epochs = 16,
+                                    .batch = 256,
+                                    .lr = 0.05f,
+                                    .seed = 1,
+                                    .hidden_layers = 2,
+                                    .hidden = {512, 256},
+                                    .overlap = true,
+                                    .threads = 1};
+    /* getopt stays silent: one worker speaks for all. It sets index for an option it knows, and returns ':' for a missing
+     * value. */
+    opterr = 0;
+    for (;;) {
+        int index = -1;
+        const char *argument = argv[optind];
+        int letter = getopt_long(argc, argv, "+:", long_options, &index);
+        if (letter == -1)
+            break;
+        if (letter == ':')
+            return fault_set(fault, EXIT_USAGE, "%s wants a value; see --help", argument);
+        if (index < 0)
+            return fault_set(fault, EXIT_USAGE, "there is no option '%s'; see --help", argument);
+        if (parse_option(letter, optarg, &options, fault))
+            return -1;
+    }
+    if (optind < argc)
+        return fault_set(fault, EXIT_USAGE, "'%s' is not expected; options begin with --, see --help", argv[optind]);
+    *options_out = options;
+    return 0;
+}

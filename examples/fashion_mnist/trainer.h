@@ -1,0 +1,41 @@
+/* One worker's part of the training: its share of each batch, and the gradients it adds up with the others. Every function that
+ * returns a shoal_status is a collective call, made by all workers in the same order. One thread. */
+#ifndef TRAINER_H
+#define TRAINER_H
+
+#include "dataset.h"
+#include "network.h"
+
+struct trainer {
+    struct shoal_comm *comm;
+    int rank;
+    int size;
+    bool overlap;
+    struct image_set train;
+    struct image_set test;
+    struct network network;
+    uint32_t *order; /* of the training images in this epoch */
+    uint8_t *labels;
+    float *velocity;
+};
+
+/* Reads the data and allocates; a local call. Parameters and gradients lie in Shoal's shared memory, which the context frees.
+ */
+int trainer_init(struct trainer *trainer, struct shoal_context *context, struct shoal_comm *comm,
+                 const struct train_options *options, struct fault *fault);
+void trainer_fini(struct trainer *trainer);
+
+/* Gives every worker rank 0's parameters and velocities. */
+enum shoal_status trainer_share_state(struct trainer *trainer);
+
+/* Trains on images order[0..batch): forward and backward on this worker's share, gradients summed over the workers, parameters
+ * updated alike everywhere. *loss_out is the mean over the whole batch. */
+enum shoal_status trainer_step(struct trainer *trainer, const uint32_t *order, uint32_t batch, float lr, float *loss_out);
+
+/* The share of the test images, in percent, that the network gets right. */
+enum shoal_status trainer_evaluate(struct trainer *trainer, double *accuracy_percent_out);
+
+/* Whether hash is the same number on every worker. */
+enum shoal_status trainer_is_identical(struct trainer *trainer, uint64_t hash, bool *identical_out);
+
+#endif

@@ -1,0 +1,110 @@
+#include "bootstrap/address.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+#define LOOKUP_PAUSE_MS 100
+
+static bool parse_port(const char *text, uint16_t *port_out)
+{
+    if (strlen(text) == 0 || strlen(text) > 5 || strspn(text, "0123456789") != strlen(text))
+        return false;
+    const unsigned long port = strtoul(text, NULL, 10);
+    if (port == 0 || port > UINT16_MAX)
+        return false;
+    *port_out = (uint16_t)port;
+    return true;
+}
+
+bool shoal_address_parse(const char *text, char host[SHOAL_ADDRESS_HOST_MAX], uint16_t *port_out)
+{
+    const char *colon = strrchr(text, ':');
+    if (!colon)
+        return false;
+    const char *start = text;
+    const char *end = colon;
+    if (text[0] == '[') {
+        start++;
+        end--;
+        if (end < start || *end != ']')
+            return false;
+    } else if (memchr(text, ':', (size_t)(colon - text))) {
+        return false; /* "::1:4000" could mean two things; brackets say which */
+    }
+    const size_t bytes = (size_t)(end - start);
+    if (bytes == 0 || bytes >= SHOAL_ADDRESS_HOST_MAX)
+        return false;
+    uint16_t port;
+    if (!parse_port(colon + 1, &port))
+        return false;
+    memcpy(host, start, bytes);
+    host[bytes] = 0;
+    *port_out = port;
+    return true;
+}
+
+static void copy_found(const struct addrinfo *found, struct shoal_address_list *list)
+{
+    list->count = 0;
+    for (; found && list->count < SHOAL_ADDRESS_MAX; found = found->ai_next) {
+        if (found->ai_family != AF_INET && found->ai_family != AF_INET6)
+            continue;
+        struct shoal_address *address = &list->at[list->count++];
+        memset(address, 0, sizeof *address);
+        memcpy(&address->socket, found->ai_addr, found->ai_addrlen);
+        address->bytes = found->ai_addrlen;
+    }
+}
+
+enum shoal_status shoal_address_list_find(const char *host, const char *what, uint64_t deadline_ns, struct shoal_log *log,
+                                          struct shoal_address_list *list_out)
+{
+    const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    int error;
+    while ((error = getaddrinfo(host, NULL, &wanted, &found)) == EAI_AGAIN && shoal_clock_ns() < deadline_ns)
+        poll(NULL, 0, LOOKUP_PAUSE_MS);
+    if (error)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the host name \"%.200s\" in %s cannot be looked up: %s",
+                              host, what, error == EAI_SYSTEM ? strerror(errno) : gai_strerror(error));
+    struct shoal_address_list list;
+    copy_found(found, &list);
+    freeaddrinfo(found);
+    if (list.count == 0)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                              "the host name \"%.200s\" in %s has no IPv4 or IPv6 address", host, what);
+    *list_out = list;
+    return SHOAL_OK;
+}
+
+void shoal_address_port_put(struct shoal_address *address, uint16_t port)
+{
+    if (address->socket.ss_family == AF_INET6)
+        ((struct sockaddr_in6 *)(void *)&address->socket)->sin6_port = htons(port);
+    else
+        ((struct sockaddr_in *)(void *)&address->socket)->sin_port = htons(port);
+}
+
+bool shoal_address_is_loopback(const struct shoal_address *address)
+{
+    if (address->socket.ss_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)&address->socket)->sin6_addr);
+    return ntohl(((const struct sockaddr_in *)(const void *)&address->socket)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+void shoal_address_print(const struct shoal_address *address, char text[SHOAL_ADDRESS_TEXT_MAX])
+{
+    char host[INET6_ADDRSTRLEN + 32], port[16];
+    if (getnameinfo((const struct sockaddr *)&address->socket, address->bytes, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+        snprintf(text, SHOAL_ADDRESS_TEXT_MAX, "?");
+    else
+        snprintf(text, SHOAL_ADDRESS_TEXT_MAX, address->socket.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}

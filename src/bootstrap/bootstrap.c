@@ -1,0 +1,263 @@
+#include "bootstrap/bootstrap.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "bootstrap/address.h"
+#include "bootstrap/auth.h"
+#include "bootstrap/key_table.h"
+#include "bootstrap/sources.h"
+
+static void free_bytes(unsigned char **bytes)
+{
+    free(*bytes);
+}
+
+static enum shoal_status check_ranks(int rank, int size, struct shoal_log *log)
+{
+    if (size < 1 || size > SHOAL_BOOTSTRAP_SIZE_MAX)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "size is %d, but may be 1 to %d", size,
+                              SHOAL_BOOTSTRAP_SIZE_MAX);
+    if (rank < 0 || rank >= size)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "rank is %d, but with size %d may be 0 to %d", rank, size,
+                              size - 1);
+    if (log->rank < 0)
+        log->rank = rank;
+    return SHOAL_OK;
+}
+
+/* ---- sources ---- */
+
+enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size, const struct shoal_settings *settings,
+                                               struct shoal_log *log, uint32_t timeout_ms,
+                                               struct shoal_bootstrap *bootstrap_out)
+{
+    char host[SHOAL_ADDRESS_HOST_MAX];
+    struct shoal_tcp_place place = {.host = host, .what = "the address", .port_count = 1};
+    if (!address || !shoal_address_parse(address, host, &place.port))
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                              "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
+                              address ? address : "(null)");
+    SHOAL_TRY(check_ranks(rank, size, log));
+    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address"};
+    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
+                        : shoal_tcp_store_open(&place, settings, log, timeout_ms, &bootstrap));
+    *bootstrap_out = bootstrap;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, int rank, int size,
+                                             const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
+                                             struct shoal_bootstrap *bootstrap_out)
+{
+    if (!store || !store->set || !store->get || !store->erase)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
+    SHOAL_TRY(check_ranks(rank, size, log));
+    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "store", .store = *store};
+    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_agree(&bootstrap, settings, log, timeout_ms));
+    *bootstrap_out = bootstrap;
+    return SHOAL_OK;
+}
+
+void shoal_bootstrap_close(struct shoal_bootstrap *bootstrap)
+{
+    if (bootstrap->close)
+        bootstrap->close(bootstrap->state);
+    explicit_bzero(bootstrap, sizeof *bootstrap);
+}
+
+/* ---- exchange ---- */
+
+/* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
+static int print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
+{
+    char parts[16][32];
+    int part_count = 0, missing_count = 0;
+    for (int r = 0; r < size; r++) {
+        missing_count += missing[r];
+        if (!missing[r] || part_count == (int)SHOAL_COUNT_OF(parts))
+            continue;
+        int last = r;
+        while (last + 1 < size && missing[last + 1])
+            last++;
+        snprintf(parts[part_count++], sizeof parts[0], last == r ? "%d" : "%d to %d", r, last);
+        missing_count += last - r;
+        r = last;
+    }
+    size_t used = (size_t)snprintf(text, text_bytes, missing_count == 1 ? "rank " : "ranks ");
+    for (int i = 0; i < part_count && used < text_bytes; i++) {
+        const char *before = i == 0 ? "" : i == part_count - 1 ? " and " : ", ";
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", before, parts[i]);
+    }
+    if (part_count == (int)SHOAL_COUNT_OF(parts) && used < text_bytes)
+        snprintf(text + used, text_bytes - used, " and perhaps more");
+    return missing_count;
+}
+
+static uint32_t left_ms(uint64_t deadline_ns)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    return now_ns >= deadline_ns ? 1 : (uint32_t)((deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1;
+}
+
+static enum shoal_status fail_store(const struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *what,
+                                    const char *key, long result)
+{
+    if (bootstrap->failure)
+        return bootstrap->failure(bootstrap->state);
+    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "the store's %s(\"%s\") failed (it returned %ld)", what, key,
+                          result);
+}
+
+/* One rank's value. A missing one is no error here: the others are asked too, so that all who are missing can be named. */
+static enum shoal_status get_one(const struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name, int rank,
+                                 void *value, size_t bytes, uint64_t deadline_ns, unsigned char *is_missing)
+{
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    snprintf(key, sizeof key, "shoal/%s/%d", name, rank);
+    const long got = bootstrap->store.get(bootstrap->store.arg, key, value, bytes, left_ms(deadline_ns));
+    if (got < -1)
+        return fail_store(bootstrap, log, "get", key, got);
+    *is_missing = got == -1;
+    if (got >= 0 && (size_t)got != bytes)
+        return shoal_log_fail(log, SHOAL_ERR_MISMATCH, "bootstrap", "rank %d put %ld bytes under \"%s\", but %zu were expected",
+                              rank, got, key, bytes);
+    return SHOAL_OK;
+}
+
+static enum shoal_status exchange_through_store(const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
+                                                const char *name, const void *mine, void *all, size_t bytes,
+                                                uint32_t timeout_ms)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    snprintf(key, sizeof key, "shoal/%s/%d", name, bootstrap->rank);
+    const int result = bootstrap->store.set(bootstrap->store.arg, key, mine, bytes);
+    if (result != 0)
+        return fail_store(bootstrap, log, "set", key, result);
+    SHOAL_SCOPED(free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
+    if (!missing)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory to note %d ranks", bootstrap->size);
+    for (int r = 0; r < bootstrap->size; r++) {
+        if (r != bootstrap->rank)
+            SHOAL_TRY(get_one(bootstrap, log, name, r, (char *)all + (size_t)r * bytes, bytes, deadline_ns, &missing[r]));
+    }
+    char ranks[640];
+    if (print_missing(missing, bootstrap->size, ranks, sizeof ranks) == 0)
+        return SHOAL_OK;
+    return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap", "%s of %d did not come within %u ms (waiting for \"%s\")", ranks,
+                          bootstrap->size, timeout_ms, name);
+}
+
+enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
+                                           const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
+{
+    if (strlen(name) > 128 || bytes > SHOAL_VALUE_BYTES_MAX)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "an exchange of %zu bytes under \"%.40s\" is too long",
+                              bytes, name);
+    if (bootstrap->size > 1 && bootstrap->exchange)
+        SHOAL_TRY(bootstrap->exchange(bootstrap->state, log, name, mine, all, bytes, timeout_ms));
+    else if (bootstrap->size > 1)
+        SHOAL_TRY(exchange_through_store(bootstrap, log, name, mine, all, bytes, timeout_ms));
+    if (bytes > 0)
+        memcpy((char *)all + (size_t)bootstrap->rank * bytes, mine, bytes);
+    return SHOAL_OK;
+}
+
+/* ---- agreement ---- */
+
+/* What each rank puts into a store that has no handshake. */
+struct agreement {
+    uint64_t settings;
+    char version[16];
+    unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES]; /* where a secret is set: that it is the same */
+    unsigned char offer[SHOAL_SECRET_BYTES];   /* where none is: rank 0's becomes the secret */
+    uint32_t rank;
+    uint8_t has_secret;
+    uint8_t can_prove;
+    uint8_t reserved[2];
+};
+
+static bool build_proof(const struct shoal_bootstrap *bootstrap, const struct agreement *of,
+                        unsigned char proof[SHOAL_AUTH_MAC_BYTES])
+{
+    static const char label[24] = "shoal agreement";
+    const struct shoal_auth_part parts[] = {{label, sizeof label}, {of->nonce, sizeof of->nonce}, {&of->rank, sizeof of->rank}};
+    return shoal_auth_mac(bootstrap->secret, parts, SHOAL_COUNT_OF(parts), proof);
+}
+
+static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
+                                         struct shoal_log *log, struct agreement *mine)
+{
+    memset(mine, 0, sizeof *mine);
+    mine->settings = shoal_settings_hash(settings);
+    snprintf(mine->version, sizeof mine->version, "%s", shoal_version());
+    mine->rank = (uint32_t)bootstrap->rank;
+    mine->has_secret = bootstrap->has_secret;
+    mine->can_prove = shoal_auth_is_available();
+    const bool offers = !mine->has_secret && mine->rank == 0;
+    if (shoal_auth_random(mine->nonce, sizeof mine->nonce) != SHOAL_OK ||
+        (offers && shoal_auth_random(mine->offer, sizeof mine->offer) != SHOAL_OK) ||
+        (mine->has_secret && !build_proof(bootstrap, mine, mine->proof)))
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random bytes from the kernel (%m)");
+    return SHOAL_OK;
+}
+
+static enum shoal_status compare(const struct shoal_bootstrap *bootstrap, struct shoal_log *log, const struct agreement *mine,
+                                 const struct agreement *theirs, int rank)
+{
+    if (memcmp(mine->version, theirs->version, sizeof mine->version) != 0)
+        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
+                              "rank %d runs Shoal %.15s and this rank %s; install one version everywhere", rank,
+                              theirs->version, mine->version);
+    if (mine->settings != theirs->settings)
+        return shoal_log_fail(
+            log, SHOAL_ERR_AUTH, "bootstrap",
+            "settings that must agree differ (hash %016llx on rank %d, %016llx here); compare `shoal info --settings`",
+            (unsigned long long)theirs->settings, rank, (unsigned long long)mine->settings);
+    if (mine->has_secret != theirs->has_secret)
+        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
+                              "%s has a secret and %s none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks (rank %d)",
+                              mine->has_secret ? "this rank" : "the other", mine->has_secret ? "the other" : "this rank", rank);
+    unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
+    if (mine->has_secret && (theirs->rank != (uint32_t)rank || !build_proof(bootstrap, theirs, wanted) ||
+                             !shoal_auth_equal(wanted, theirs->proof, sizeof wanted)))
+        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
+                              "rank %d has another secret; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks", rank);
+    return SHOAL_OK;
+}
+
+static void take_offer(struct shoal_bootstrap *bootstrap, const struct agreement *all)
+{
+    for (int r = 0; r < bootstrap->size; r++) {
+        if (!all[r].can_prove)
+            return; /* a rank without libsodium could not use it */
+    }
+    memcpy(bootstrap->secret, all[0].offer, sizeof bootstrap->secret);
+    bootstrap->has_secret = true;
+}
+
+enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
+                                        struct shoal_log *log, uint32_t timeout_ms)
+{
+    if (bootstrap->size == 1)
+        return SHOAL_OK;
+    struct agreement mine;
+    SHOAL_TRY(build_agreement(bootstrap, settings, log, &mine));
+    SHOAL_SCOPED(free_bytes) unsigned char *bytes = calloc((size_t)bootstrap->size, sizeof mine);
+    struct agreement *all = (struct agreement *)(void *)bytes;
+    if (!all)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for what %d ranks say", bootstrap->size);
+    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
+    for (int r = 0; r < bootstrap->size; r++) {
+        if (r != bootstrap->rank)
+            SHOAL_TRY(compare(bootstrap, log, &mine, &all[r], r));
+    }
+    if (!bootstrap->has_secret)
+        take_offer(bootstrap, all);
+    return SHOAL_OK;
+}

@@ -1,0 +1,346 @@
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <pmix.h>
+
+#include "base/clock.h"
+#include "bootstrap/sources.h"
+
+/* PMIx as Open MPI's mpirun and Slurm's srun offer it. A value belongs to the rank that put it, so a key names its rank:
+ * "shoal/x/3" is rank 3's, a key that ends without a number rank 0's. What is put can be had at once (the server fetches it, no
+ * fence). */
+#define RETRY_MS 10
+#define FAREWELL_S 1
+
+struct pmix {
+    struct shoal_log *log;
+    void *library;
+    pmix_status_t (*init)(pmix_proc_t *me, pmix_info_t info[], size_t info_count);
+    pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count);
+    pmix_status_t (*put)(pmix_scope_t scope, const char *key, pmix_value_t *value);
+    pmix_status_t (*commit)(void);
+    pmix_status_t (*fence)(const pmix_proc_t procs[], size_t proc_count, const pmix_info_t info[], size_t info_count,
+                           pmix_op_cbfunc_t done, void *arg);
+    pmix_status_t (*get)(const pmix_proc_t *owner, const char *key, const pmix_info_t info[], size_t info_count,
+                         pmix_value_t **value);
+    const char *(*error_text)(pmix_status_t status);
+    pmix_proc_t me;
+    uint32_t size;
+    uint32_t generation; /* this is the process's n-th use of PMIx; keys of different ones must differ */
+    bool is_open;
+    enum shoal_status failure;
+};
+
+/* PMIx is one per process, whatever the number of contexts, so these have to be as well: how often it was opened here, and the
+ * process that has to end it when it exits. */
+static _Atomic uint32_t generation_count;
+static _Atomic pid_t exit_process;
+
+bool shoal_pmix_is_present(void)
+{
+    return getenv("PMIX_NAMESPACE") != NULL;
+}
+
+static enum shoal_status load(struct pmix *pmix)
+{
+    pmix->library = dlopen("libpmix.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!pmix->library)
+        return shoal_log_fail(
+            pmix->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
+            "this program was started through PMIx (PMIX_NAMESPACE is set), but libpmix cannot be loaded: %s; "
+            "install libpmix2, or start with `shoal run` or torchrun",
+            dlerror());
+    const struct {
+        const char *name;
+        void *function;
+    } functions[] = {
+        {"PMIx_Init", &pmix->init},
+        {"PMIx_Finalize", &pmix->finalize},
+        {"PMIx_Put", &pmix->put},
+        {"PMIx_Commit", &pmix->commit},
+        {"PMIx_Get", &pmix->get},
+        {"PMIx_Fence_nb", &pmix->fence},
+        {"PMIx_Error_string", &pmix->error_text},
+    };
+    for (size_t i = 0; i < SHOAL_COUNT_OF(functions); i++) {
+        void *found = dlsym(pmix->library, functions[i].name);
+        if (!found)
+            return shoal_log_fail(pmix->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
+                                  "libpmix.so.2 has no %s; install a newer libpmix2", functions[i].name);
+        memcpy(functions[i].function, &found, sizeof found);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status fail(struct pmix *pmix, const char *what, const char *key, pmix_status_t status)
+{
+    pmix->failure =
+        shoal_log_fail(pmix->log, SHOAL_ERR_SYSTEM, "bootstrap", "%s(\"%s\") failed: %s (%d); is the launcher still there?",
+                       what, key, pmix->error_text(status), status);
+    return pmix->failure;
+}
+
+static void put_text(char *to, size_t capacity, const char *text)
+{
+    snprintf(to, capacity, "%s", text);
+}
+
+static pmix_info_t info_int(const char *key, int number)
+{
+    pmix_info_t info;
+    memset(&info, 0, sizeof info);
+    put_text(info.key, sizeof info.key, key);
+    info.value.type = PMIX_INT;
+    info.value.data.integer = number;
+    return info;
+}
+
+static pmix_info_t info_true(const char *key)
+{
+    pmix_info_t info;
+    memset(&info, 0, sizeof info);
+    put_text(info.key, sizeof info.key, key);
+    info.value.type = PMIX_BOOL;
+    info.value.data.flag = true;
+    return info;
+}
+
+static void free_value(pmix_value_t *value)
+{
+    if (value->type == PMIX_BYTE_OBJECT)
+        free(value->data.bo.bytes);
+    free(value);
+}
+
+/* ---- the store ---- */
+
+static void full_key(const struct pmix *pmix, const char *key, char *full, size_t full_bytes)
+{
+    snprintf(full, full_bytes, "%s/%u", key, pmix->generation);
+}
+
+static pmix_proc_t owner_of(const struct pmix *pmix, const char *key)
+{
+    pmix_proc_t owner = pmix->me;
+    const char *last = strrchr(key, '/');
+    const bool has_rank = last && last[1] && strspn(last + 1, "0123456789") == strlen(last + 1);
+    owner.rank = has_rank ? (pmix_rank_t)strtoul(last + 1, NULL, 10) : 0;
+    return owner;
+}
+
+static pmix_status_t put(struct pmix *pmix, const char *full, const void *data, size_t bytes)
+{
+    char nothing = 0;
+    pmix_value_t value;
+    memset(&value, 0, sizeof value);
+    value.type = PMIX_BYTE_OBJECT;
+    value.data.bo.bytes = bytes > 0 ? (char *)(uintptr_t)data : &nothing; /* PMIx_Put copies; its type is not const */
+    value.data.bo.size = bytes;
+    const pmix_status_t status = pmix->put(PMIX_GLOBAL, full, &value);
+    return status == PMIX_SUCCESS ? pmix->commit() : status;
+}
+
+static int store_set(void *arg, const char *key, const void *data, size_t bytes)
+{
+    struct pmix *pmix = arg;
+    char full[PMIX_MAX_KEYLEN + 1];
+    full_key(pmix, key, full, sizeof full);
+    const pmix_status_t status = put(pmix, full, data, bytes);
+    if (status != PMIX_SUCCESS)
+        (void)fail(pmix, "PMIx_Put", key, status);
+    return status == PMIX_SUCCESS ? 0 : -1;
+}
+
+/* The server waits for the key for us, in whole seconds; below one second (0 would be for ever) it is asked again and again,
+ * past what it has cached. */
+static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, uint64_t left_ms,
+                              pmix_value_t **value)
+{
+    const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, left_ms < 1000 ? 1 : (int)(left_ms / 1000)),
+                                  info_true(PMIX_GET_REFRESH_CACHE)};
+    return pmix->get(owner, full, infos, left_ms < 1000 ? 2 : 1, value);
+}
+
+static bool is_absent(pmix_status_t status)
+{
+    return status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TIMEOUT;
+}
+
+static long store_get(void *arg, const char *key, void *data, size_t capacity, uint32_t timeout_ms)
+{
+    struct pmix *pmix = arg;
+    char full[PMIX_MAX_KEYLEN + 1];
+    full_key(pmix, key, full, sizeof full);
+    const pmix_proc_t owner = owner_of(pmix, key);
+    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
+    uint64_t now_ns = shoal_clock_ns();
+    pmix_value_t *value = NULL;
+    pmix_status_t status = get_once(pmix, &owner, full, timeout_ms, &value);
+    while (is_absent(status) && (now_ns = shoal_clock_ns()) < deadline_ns) {
+        poll(NULL, 0, RETRY_MS);
+        status = get_once(pmix, &owner, full, (deadline_ns - now_ns) / SHOAL_NS_PER_MS, &value);
+    }
+    if (is_absent(status))
+        return -1;
+    if (status != PMIX_SUCCESS || value->type != PMIX_BYTE_OBJECT) {
+        (void)fail(pmix, "PMIx_Get", key, status);
+        return -2;
+    }
+    const size_t bytes = value->data.bo.size;
+    memcpy(data, value->data.bo.bytes, shoal_min_size(bytes, capacity));
+    free_value(value);
+    return (long)bytes;
+}
+
+/* PMIx cannot take a key back; it goes with the job. */
+static int store_erase(void *arg, const char *key)
+{
+    (void)arg, (void)key;
+    return 0;
+}
+
+static enum shoal_status store_failure(const void *state)
+{
+    return ((const struct pmix *)state)->failure;
+}
+
+/* ---- opening and closing ---- */
+
+/* What the callback of a fence may still touch when nobody waits for it any more. */
+struct fence {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_done;
+};
+
+static void finish_fence(pmix_status_t status, void *arg)
+{
+    struct fence *fence = arg;
+    (void)status;
+    pthread_mutex_lock(&fence->lock);
+    fence->is_done = true;
+    pthread_cond_signal(&fence->changed);
+    pthread_mutex_unlock(&fence->lock);
+}
+
+static bool wait_fence(struct fence *fence)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += FAREWELL_S;
+    pthread_mutex_lock(&fence->lock);
+    while (!fence->is_done && pthread_cond_timedwait(&fence->changed, &fence->lock, &deadline) == 0)
+        continue;
+    const bool is_done = fence->is_done;
+    pthread_mutex_unlock(&fence->lock);
+    return is_done;
+}
+
+/* A rank's values go when it ends its use of PMIx, so the ranks wait for each other, but not long: one may be dead. A fence
+ * that is not done by then keeps its few bytes, as its callback may come at any time. */
+static void say_farewell(struct pmix *pmix)
+{
+    struct fence *fence = calloc(1, sizeof *fence);
+    if (!fence)
+        return;
+    pthread_mutex_init(&fence->lock, NULL);
+    pthread_cond_init(&fence->changed, NULL);
+    if (pmix->fence(NULL, 0, NULL, 0, finish_fence, fence) == PMIX_SUCCESS && !wait_fence(fence))
+        return;
+    pthread_cond_destroy(&fence->changed);
+    pthread_mutex_destroy(&fence->lock);
+    free(fence);
+}
+
+/* In a forked child that exits, the connection is its parent's. */
+static void finalize_at_exit(void)
+{
+    pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count);
+    void *library = dlopen("libpmix.so.2", RTLD_NOW | RTLD_NOLOAD);
+    void *found = library ? dlsym(library, "PMIx_Finalize") : NULL;
+    memcpy(&finalize, &found, sizeof found);
+    if (finalize && getpid() == atomic_load(&exit_process))
+        finalize(NULL, 0);
+}
+
+static bool is_mpi_to_come(void)
+{
+    int (*initialized)(int *flag);
+    int is_initialized = 0;
+    void *found = dlsym(RTLD_DEFAULT, "MPI_Initialized");
+    memcpy(&initialized, &found, sizeof found);
+    return initialized && initialized(&is_initialized) == 0 && !is_initialized;
+}
+
+/* PMIx counts its users: where the program uses it too, theirs goes on. But Open MPI cannot begin where PMIx has ended before,
+ * so a program that may still call MPI_Init keeps it until it exits. The library stays loaded: it has threads. */
+static void store_close(void *state)
+{
+    struct pmix *pmix = state;
+    if (pmix->is_open && pmix->size > 1)
+        say_farewell(pmix);
+    atomic_store(&exit_process, getpid());
+    if (pmix->is_open && (!is_mpi_to_come() || atexit(finalize_at_exit) != 0))
+        pmix->finalize(NULL, 0);
+    free(pmix);
+}
+
+static enum shoal_status find_size(struct pmix *pmix)
+{
+    pmix_proc_t job = pmix->me;
+    job.rank = PMIX_RANK_WILDCARD;
+    pmix_value_t *value = NULL;
+    const pmix_status_t status = pmix->get(&job, PMIX_JOB_SIZE, NULL, 0, &value);
+    if (status != PMIX_SUCCESS || value->type != PMIX_UINT32)
+        return fail(pmix, "PMIx_Get", PMIX_JOB_SIZE, status);
+    pmix->size = value->data.uint32;
+    free_value(value);
+    return SHOAL_OK;
+}
+
+static enum shoal_status open_parts(struct pmix *pmix)
+{
+    SHOAL_TRY(load(pmix));
+    const pmix_status_t status = pmix->init(&pmix->me, NULL, 0);
+    if (status != PMIX_SUCCESS)
+        return shoal_log_fail(
+            pmix->log, SHOAL_ERR_SYSTEM, "bootstrap",
+            "PMIX_NAMESPACE is set, but PMIx_Init failed: %s (%d); start through mpirun or srun, or unset PMIX_NAMESPACE",
+            pmix->error_text(status), status);
+    pmix->is_open = true;
+    pmix->generation = atomic_fetch_add(&generation_count, 1);
+    return find_size(pmix);
+}
+
+enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
+{
+    (void)timeout_ms;
+    struct pmix *pmix = calloc(1, sizeof *pmix);
+    if (!pmix)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for PMIx");
+    pmix->log = log;
+    const enum shoal_status status = open_parts(pmix);
+    if (status != SHOAL_OK) {
+        store_close(pmix);
+        return status;
+    }
+    if (pmix->size > SHOAL_BOOTSTRAP_SIZE_MAX || pmix->me.rank >= pmix->size) {
+        const enum shoal_status refused =
+            shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "PMIx says rank %u of %u, but %d is the most", pmix->me.rank,
+                           pmix->size, SHOAL_BOOTSTRAP_SIZE_MAX);
+        store_close(pmix);
+        return refused;
+    }
+    bootstrap->rank = (int)pmix->me.rank;
+    bootstrap->size = (int)pmix->size;
+    bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, pmix};
+    bootstrap->state = pmix;
+    bootstrap->close = store_close;
+    bootstrap->failure = store_failure;
+    return SHOAL_OK;
+}

@@ -1,0 +1,52 @@
+/* The sources a bootstrap can come from, and the steps they share. Private to this room; set-up only. A source fills rank, size
+ * (where it is the one that knows them), store, state, close, failure and exchange; on failure it has logged why and leaves
+ * nothing open. */
+#ifndef SHOAL_BOOTSTRAP_SOURCES_H
+#define SHOAL_BOOTSTRAP_SOURCES_H
+
+#include "bootstrap/bootstrap.h"
+
+/* More ranks than this are taken for a mistake. */
+#define SHOAL_BOOTSTRAP_SIZE_MAX 16384
+
+/* Where the own store is: rank 0 takes the first free port, the others try them in turn. */
+struct shoal_tcp_place {
+    const char *host;
+    const char *what; /* where the host came from, for messages: "MASTER_ADDR" */
+    uint16_t port;
+    uint16_t port_count;
+    uint64_t job;     /* tells this job's server from one on a neighbouring port */
+    bool is_one_host; /* the launcher says that all ranks are here, so that no warning about a missing secret is due */
+};
+
+/* bootstrap has rank, size and the secret. */
+SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place,
+                                                      const struct shoal_settings *settings, struct shoal_log *log,
+                                                      uint32_t timeout_ms, struct shoal_bootstrap *bootstrap);
+
+/* For one rank: a table in memory. */
+SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, struct shoal_bootstrap *bootstrap);
+
+bool shoal_pmix_is_present(void);
+SHOAL_MUST_USE enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms,
+                                                       struct shoal_bootstrap *bootstrap);
+
+bool shoal_pmi1_is_present(void);
+SHOAL_MUST_USE enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, uint32_t timeout_ms,
+                                                       struct shoal_bootstrap *bootstrap);
+
+/* SHOAL_SECRET or the first line of SHOAL_SECRET_FILE, hashed to a key. No secret there: has_secret stays false. */
+SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_settings *settings, struct shoal_log *log,
+                                                   struct shoal_bootstrap *bootstrap);
+
+/* For sources without a handshake of their own: compares versions, settings and secrets, and hands out one that rank 0 drew
+ * where none was set. */
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
+                                                       struct shoal_log *log, uint32_t timeout_ms);
+
+/* A whole number from the environment; empty counts as unset. Found or not, it is OK; text that is no number from least to most
+ * is not. */
+SHOAL_MUST_USE enum shoal_status shoal_environment_number(const char *name, long least, long most, struct shoal_log *log,
+                                                          bool *found_out, long *value_out);
+
+#endif

@@ -1,0 +1,335 @@
+#include "bootstrap/tcp_client.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* How long a server may take to answer beyond what it was asked to wait. */
+#define ANSWER_MS 10000
+
+void shoal_tcp_client_init(struct shoal_tcp_client *client, struct shoal_log *log)
+{
+    memset(client, 0, sizeof *client);
+    pthread_mutex_init(&client->lock, NULL);
+    client->log = log;
+    client->fd = -1;
+}
+
+static void hang_up(struct shoal_tcp_client *client)
+{
+    if (client->fd >= 0)
+        close(client->fd);
+    client->fd = -1;
+}
+
+void shoal_tcp_client_fini(struct shoal_tcp_client *client)
+{
+    hang_up(client);
+    pthread_mutex_destroy(&client->lock);
+}
+
+static uint64_t earliest(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns < b_ns ? a_ns : b_ns;
+}
+
+/* 0, or the errno of why not: ETIMEDOUT at the deadline. */
+static int wait_for(int fd, short events, uint64_t deadline_ns)
+{
+    for (;;) {
+        const uint64_t now_ns = shoal_clock_ns();
+        if (now_ns >= deadline_ns)
+            return ETIMEDOUT;
+        const uint64_t ms = (deadline_ns - now_ns + SHOAL_NS_PER_MS - 1) / SHOAL_NS_PER_MS;
+        struct pollfd polled = {.fd = fd, .events = events};
+        const int ready = poll(&polled, 1, (int)(ms < 1000000 ? ms : 1000000));
+        if (ready > 0)
+            return 0;
+        if (ready < 0 && errno != EINTR)
+            return errno;
+    }
+}
+
+static int send_all(int fd, const void *data, size_t bytes, int flags, uint64_t deadline_ns)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        const ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL | flags);
+        if (sent >= 0) {
+            at += sent;
+            bytes -= (size_t)sent;
+            continue;
+        }
+        const int error = errno == EAGAIN ? wait_for(fd, POLLOUT, deadline_ns) : errno == EINTR ? 0 : errno;
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
+{
+    char *at = data;
+    while (bytes > 0) {
+        const ssize_t got = recv(fd, at, bytes, 0);
+        if (got > 0) {
+            at += got;
+            bytes -= (size_t)got;
+            continue;
+        }
+        const int error = got == 0          ? ECONNRESET
+                          : errno == EAGAIN ? wait_for(fd, POLLIN, deadline_ns)
+                          : errno == EINTR  ? 0
+                                            : errno;
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+static int send_frame(int fd, struct shoal_tcp_head head, const char *key, const void *value, uint64_t deadline_ns)
+{
+    head.magic = SHOAL_TCP_MAGIC;
+    int error = send_all(fd, &head, sizeof head, head.key_bytes + head.value_bytes > 0 ? MSG_MORE : 0, deadline_ns);
+    if (!error)
+        error = send_all(fd, key, head.key_bytes, head.value_bytes > 0 ? MSG_MORE : 0, deadline_ns);
+    return error ? error : send_all(fd, value, head.value_bytes, 0, deadline_ns);
+}
+
+/* Throws away what does not fit. */
+static int skip_bytes(int fd, size_t bytes, uint64_t deadline_ns)
+{
+    char piece[1024];
+    int error = 0;
+    for (; bytes > 0 && !error; bytes -= shoal_min_size(bytes, sizeof piece))
+        error = receive_all(fd, piece, shoal_min_size(bytes, sizeof piece), deadline_ns);
+    return error;
+}
+
+/* EPROTO when what comes is not a frame of this kind. */
+static int receive_frame(int fd, enum shoal_tcp_kind kind, struct shoal_tcp_head *head, void *value, size_t capacity,
+                         uint64_t deadline_ns)
+{
+    const int error = receive_all(fd, head, sizeof *head, deadline_ns);
+    if (error)
+        return error;
+    if (head->magic != SHOAL_TCP_MAGIC || head->kind != kind || head->verdict >= SHOAL_TCP_VERDICT_END ||
+        head->key_bytes != 0 || head->value_bytes > SHOAL_VALUE_BYTES_MAX)
+        return EPROTO;
+    const size_t kept = shoal_min_size(head->value_bytes, capacity);
+    const int value_error = receive_all(fd, value, kept, deadline_ns);
+    return value_error ? value_error : skip_bytes(fd, head->value_bytes - kept, deadline_ns);
+}
+
+/* ---- joining ---- */
+
+static int open_connection(struct shoal_tcp_client *client, const struct shoal_address *address, uint64_t attempt_ns)
+{
+    client->fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (client->fd < 0)
+        return errno;
+    setsockopt(client->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    if (connect(client->fd, (const struct sockaddr *)&address->socket, address->bytes) == 0)
+        return 0;
+    if (errno != EINPROGRESS && errno != EINTR)
+        return errno;
+    int error = wait_for(client->fd, POLLOUT, attempt_ns);
+    if (!error)
+        getsockopt(client->fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof error});
+    return error;
+}
+
+struct challenge {
+    struct shoal_tcp_hello server;
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+};
+
+static enum shoal_tcp_join elsewhere(struct shoal_tcp_client *client, int error, char reason[SHOAL_TCP_REASON_MAX])
+{
+    hang_up(client);
+    snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server,
+             error == EPROTO      ? "something that is not Shoal answers there"
+             : error == ETIMEDOUT ? "no answer in time"
+                                  : strerror(error));
+    return SHOAL_TCP_JOIN_ELSEWHERE;
+}
+
+static enum shoal_tcp_join refused(struct shoal_tcp_client *client, enum shoal_tcp_verdict verdict,
+                                   const struct shoal_tcp_hello *mine, const struct shoal_tcp_hello *theirs,
+                                   char reason[SHOAL_TCP_REASON_MAX])
+{
+    char text[512];
+    shoal_tcp_refusal_print(verdict, mine, theirs, text, sizeof text);
+    hang_up(client);
+    snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server, text);
+    if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
+        return SHOAL_TCP_JOIN_ELSEWHERE;
+    client->failure = shoal_log_fail(client->log, shoal_tcp_verdict_status(verdict), "bootstrap", "rank 0's store at %s: %s",
+                                     client->server, text);
+    return SHOAL_TCP_JOIN_REFUSED;
+}
+
+/* The server proves itself first. Only then does it see what this rank makes of the secret. */
+static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct shoal_tcp_identity *identity,
+                                 const struct shoal_tcp_hello *mine, const struct challenge *challenge, uint64_t deadline_ns,
+                                 char reason[SHOAL_TCP_REASON_MAX])
+{
+    unsigned char wanted[SHOAL_AUTH_MAC_BYTES], proof[SHOAL_AUTH_MAC_BYTES];
+    const bool is_made = shoal_tcp_proof_build(identity->secret, true, mine, &challenge->server, wanted) &&
+                         shoal_tcp_proof_build(identity->secret, false, mine, &challenge->server, proof);
+    const bool is_known = is_made && (!mine->has_secret || shoal_auth_equal(wanted, challenge->proof, sizeof wanted));
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_PROOF, .verdict = is_known ? SHOAL_TCP_OK : SHOAL_TCP_SECRET_WRONG};
+    head.value_bytes = is_known ? sizeof proof : 0;
+    int error = send_frame(client->fd, head, NULL, proof, deadline_ns);
+    if (!is_known)
+        return refused(client, SHOAL_TCP_SECRET_WRONG, mine, &challenge->server, reason);
+    if (!error)
+        error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
+    if (error)
+        return elsewhere(client, error, reason);
+    if (head.verdict != SHOAL_TCP_OK)
+        return refused(client, (enum shoal_tcp_verdict)head.verdict, mine, &challenge->server, reason);
+    return SHOAL_TCP_JOIN_DONE;
+}
+
+enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const struct shoal_address *address,
+                                          const struct shoal_tcp_identity *identity, uint64_t attempt_ns, uint64_t deadline_ns,
+                                          char reason[SHOAL_TCP_REASON_MAX])
+{
+    shoal_address_print(address, client->server);
+    attempt_ns = earliest(attempt_ns, deadline_ns);
+    struct shoal_tcp_hello mine = identity->hello;
+    if (shoal_auth_random(mine.nonce, sizeof mine.nonce) != SHOAL_OK)
+        return elsewhere(client, ENOSYS, reason);
+    struct challenge challenge;
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_HELLO, .value_bytes = sizeof mine};
+    int error = open_connection(client, address, attempt_ns);
+    if (!error)
+        error = send_frame(client->fd, head, NULL, &mine, attempt_ns);
+    if (!error)
+        error = receive_frame(client->fd, SHOAL_TCP_CHALLENGE, &head, &challenge, sizeof challenge, attempt_ns);
+    if (!error && head.value_bytes < sizeof challenge)
+        error = EPROTO;
+    if (error)
+        return elsewhere(client, error, reason);
+    /* Judged here too: a server of another build may judge less. */
+    enum shoal_tcp_verdict verdict = (enum shoal_tcp_verdict)head.verdict;
+    if (verdict == SHOAL_TCP_OK)
+        verdict = shoal_tcp_hello_judge(&mine, &challenge.server);
+    if (verdict != SHOAL_TCP_OK)
+        return refused(client, verdict, &mine, &challenge.server, reason);
+    return prove(client, identity, &mine, &challenge, deadline_ns, reason);
+}
+
+/* ---- requests ---- */
+
+static int fail(struct shoal_tcp_client *client, int error, const char *what, const char *key)
+{
+    const enum shoal_status status = error == ETIMEDOUT ? SHOAL_ERR_TIMEOUT : SHOAL_ERR_PEER_LOST;
+    client->failure = shoal_log_fail(
+        client->log, status, "bootstrap", "rank 0's store at %s %s (%s of \"%s\": %s)", client->server,
+        status == SHOAL_ERR_TIMEOUT ? "does not answer" : "is gone: rank 0 ended or left", what, key, strerror(error));
+    hang_up(client);
+    return -1;
+}
+
+/* One request and its reply. 0, or -1 after a failure that was logged. */
+static int ask(struct shoal_tcp_client *client, struct shoal_tcp_head *head, const char *key, const void *value, void *answer,
+               size_t capacity, const char *what)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + (head->number + (uint64_t)ANSWER_MS) * SHOAL_NS_PER_MS;
+    if (client->fd < 0)
+        return fail(client, ENOTCONN, what, key);
+    int error = send_frame(client->fd, *head, key, value, deadline_ns);
+    if (!error)
+        error = receive_frame(client->fd, SHOAL_TCP_REPLY, head, answer, capacity, deadline_ns);
+    return error ? fail(client, error, what, key) : 0;
+}
+
+static bool is_key_short(struct shoal_tcp_client *client, const char *key, size_t bytes)
+{
+    if (strlen(key) <= SHOAL_KEY_BYTES_MAX && bytes <= SHOAL_VALUE_BYTES_MAX)
+        return true;
+    client->failure = shoal_log_fail(client->log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                                     "key \"%.40s...\" with %zu bytes is too long for the store (%d and %d bytes at most)", key,
+                                     bytes, SHOAL_KEY_BYTES_MAX, SHOAL_VALUE_BYTES_MAX);
+    return false;
+}
+
+static int set_locked(struct shoal_tcp_client *client, const char *key, const void *value, size_t bytes)
+{
+    if (!is_key_short(client, key, bytes))
+        return -1;
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_SET, .key_bytes = (uint16_t)strlen(key), .value_bytes = (uint32_t)bytes};
+    if (ask(client, &head, key, value, NULL, 0, "set"))
+        return -1;
+    if (head.verdict == SHOAL_TCP_OK)
+        return 0;
+    client->failure = shoal_log_fail(client->log, SHOAL_ERR_MEMORY, "bootstrap", "rank 0's store at %s has no room for \"%s\"",
+                                     client->server, key);
+    return -1;
+}
+
+int shoal_tcp_client_set(struct shoal_tcp_client *client, const char *key, const void *value, size_t bytes)
+{
+    pthread_mutex_lock(&client->lock);
+    const int result = set_locked(client, key, value, bytes);
+    pthread_mutex_unlock(&client->lock);
+    return result;
+}
+
+/* A reply that says who was lost may be longer than the value asked for, so it comes into a buffer of its own first. */
+static long get_locked(struct shoal_tcp_client *client, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    if (!is_key_short(client, key, 0))
+        return -2;
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_GET, .key_bytes = (uint16_t)strlen(key), .number = timeout_ms};
+    unsigned char answer[SHOAL_VALUE_BYTES_MAX];
+    if (ask(client, &head, key, NULL, answer, sizeof answer, "get"))
+        return -2;
+    if (head.verdict == SHOAL_TCP_ABSENT)
+        return -1;
+    if (head.verdict == SHOAL_TCP_OK) {
+        memcpy(value, answer, shoal_min_size(head.value_bytes, capacity));
+        return (long)head.value_bytes;
+    }
+    char *lost = (char *)answer;
+    lost[shoal_min_size(head.value_bytes, 128)] = 0;
+    shoal_tcp_text_clean(lost, 129);
+    client->failure = shoal_log_fail(client->log, SHOAL_ERR_PEER_LOST, "bootstrap",
+                                     "%s ended while ranks were joining (at \"%s\")", lost, key);
+    return -2;
+}
+
+long shoal_tcp_client_get(struct shoal_tcp_client *client, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    pthread_mutex_lock(&client->lock);
+    const long result = get_locked(client, key, value, capacity, timeout_ms);
+    pthread_mutex_unlock(&client->lock);
+    return result;
+}
+
+int shoal_tcp_client_erase(struct shoal_tcp_client *client, const char *key)
+{
+    pthread_mutex_lock(&client->lock);
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_ERASE, .key_bytes = (uint16_t)strlen(key)};
+    const int result = is_key_short(client, key, 0) ? ask(client, &head, key, NULL, NULL, 0, "erase") : -1;
+    pthread_mutex_unlock(&client->lock);
+    return result;
+}
+
+void shoal_tcp_client_leave(struct shoal_tcp_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    const uint64_t deadline_ns = shoal_clock_ns() + SHOAL_NS_PER_S;
+    struct shoal_tcp_head head = {.kind = SHOAL_TCP_BYE};
+    if (client->fd >= 0 && send_frame(client->fd, head, NULL, NULL, deadline_ns) == 0)
+        (void)receive_frame(client->fd, SHOAL_TCP_REPLY, &head, NULL, 0, deadline_ns);
+    hang_up(client);
+    pthread_mutex_unlock(&client->lock);
+}

@@ -1,0 +1,211 @@
+#include "bootstrap/tcp_server.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define PIECE_BYTES 16384
+#define ACCEPT_PAUSE_MS 100
+
+enum place { STOP, LISTENER, SESSIONS };
+
+struct shoal_tcp_server {
+    struct shoal_tcp_core core;
+    int listener;
+    int stop_event;
+    pthread_t thread;
+    struct pollfd *polled; /* the stop event, the listener, the sessions in their order */
+    bool is_stopping;
+    uint64_t stop_ns;   /* when a server that stops waits no longer */
+    uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
+};
+
+/* False when the connection is over. */
+static bool send_some(struct shoal_tcp_session *session)
+{
+    while (session->out_sent < session->out_bytes) {
+        const ssize_t sent = send(session->fd, session->out + session->out_sent, session->out_bytes - session->out_sent,
+                                  MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK;
+        session->out_sent += (size_t)sent;
+    }
+    session->out_bytes = session->out_sent = 0;
+    return session->state != SHOAL_TCP_CLOSING;
+}
+
+/* One piece per turn, so that a talkative connection does not starve the others. */
+static bool receive_some(struct shoal_tcp_server *server, struct shoal_tcp_session *session)
+{
+    char piece[PIECE_BYTES];
+    const ssize_t got = recv(session->fd, piece, sizeof piece, MSG_DONTWAIT);
+    if (got < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+    return got > 0 && shoal_tcp_session_feed(&server->core, session, piece, (size_t)got);
+}
+
+static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_session *session, short events, uint64_t now_ns)
+{
+    bool is_alive = send_some(session);
+    if (is_alive && (events & (POLLIN | POLLHUP | POLLERR)) && shoal_tcp_session_is_ready(session))
+        is_alive = receive_some(server, session);
+    else if (events & (POLLHUP | POLLERR | POLLRDHUP))
+        is_alive = false;
+    while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns))
+        is_alive = send_some(session);
+    if (!is_alive)
+        shoal_tcp_session_close(&server->core, session);
+}
+
+static void accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
+{
+    int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        if (is_short && !shoal_tcp_core_drop_stranger(&server->core))
+            server->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
+        return;
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    if (!shoal_tcp_session_open(&server->core, fd, now_ns))
+        close(fd);
+}
+
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns == 0 || (b_ns != 0 && b_ns < a_ns) ? b_ns : a_ns;
+}
+
+/* The poll timeout up to a moment; -1 for 0, which is never. */
+static int until_ms(uint64_t moment_ns, uint64_t now_ns)
+{
+    if (moment_ns == 0)
+        return -1;
+    const uint64_t ms = moment_ns <= now_ns ? 0 : (moment_ns - now_ns + SHOAL_NS_PER_MS - 1) / SHOAL_NS_PER_MS;
+    return (int)(ms < 1000000 ? ms : 1000000);
+}
+
+static nfds_t fill_polled(struct shoal_tcp_server *server, uint64_t now_ns)
+{
+    const bool accepts = !server->is_stopping && server->accept_ns <= now_ns;
+    server->polled[STOP] = (struct pollfd){.fd = server->is_stopping ? -1 : server->stop_event, .events = POLLIN};
+    server->polled[LISTENER] = (struct pollfd){.fd = accepts ? server->listener : -1, .events = POLLIN};
+    for (size_t i = 0; i < server->core.session_count; i++) {
+        const struct shoal_tcp_session *session = server->core.sessions[i];
+        short events = POLLRDHUP;
+        if (shoal_tcp_session_is_ready(session))
+            events = (short)(events | POLLIN);
+        if (session->out_bytes > 0 || session->state == SHOAL_TCP_CLOSING)
+            events = (short)(events | POLLOUT);
+        server->polled[SESSIONS + i] = (struct pollfd){.fd = session->fd, .events = events};
+    }
+    return SESSIONS + server->core.session_count;
+}
+
+static void serve_turn(struct shoal_tcp_server *server)
+{
+    uint64_t now_ns = shoal_clock_ns();
+    uint64_t next_ns = shoal_tcp_core_expire(&server->core, now_ns);
+    shoal_tcp_core_sweep(&server->core);
+    next_ns = earlier(next_ns, server->accept_ns > now_ns ? server->accept_ns : 0);
+    next_ns = earlier(next_ns, server->is_stopping ? server->stop_ns : 0);
+    const size_t session_count = server->core.session_count;
+    const nfds_t polled_count = fill_polled(server, now_ns);
+    if (poll(server->polled, polled_count, until_ms(next_ns, now_ns)) <= 0)
+        return;
+    now_ns = shoal_clock_ns();
+    for (size_t i = 0; i < session_count; i++) {
+        struct shoal_tcp_session *session = server->core.sessions[i];
+        if (server->polled[SESSIONS + i].revents && session->state != SHOAL_TCP_DEAD)
+            serve_session(server, session, server->polled[SESSIONS + i].revents, now_ns);
+    }
+    shoal_tcp_core_sweep(&server->core);
+    if (server->polled[LISTENER].revents)
+        accept_one(server, now_ns);
+    if (server->polled[STOP].revents) {
+        server->is_stopping = true;
+        server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
+    }
+}
+
+static bool has_unsent(const struct shoal_tcp_core *core)
+{
+    for (size_t i = 0; i < core->session_count; i++) {
+        if (core->sessions[i]->out_bytes > 0)
+            return true;
+    }
+    return false;
+}
+
+static void *serve(void *arg)
+{
+    struct shoal_tcp_server *server = arg;
+    while (!server->is_stopping ||
+           ((server->core.member_count > 0 || has_unsent(&server->core)) && shoal_clock_ns() < server->stop_ns))
+        serve_turn(server);
+    return NULL;
+}
+
+static int start_thread(struct shoal_tcp_server *server)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&server->thread, NULL, serve, server);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!error)
+        pthread_setname_np(server->thread, "shoal-store");
+    return error;
+}
+
+static void server_destroy(struct shoal_tcp_server *server)
+{
+    shoal_tcp_core_fini(&server->core);
+    if (server->stop_event >= 0)
+        close(server->stop_event);
+    free(server->polled);
+    free(server);
+}
+
+enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_identity *identity, struct shoal_log *log,
+                                         struct shoal_tcp_server **server_out)
+{
+    struct shoal_tcp_server *server = calloc(1, sizeof *server);
+    if (!server)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
+    server->listener = listener;
+    server->stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    const enum shoal_status status = shoal_tcp_core_init(&server->core, identity, log);
+    server->polled = calloc(SESSIONS + server->core.session_max, sizeof *server->polled);
+    if (status != SHOAL_OK || !server->polled) {
+        server_destroy(server);
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
+    }
+    const int error = server->stop_event < 0 ? EMFILE : start_thread(server);
+    if (error) {
+        server_destroy(server);
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap",
+                              "cannot start the thread of rank 0's store: %s; see `ulimit -a`", strerror(error));
+    }
+    *server_out = server;
+    return SHOAL_OK;
+}
+
+void shoal_tcp_server_stop(struct shoal_tcp_server *server)
+{
+    const uint64_t one = 1;
+    if (write(server->stop_event, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(server->thread, NULL);
+    close(server->listener);
+    server_destroy(server);
+}

@@ -1,0 +1,20 @@
+/* The thread in rank 0's process that serves the own store while its bootstrap is open. It sleeps in poll() when nothing comes,
+ * has all signals blocked, and touches nothing of the process but its sockets and the log. */
+#ifndef SHOAL_BOOTSTRAP_TCP_SERVER_H
+#define SHOAL_BOOTSTRAP_TCP_SERVER_H
+
+#include "bootstrap/address.h"
+#include "bootstrap/tcp_session.h"
+
+#define SHOAL_TCP_FAREWELL_MS 1000
+
+struct shoal_tcp_server;
+
+/* Takes over a listening, non-blocking socket (on success only) and starts the thread. Errors are logged. */
+SHOAL_MUST_USE enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_identity *identity,
+                                                        struct shoal_log *log, struct shoal_tcp_server **server_out);
+
+/* Waits at most SHOAL_TCP_FAREWELL_MS until those who joined have said bye, then ends the thread and closes the sockets. */
+void shoal_tcp_server_stop(struct shoal_tcp_server *server);
+
+#endif

@@ -1,0 +1,352 @@
+#include "bootstrap/tcp_session.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct shoal_tcp_identity *identity,
+                                      struct shoal_log *log)
+{
+    memset(core, 0, sizeof *core);
+    core->identity = *identity;
+    core->log = log;
+    core->session_max = identity->hello.size + SHOAL_TCP_STRANGERS_MAX;
+    core->sessions = calloc(core->session_max, sizeof *core->sessions);
+    core->ranks = calloc(identity->hello.size, 1);
+    shoal_key_table_init(&core->table);
+    if (core->sessions && core->ranks)
+        return SHOAL_OK;
+    shoal_tcp_core_fini(core);
+    return SHOAL_ERR_MEMORY;
+}
+
+static void session_destroy(struct shoal_tcp_session *session)
+{
+    if (session->fd >= 0)
+        close(session->fd);
+    free(session->in);
+    free(session->out);
+    free(session);
+}
+
+void shoal_tcp_core_fini(struct shoal_tcp_core *core)
+{
+    for (size_t i = 0; i < core->session_count; i++)
+        session_destroy(core->sessions[i]);
+    free(core->sessions);
+    free(core->ranks);
+    shoal_key_table_fini(&core->table);
+    explicit_bzero(core->identity.secret, sizeof core->identity.secret);
+    core->sessions = NULL;
+    core->ranks = NULL;
+    core->session_count = 0;
+}
+
+void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < core->session_count; i++) {
+        if (core->sessions[i]->state == SHOAL_TCP_DEAD)
+            session_destroy(core->sessions[i]);
+        else
+            core->sessions[kept++] = core->sessions[i];
+    }
+    core->session_count = kept;
+}
+
+bool shoal_tcp_core_drop_stranger(struct shoal_tcp_core *core)
+{
+    for (size_t i = 0; i < core->session_count; i++) {
+        if (!core->sessions[i]->is_member) {
+            core->sessions[i]->state = SHOAL_TCP_DEAD;
+            shoal_tcp_core_sweep(core);
+            return true;
+        }
+    }
+    return false;
+}
+
+struct shoal_tcp_session *shoal_tcp_session_open(struct shoal_tcp_core *core, int fd, uint64_t now_ns)
+{
+    if (core->session_count - core->member_count >= SHOAL_TCP_STRANGERS_MAX)
+        shoal_tcp_core_drop_stranger(core);
+    if (core->session_count >= core->session_max)
+        return NULL;
+    struct shoal_tcp_session *session = calloc(1, sizeof *session);
+    if (!session)
+        return NULL;
+    session->fd = fd;
+    session->deadline_ns = now_ns + SHOAL_TCP_HANDSHAKE_MS * SHOAL_NS_PER_MS;
+    core->sessions[core->session_count++] = session;
+    return session;
+}
+
+bool shoal_tcp_session_is_ready(const struct shoal_tcp_session *session)
+{
+    return session->state <= SHOAL_TCP_JOINED && session->out_bytes == 0;
+}
+
+/* At most one reply is under way on a connection, so `out` is empty here. */
+static void reply(struct shoal_tcp_session *session, enum shoal_tcp_kind kind, enum shoal_tcp_verdict verdict,
+                  const void *value, size_t value_bytes)
+{
+    const struct shoal_tcp_head head = {
+        .magic = SHOAL_TCP_MAGIC, .kind = (uint8_t)kind, .verdict = (uint8_t)verdict, .value_bytes = (uint32_t)value_bytes};
+    unsigned char *out = realloc(session->out, sizeof head + value_bytes);
+    if (!out) {
+        session->state = SHOAL_TCP_CLOSING; /* with nothing to send: the connection ends, and the client says so */
+        return;
+    }
+    memcpy(out, &head, sizeof head);
+    if (value_bytes > 0)
+        memcpy(out + sizeof head, value, value_bytes);
+    session->out = out;
+    session->out_bytes = sizeof head + value_bytes;
+    session->out_sent = 0;
+}
+
+static void finish_get(struct shoal_tcp_session *session, enum shoal_tcp_verdict verdict, const void *value, size_t bytes)
+{
+    session->state = SHOAL_TCP_JOINED;
+    session->deadline_ns = 0;
+    reply(session, SHOAL_TCP_REPLY, verdict, value, bytes);
+}
+
+void shoal_tcp_session_close(struct shoal_tcp_core *core, struct shoal_tcp_session *session)
+{
+    session->state = SHOAL_TCP_DEAD;
+    if (!session->is_member)
+        return;
+    session->is_member = false;
+    core->member_count--;
+    core->ranks[session->rank] = SHOAL_TCP_RANK_LOST;
+    char host[SHOAL_TCP_HOST_BYTES];
+    memcpy(host, session->client.host, sizeof host);
+    shoal_tcp_text_clean(host, sizeof host);
+    if (!core->lost[0])
+        snprintf(core->lost, sizeof core->lost, "rank %u (%s:%u)", session->rank, host, session->client.process);
+    for (size_t i = 0; i < core->session_count; i++) {
+        if (core->sessions[i]->state == SHOAL_TCP_WAITING)
+            finish_get(core->sessions[i], SHOAL_TCP_LOST, core->lost, sizeof core->lost);
+    }
+}
+
+uint64_t shoal_tcp_core_expire(struct shoal_tcp_core *core, uint64_t now_ns)
+{
+    uint64_t next_ns = 0;
+    for (size_t i = 0; i < core->session_count; i++) {
+        struct shoal_tcp_session *session = core->sessions[i];
+        if (session->deadline_ns == 0 || session->state == SHOAL_TCP_DEAD)
+            continue;
+        if (session->deadline_ns > now_ns)
+            next_ns = next_ns == 0 || session->deadline_ns < next_ns ? session->deadline_ns : next_ns;
+        else if (session->state == SHOAL_TCP_WAITING)
+            finish_get(session, SHOAL_TCP_ABSENT, NULL, 0);
+        else
+            shoal_tcp_session_close(core, session);
+    }
+    return next_ns;
+}
+
+static void log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_session *session, enum shoal_tcp_verdict verdict)
+{
+    if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
+        return; /* usual: the client looks elsewhere */
+    if (core->refusal_count++ >= SHOAL_TCP_REFUSALS_LOGGED_MAX)
+        return;
+    char text[512];
+    shoal_tcp_refusal_print(verdict, &session->client, &session->server, text, sizeof text);
+    shoal_log_line(core->log, SHOAL_LOG_WARN, "bootstrap", "%s", text);
+}
+
+static enum shoal_tcp_verdict judge(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
+{
+    const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(&session->client, &session->server);
+    if (verdict != SHOAL_TCP_OK)
+        return verdict;
+    const unsigned char state = core->ranks[session->client.rank];
+    if (state == SHOAL_TCP_RANK_LEFT)
+        return SHOAL_TCP_PAST;
+    return state == SHOAL_TCP_RANK_ABSENT ? SHOAL_TCP_OK : SHOAL_TCP_TAKEN;
+}
+
+struct challenge {
+    struct shoal_tcp_hello server;
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+};
+
+/* The server proves itself only to those it takes for members: a stranger gets no sample of the secret's use otherwise. */
+static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+{
+    if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_hello_parse(frame, &session->client)) {
+        shoal_tcp_session_close(core, session);
+        return;
+    }
+    session->server = core->identity.hello;
+    enum shoal_tcp_verdict verdict = judge(core, session);
+    struct challenge challenge = {.proof = {0}};
+    if (shoal_auth_random(session->server.nonce, sizeof session->server.nonce) != SHOAL_OK ||
+        (verdict == SHOAL_TCP_OK &&
+         !shoal_tcp_proof_build(core->identity.secret, true, &session->client, &session->server, challenge.proof))) {
+        shoal_tcp_session_close(core, session);
+        return;
+    }
+    challenge.server = session->server;
+    session->state = verdict == SHOAL_TCP_OK ? SHOAL_TCP_EXPECT_PROOF : SHOAL_TCP_CLOSING;
+    if (verdict != SHOAL_TCP_OK)
+        log_refusal(core, session, verdict);
+    reply(session, SHOAL_TCP_CHALLENGE, verdict, &challenge, sizeof challenge);
+}
+
+/* A client that saw that the server does not know its secret says so with a proof that carries the verdict. */
+static bool is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session,
+                      const struct shoal_tcp_frame *frame)
+{
+    if (frame->head.verdict != SHOAL_TCP_OK || frame->head.value_bytes != SHOAL_AUTH_MAC_BYTES)
+        return false;
+    if (!core->identity.hello.has_secret)
+        return true;
+    unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
+    return shoal_tcp_proof_build(core->identity.secret, false, &session->client, &session->server, wanted) &&
+           shoal_auth_equal(wanted, frame->value, sizeof wanted);
+}
+
+static void do_proof(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+{
+    if (frame->head.kind != SHOAL_TCP_PROOF) {
+        shoal_tcp_session_close(core, session);
+        return;
+    }
+    /* Another process may have joined as this rank since the hello. */
+    const enum shoal_tcp_verdict verdict = is_proved(core, session, frame) ? judge(core, session) : SHOAL_TCP_SECRET_WRONG;
+    session->state = verdict == SHOAL_TCP_OK ? SHOAL_TCP_JOINED : SHOAL_TCP_CLOSING;
+    reply(session, SHOAL_TCP_WELCOME, verdict, NULL, 0);
+    if (verdict != SHOAL_TCP_OK) {
+        log_refusal(core, session, verdict);
+        return;
+    }
+    session->deadline_ns = 0;
+    session->is_member = true;
+    session->rank = session->client.rank;
+    core->ranks[session->rank] = SHOAL_TCP_RANK_HERE;
+    core->member_count++;
+}
+
+static bool is_key(const struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+{
+    return session->key_bytes == frame->head.key_bytes && memcmp(session->key, frame->key, session->key_bytes) == 0;
+}
+
+static void do_set(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+{
+    const bool is_kept =
+        shoal_key_table_set(&core->table, frame->key, frame->head.key_bytes, frame->value, frame->head.value_bytes);
+    for (size_t i = 0; is_kept && i < core->session_count; i++) {
+        if (core->sessions[i]->state == SHOAL_TCP_WAITING && is_key(core->sessions[i], frame))
+            finish_get(core->sessions[i], SHOAL_TCP_OK, frame->value, frame->head.value_bytes);
+    }
+    reply(session, SHOAL_TCP_REPLY, is_kept ? SHOAL_TCP_OK : SHOAL_TCP_FULL, NULL, 0);
+}
+
+static void do_get(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame,
+                   uint64_t now_ns)
+{
+    size_t bytes;
+    const void *value = shoal_key_table_get(&core->table, frame->key, frame->head.key_bytes, &bytes);
+    if (value) {
+        reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_OK, value, bytes);
+        return;
+    }
+    if (core->lost[0]) {
+        reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_LOST, core->lost, sizeof core->lost);
+        return;
+    }
+    if (frame->head.number == 0) {
+        reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_ABSENT, NULL, 0);
+        return;
+    }
+    memcpy(session->key, frame->key, frame->head.key_bytes);
+    session->key_bytes = frame->head.key_bytes;
+    session->deadline_ns = now_ns + frame->head.number * SHOAL_NS_PER_MS;
+    session->state = SHOAL_TCP_WAITING;
+}
+
+static void do_bye(struct shoal_tcp_core *core, struct shoal_tcp_session *session)
+{
+    session->is_member = false;
+    core->member_count--;
+    core->ranks[session->rank] = SHOAL_TCP_RANK_LEFT;
+    session->state = SHOAL_TCP_CLOSING;
+    reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_OK, NULL, 0);
+}
+
+static void do_request(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame,
+                       uint64_t now_ns)
+{
+    switch (frame->head.kind) {
+    case SHOAL_TCP_SET:
+        do_set(core, session, frame);
+        return;
+    case SHOAL_TCP_GET:
+        do_get(core, session, frame, now_ns);
+        return;
+    case SHOAL_TCP_ERASE:
+        reply(session, SHOAL_TCP_REPLY,
+              shoal_key_table_erase(&core->table, frame->key, frame->head.key_bytes) ? SHOAL_TCP_OK : SHOAL_TCP_ABSENT, NULL,
+              0);
+        return;
+    case SHOAL_TCP_BYE:
+        do_bye(core, session);
+        return;
+    default:
+        shoal_tcp_session_close(core, session);
+    }
+}
+
+static size_t value_max(const struct shoal_tcp_session *session)
+{
+    return session->is_member ? SHOAL_VALUE_BYTES_MAX : SHOAL_TCP_HELLO_BYTES_MAX;
+}
+
+/* Input is read only while the session is ready, so at most one frame and one piece wait here. */
+bool shoal_tcp_session_feed(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const void *data, size_t bytes)
+{
+    if (session->in_bytes + bytes > session->in_capacity) {
+        const size_t capacity = shoal_round_up(session->in_bytes + bytes, 4096);
+        unsigned char *in = realloc(session->in, capacity);
+        if (!in) {
+            shoal_tcp_session_close(core, session);
+            return false;
+        }
+        session->in = in;
+        session->in_capacity = capacity;
+    }
+    memcpy(session->in + session->in_bytes, data, bytes);
+    session->in_bytes += bytes;
+    return true;
+}
+
+bool shoal_tcp_session_step(struct shoal_tcp_core *core, struct shoal_tcp_session *session, uint64_t now_ns)
+{
+    if (!shoal_tcp_session_is_ready(session))
+        return false;
+    struct shoal_tcp_frame frame;
+    const enum shoal_tcp_parsed parsed = shoal_tcp_frame_parse(session->in, session->in_bytes, value_max(session), &frame);
+    if (parsed == SHOAL_TCP_PARSED_MORE)
+        return false;
+    if (parsed == SHOAL_TCP_PARSED_BAD) {
+        shoal_tcp_session_close(core, session);
+        return false;
+    }
+    if (session->state == SHOAL_TCP_EXPECT_HELLO)
+        do_hello(core, session, &frame);
+    else if (session->state == SHOAL_TCP_EXPECT_PROOF)
+        do_proof(core, session, &frame);
+    else
+        do_request(core, session, &frame, now_ns);
+    session->in_bytes -= frame.bytes;
+    memmove(session->in, session->in + frame.bytes, session->in_bytes);
+    return true;
+}

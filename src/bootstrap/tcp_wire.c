@@ -1,0 +1,154 @@
+#include "bootstrap/tcp_wire.h"
+
+#include <string.h>
+
+static bool is_head_sound(const struct shoal_tcp_head *head, size_t value_max)
+{
+    return head->magic == SHOAL_TCP_MAGIC && head->kind >= SHOAL_TCP_HELLO && head->kind < SHOAL_TCP_KIND_END &&
+           head->verdict < SHOAL_TCP_VERDICT_END && head->key_bytes <= SHOAL_KEY_BYTES_MAX && head->value_bytes <= value_max;
+}
+
+enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t bytes, size_t value_max,
+                                            struct shoal_tcp_frame *frame_out)
+{
+    struct shoal_tcp_frame frame;
+    if (bytes < sizeof frame.head)
+        return SHOAL_TCP_PARSED_MORE;
+    memcpy(&frame.head, data, sizeof frame.head);
+    if (!is_head_sound(&frame.head, value_max))
+        return SHOAL_TCP_PARSED_BAD;
+    frame.bytes = sizeof frame.head + frame.head.key_bytes + frame.head.value_bytes;
+    if (bytes < frame.bytes)
+        return SHOAL_TCP_PARSED_MORE;
+    frame.key = (const char *)data + sizeof frame.head;
+    frame.value = data + sizeof frame.head + frame.head.key_bytes;
+    *frame_out = frame;
+    return SHOAL_TCP_PARSED_FRAME;
+}
+
+void shoal_tcp_text_clean(char *text, size_t bytes)
+{
+    text[bytes - 1] = 0;
+    for (char *p = text; *p; p++) {
+        if (*p < ' ' || *p > '~')
+            *p = '?';
+    }
+}
+
+bool shoal_tcp_hello_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_hello *hello_out)
+{
+    if (frame->head.value_bytes < sizeof *hello_out)
+        return false;
+    memcpy(hello_out, frame->value, sizeof *hello_out);
+    return true;
+}
+
+enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server)
+{
+    if (client->job != server->job)
+        return SHOAL_TCP_NOT_OURS;
+    if (client->protocol != server->protocol || memcmp(client->version, server->version, sizeof client->version) != 0)
+        return SHOAL_TCP_VERSION;
+    if (client->size != server->size)
+        return SHOAL_TCP_SIZE;
+    if (client->rank >= server->size)
+        return SHOAL_TCP_RANK;
+    if (client->settings != server->settings)
+        return SHOAL_TCP_SETTINGS;
+    if (!client->has_secret != !server->has_secret)
+        return SHOAL_TCP_SECRET_ONE_SIDED;
+    return SHOAL_TCP_OK;
+}
+
+enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict)
+{
+    switch (verdict) {
+    case SHOAL_TCP_OK:
+        return SHOAL_OK;
+    case SHOAL_TCP_SIZE:
+    case SHOAL_TCP_RANK:
+    case SHOAL_TCP_TAKEN:
+        return SHOAL_ERR_ARGUMENT;
+    case SHOAL_TCP_VERSION:
+    case SHOAL_TCP_SETTINGS:
+    case SHOAL_TCP_SECRET_ONE_SIDED:
+    case SHOAL_TCP_SECRET_WRONG:
+        return SHOAL_ERR_AUTH;
+    case SHOAL_TCP_NOT_OURS:
+    case SHOAL_TCP_PAST:
+    case SHOAL_TCP_ABSENT:
+        return SHOAL_ERR_TIMEOUT;
+    case SHOAL_TCP_LOST:
+        return SHOAL_ERR_PEER_LOST;
+    case SHOAL_TCP_FULL:
+        return SHOAL_ERR_MEMORY;
+    case SHOAL_TCP_VERDICT_END:
+        break;
+    }
+    return SHOAL_ERR_INTERNAL;
+}
+
+static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
+                         const struct shoal_tcp_hello *server, char *text, size_t text_bytes)
+{
+    switch (verdict) {
+    case SHOAL_TCP_NOT_OURS:
+        snprintf(text, text_bytes, "another Shoal job (of %u ranks) listens there", server->size);
+        return;
+    case SHOAL_TCP_PAST:
+        snprintf(text, text_bytes, "the rank has left that store before, and a new one has not come");
+        return;
+    case SHOAL_TCP_VERSION:
+        snprintf(text, text_bytes,
+                 "it runs Shoal %s (protocol %u) and rank 0 runs %s (protocol %u); install one version everywhere",
+                 client->version, client->protocol, server->version, server->protocol);
+        return;
+    case SHOAL_TCP_SIZE:
+        snprintf(text, text_bytes, "it was told that there are %u ranks, and rank 0 that there are %u", client->size,
+                 server->size);
+        return;
+    case SHOAL_TCP_RANK:
+        snprintf(text, text_bytes, "there are only ranks 0 to %u", server->size - 1);
+        return;
+    case SHOAL_TCP_TAKEN:
+        snprintf(text, text_bytes, "two processes say that they are this rank, or it was there before and ended");
+        return;
+    case SHOAL_TCP_SETTINGS:
+        snprintf(
+            text, text_bytes,
+            "settings that must agree differ (hash %016llx there, %016llx on rank 0); compare `shoal info --settings` on both",
+            (unsigned long long)client->settings, (unsigned long long)server->settings);
+        return;
+    case SHOAL_TCP_SECRET_ONE_SIDED:
+        snprintf(text, text_bytes, "%s has a secret and %s has none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",
+                 client->has_secret ? "it" : "rank 0", client->has_secret ? "rank 0" : "it");
+        return;
+    default:
+        snprintf(text, text_bytes, "its secret is not rank 0's; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks");
+        return;
+    }
+}
+
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
+                             const struct shoal_tcp_hello *server, char *text, size_t text_bytes)
+{
+    struct shoal_tcp_hello there = *client, here = *server;
+    shoal_tcp_text_clean(there.version, sizeof there.version);
+    shoal_tcp_text_clean(there.host, sizeof there.host);
+    shoal_tcp_text_clean(here.version, sizeof here.version);
+    char reason[256];
+    refusal_text(verdict, &there, &here, reason, sizeof reason);
+    snprintf(text, text_bytes, "rank %u (%s:%u) is refused: %s", there.rank, there.host, there.process, reason);
+}
+
+bool shoal_tcp_proof_build(const unsigned char secret[SHOAL_SECRET_BYTES], bool of_server, const struct shoal_tcp_hello *client,
+                           const struct shoal_tcp_hello *server, unsigned char proof[SHOAL_AUTH_MAC_BYTES])
+{
+    memset(proof, 0, SHOAL_AUTH_MAC_BYTES);
+    if (!server->has_secret)
+        return true;
+    static const char sides[2][24] = {"shoal store client", "shoal store server"};
+    const struct shoal_auth_part parts[] = {
+        {sides[of_server], sizeof sides[0]}, {client, sizeof *client}, {server, sizeof *server}};
+    return shoal_auth_mac(secret, parts, SHOAL_COUNT_OF(parts), proof);
+}

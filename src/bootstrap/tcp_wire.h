@@ -1,0 +1,129 @@
+/* What travels between Shoal's own store (a thread of rank 0) and its clients (every rank, rank 0 too). One TCP connection per
+ * rank; requests and replies alternate. Numbers are little-endian, as all processors Shoal runs on are.
+ *
+ *     frame:   head (16 bytes) | key (0..255 bytes) | value (0..64 KiB)
+ *
+ *     client                                   server
+ *     HELLO  value: client's hello    ------>
+ *                                     <------  CHALLENGE  status; value: server's hello, server's proof
+ *     PROOF  value: client's proof    ------>
+ *                                     <------  WELCOME  status
+ *     SET key value | GET key number=timeout_ms | ERASE key | BYE    ------>
+ *                                     <------  REPLY  status, value
+ *
+ *     proof = HMAC(secret, side | client's hello | server's hello); both hellos hold fresh nonces, so a recorded one proves
+ * nothing.
+ *
+ * Head and hello never change, so that versions can tell each other apart. Pure functions, any thread. */
+#ifndef SHOAL_BOOTSTRAP_TCP_WIRE_H
+#define SHOAL_BOOTSTRAP_TCP_WIRE_H
+
+#include "bootstrap/auth.h"
+#include "bootstrap/bootstrap.h"
+#include "bootstrap/key_table.h"
+
+#define SHOAL_TCP_MAGIC UINT32_C(0x4c414853) /* "SHAL" */
+#define SHOAL_TCP_PROTOCOL 1
+#define SHOAL_TCP_VERSION_BYTES 16
+#define SHOAL_TCP_HOST_BYTES 64
+
+enum shoal_tcp_kind {
+    SHOAL_TCP_HELLO = 1,
+    SHOAL_TCP_CHALLENGE,
+    SHOAL_TCP_PROOF,
+    SHOAL_TCP_WELCOME,
+    SHOAL_TCP_SET,
+    SHOAL_TCP_GET,
+    SHOAL_TCP_ERASE,
+    SHOAL_TCP_BYE,
+    SHOAL_TCP_REPLY,
+    SHOAL_TCP_KIND_END
+};
+
+enum shoal_tcp_verdict {
+    SHOAL_TCP_OK,
+    /* of a handshake */
+    SHOAL_TCP_NOT_OURS, /* another job: the client tries its next port */
+    SHOAL_TCP_PAST,     /* this server's rank has left it already: its successor will come */
+    SHOAL_TCP_VERSION,
+    SHOAL_TCP_SIZE,
+    SHOAL_TCP_RANK,
+    SHOAL_TCP_TAKEN,
+    SHOAL_TCP_SETTINGS,
+    SHOAL_TCP_SECRET_ONE_SIDED,
+    SHOAL_TCP_SECRET_WRONG,
+    /* of a request */
+    SHOAL_TCP_ABSENT, /* no such key in time */
+    SHOAL_TCP_LOST,   /* a rank ended without a word; the value is a text that names it */
+    SHOAL_TCP_FULL,
+    SHOAL_TCP_VERDICT_END
+};
+
+struct shoal_tcp_head {
+    uint32_t magic;
+    uint8_t kind;
+    uint8_t verdict;
+    uint16_t key_bytes;
+    uint32_t value_bytes;
+    uint32_t number;
+};
+_Static_assert(sizeof(struct shoal_tcp_head) == 16, "the head on the wire");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are copied as they lie in memory");
+
+struct shoal_tcp_hello {
+    uint32_t protocol;
+    uint32_t rank;
+    uint32_t size;
+    uint32_t has_secret;
+    uint64_t job;
+    uint64_t settings;
+    char version[SHOAL_TCP_VERSION_BYTES];
+    unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
+    char host[SHOAL_TCP_HOST_BYTES];
+    uint32_t process;
+    uint32_t reserved;
+};
+_Static_assert(sizeof(struct shoal_tcp_hello) == 136, "the hello on the wire");
+
+#define SHOAL_TCP_FRAME_BYTES_MAX (sizeof(struct shoal_tcp_head) + SHOAL_KEY_BYTES_MAX + SHOAL_VALUE_BYTES_MAX)
+/* What a stranger may send. */
+#define SHOAL_TCP_HELLO_BYTES_MAX 256
+
+/* What one side knows of itself before any connection. */
+struct shoal_tcp_identity {
+    struct shoal_tcp_hello hello; /* the nonce is filled per connection */
+    unsigned char secret[SHOAL_SECRET_BYTES];
+};
+
+struct shoal_tcp_frame {
+    struct shoal_tcp_head head;
+    const char *key;
+    const unsigned char *value;
+    size_t bytes; /* the whole frame */
+};
+
+enum shoal_tcp_parsed { SHOAL_TCP_PARSED_MORE, SHOAL_TCP_PARSED_FRAME, SHOAL_TCP_PARSED_BAD };
+
+/* Reads one frame from the start of data; key and value then point into it. value_max is what this sender may send by now. */
+enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t bytes, size_t value_max,
+                                            struct shoal_tcp_frame *frame_out);
+
+/* Copies the hello at the start of a value, byte for byte (proofs cover it). False when the value is too short. */
+bool shoal_tcp_hello_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_hello *hello_out);
+
+/* What the server says to a hello, from the two alone. */
+enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
+
+/* A refusal in words, the same on both sides, and the status it means. */
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
+                             const struct shoal_tcp_hello *server, char *text, size_t text_bytes);
+enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict);
+
+/* The proof of one side. All zeros where there is no secret. False without libsodium. */
+bool shoal_tcp_proof_build(const unsigned char secret[SHOAL_SECRET_BYTES], bool of_server, const struct shoal_tcp_hello *client,
+                           const struct shoal_tcp_hello *server, unsigned char proof[SHOAL_AUTH_MAC_BYTES]);
+
+/* Makes bytes from the network safe to print. text ends with 0 afterwards. */
+void shoal_tcp_text_clean(char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,350 @@
+/* Communicators: making, splitting, ending. */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bootstrap/auth.h"
+#include "comm/context.h"
+#include "transport/shm/shm_link.h"
+
+/* ---- Making -------------------------------------------------------------------------------------------------------------- */
+
+/* What every rank of a new world tells the others, besides how to reach it. */
+struct agreement {
+    uint64_t number; /* rank 0's counts */
+    uint64_t settings;
+    char version[16];
+};
+
+static uint32_t create_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
+{
+    return options && options->create_timeout_ms ? options->create_timeout_ms : (uint32_t)context->settings.bootstrap_timeout_ms;
+}
+
+static uint32_t operation_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
+{
+    return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.timeout_ms;
+}
+
+static enum shoal_status join(struct shoal_context *context, struct shoal_transport *transport)
+{
+    for (;;) {
+        int socket = -1;
+        shoal_driver_lock(&context->driver);
+        const enum shoal_status status = shoal_shm_join(transport, &socket);
+        shoal_driver_unlock(&context->driver);
+        if (status != SHOAL_PENDING)
+            return status;
+        shoal_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
+    }
+}
+
+static void say_made(struct shoal_context *context, const struct shoal_comm *comm, const char *launcher)
+{
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
+                   "version %s, communicator %s: %d rank%s on 1 host (%s), joined by %s; shared memory, because every rank passed a "
+                   "descriptor over a Unix socket; kernels %s; waits spin %llu us",
+                   shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", context->log.host, launcher, context->kernels->name,
+                   (unsigned long long)context->driver.spin_ns / 1000);
+}
+
+static enum shoal_status make(struct shoal_context *context, const struct shoal_shm_options *shm_options, const char *name,
+                              const struct shoal_comm_options *options, const char *launcher, struct shoal_comm **comm_out)
+{
+    struct shoal_transport *transport;
+    struct shoal_engine *engine = NULL;
+    shoal_driver_lock(&context->driver);
+    enum shoal_status status = shoal_shm_create(context->node, shm_options, &transport);
+    shoal_driver_unlock(&context->driver);
+    SHOAL_TRY(status);
+    status = join(context, transport);
+    struct shoal_comm *comm = calloc(1, sizeof *comm);
+    if (status == SHOAL_OK && !comm)
+        status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
+    if (status != SHOAL_OK) {
+        free(comm);
+        transport->ops->destroy(transport, false);
+        return status;
+    }
+    const struct shoal_engine_options engine_options = {
+        .name = options && options->name ? options->name : name,
+        .transport = transport,
+        .kernels = context->kernels,
+        .settings = &context->settings,
+        .log = &context->log,
+        .driver = &context->driver,
+        .now_ns = shoal_driver_now_ns,
+        .now_arg = &context->driver,
+        .timeout_ms = operation_timeout(context, options),
+    };
+    status = shoal_engine_create(&engine_options, &engine);
+    if (status != SHOAL_OK) {
+        free(comm);
+        return status;
+    }
+    comm->context = context;
+    comm->engine = engine;
+    comm->rank = shm_options->rank;
+    comm->size = shm_options->size;
+    comm->number = shm_options->comm;
+    memcpy(comm->name, engine->name, sizeof comm->name);
+    shoal_driver_lock(&context->driver);
+    shoal_driver_add(&context->driver, engine);
+    comm->next = context->comms;
+    context->comms = comm;
+    shoal_driver_unlock(&context->driver);
+    say_made(context, comm, launcher);
+    *comm_out = comm;
+    return SHOAL_OK;
+}
+
+static enum shoal_status agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms, uint64_t *number_out)
+{
+    struct agreement own = {.settings = shoal_settings_hash(&context->settings)};
+    snprintf(own.version, sizeof own.version, "%s", shoal_version());
+    SHOAL_TRY(shoal_auth_random(&own.number, sizeof own.number));
+    struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
+    if (!all)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
+    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, &context->log, "agreement", &own, all, sizeof own, timeout_ms);
+    for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
+        all[r].version[sizeof all[r].version - 1] = 0;
+        if (strcmp(all[r].version, own.version) != 0)
+            status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm", "rank %d has Shoal %s, this rank %s: install one version", r,
+                                    all[r].version, own.version);
+        else if (all[r].settings != own.settings)
+            status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
+                                    "rank %d has other settings (hash %016llx, here %016llx): SHOAL_PIECE_BYTES, SHOAL_DEPTH, "
+                                    "SHOAL_DIRECT_BYTES and SHOAL_COUNTER_START must be the same on all ranks",
+                                    r, (unsigned long long)all[r].settings, (unsigned long long)own.settings);
+    }
+    if (status == SHOAL_OK)
+        *number_out = all[0].number;
+    free(all);
+    return status;
+}
+
+static enum shoal_status make_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+                                    const struct shoal_comm_options *options, struct shoal_comm **comm_out)
+{
+    const uint32_t timeout_ms = create_timeout(context, options);
+    struct shoal_shm_options shm_options = {.rank = bootstrap->rank,
+                                            .size = bootstrap->size,
+                                            .slots = (unsigned)context->settings.depth,
+                                            .slot_bytes = context->settings.piece_bytes,
+                                            .counter_start = context->settings.counter_start,
+                                            .timeout_ms = timeout_ms};
+    context->log.rank = bootstrap->rank;
+    SHOAL_TRY(agree(context, bootstrap, timeout_ms, &shm_options.comm));
+    shm_options.peers = calloc((size_t)bootstrap->size, sizeof(struct shoal_shm_peer *));
+    if (!shm_options.peers)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
+    shoal_driver_set_ranks(&context->driver, bootstrap->size);
+    enum shoal_status status = shoal_shm_node_connect(context->node, bootstrap, timeout_ms, shm_options.peers);
+    if (status == SHOAL_OK)
+        status = make(context, &shm_options, "world", options, bootstrap->launcher, comm_out);
+    free(shm_options.peers);
+    return status;
+}
+
+static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options *options,
+                                      struct shoal_comm **comm_out, const char *call)
+{
+    SHOAL_TRY(shoal_context_check(context, call));
+    if (!comm_out)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "%s: comm_out is NULL", call);
+    if (options && options->struct_bytes < sizeof options->struct_bytes)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
+                              "%s: options->struct_bytes is not set: use SHOAL_COMM_OPTIONS_INIT", call);
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_ranks(struct shoal_context *context, int rank, int size, const char *call)
+{
+    if (size < 1 || size > SHOAL_SHM_PEERS_MAX || rank < 0 || rank >= size)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "%s: rank %d of %d: size is 1 to %d, rank 0 to size - 1", call,
+                              rank, size, SHOAL_SHM_PEERS_MAX);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,
+                                    struct shoal_comm **comm_out)
+{
+    struct shoal_bootstrap bootstrap;
+    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
+    SHOAL_TRY(shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap));
+    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
+    shoal_bootstrap_close(&bootstrap);
+    return status;
+}
+
+enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
+                                       const struct shoal_comm_options *options, struct shoal_comm **comm_out)
+{
+    struct shoal_bootstrap bootstrap;
+    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_at"));
+    SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_at"));
+    if (!address)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
+    SHOAL_TRY(shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log, create_timeout(context, options),
+                                           &bootstrap));
+    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
+    shoal_bootstrap_close(&bootstrap);
+    return status;
+}
+
+enum shoal_status shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store, int rank, int size,
+                                         const struct shoal_comm_options *options, struct shoal_comm **comm_out)
+{
+    struct shoal_bootstrap bootstrap;
+    SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
+    SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_with"));
+    SHOAL_TRY(shoal_bootstrap_from_store(store, rank, size, &context->settings, &context->log, create_timeout(context, options),
+                                         &bootstrap));
+    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
+    shoal_bootstrap_close(&bootstrap);
+    return status;
+}
+
+/* ---- Splitting ----------------------------------------------------------------------------------------------------------- */
+
+struct choice {
+    int32_t color;
+    int32_t key;
+};
+
+struct member {
+    int32_t key;
+    int32_t rank; /* in the parent */
+};
+
+static int by_key_then_rank(const void *a, const void *b)
+{
+    const struct member *x = a, *y = b;
+    if (x->key != y->key)
+        return x->key < y->key ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static enum shoal_status make_group(struct shoal_comm *parent, const struct choice *choices, int color,
+                                    const struct shoal_comm_options *options, struct shoal_comm **comm_out)
+{
+    struct shoal_context *context = parent->context;
+    struct member *members = calloc((size_t)parent->size, sizeof *members);
+    struct shoal_shm_peer **peers = calloc((size_t)parent->size, sizeof(struct shoal_shm_peer *));
+    struct shoal_shm_options shm_options = {.comm = mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+                                            .peers = peers,
+                                            .slots = (unsigned)context->settings.depth,
+                                            .slot_bytes = context->settings.piece_bytes,
+                                            .counter_start = context->settings.counter_start,
+                                            .timeout_ms = create_timeout(context, options)};
+    enum shoal_status status = SHOAL_OK;
+    if (!members || !peers)
+        status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", parent->size);
+    for (int r = 0; r < parent->size && status == SHOAL_OK; r++) {
+        if (choices[r].color == color)
+            members[shm_options.size++] = (struct member){choices[r].key, r};
+    }
+    if (status == SHOAL_OK) {
+        char name[32];
+        qsort(members, (size_t)shm_options.size, sizeof *members, by_key_then_rank);
+        for (int i = 0; i < shm_options.size; i++) {
+            peers[i] = shoal_shm_peers(parent->engine->transport)[members[i].rank];
+            if (members[i].rank == parent->rank)
+                shm_options.rank = i;
+        }
+        snprintf(name, sizeof name, "%.20s.%u", parent->name, parent->splits);
+        status = make(context, &shm_options, name, options, "shoal_comm_split", comm_out);
+    }
+    free(members);
+    free(peers);
+    return status;
+}
+
+enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, const struct shoal_comm_options *options,
+                                   struct shoal_comm **comm_out)
+{
+    const struct choice own = {color, key};
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_split"));
+    SHOAL_TRY(check_create(comm->context, options, comm_out, "shoal_comm_split"));
+    struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
+    if (!choices)
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);
+    const struct shoal_call call = {.kind = SHOAL_KIND_EXCHANGE, .input = &own, .output = choices, .count = sizeof own};
+    enum shoal_status status = shoal_comm_run(comm, &call);
+    if (status == SHOAL_OK) {
+        comm->splits++;
+        if (color < 0)
+            *comm_out = NULL;
+        else
+            status = make_group(comm, choices, color, options, comm_out);
+    }
+    free(choices);
+    return status;
+}
+
+/* ---- Ending -------------------------------------------------------------------------------------------------------------- */
+
+int shoal_comm_rank(const struct shoal_comm *comm)
+{
+    return comm ? comm->rank : -1;
+}
+
+int shoal_comm_size(const struct shoal_comm *comm)
+{
+    return comm ? comm->size : -1;
+}
+
+enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
+{
+    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
+    SHOAL_TRY(shoal_comm_run(comm, &call)); /* it ends after all operations posted before it */
+    shoal_driver_lock(&comm->context->driver);
+    comm->engine->is_finalized = true;
+    shoal_driver_unlock(&comm->context->driver);
+    return SHOAL_OK;
+}
+
+void shoal_comm_free(struct shoal_comm *comm)
+{
+    if (!comm || !*comm->context->is_parent)
+        return;
+    struct shoal_context *context = comm->context;
+    shoal_driver_lock(&context->driver);
+    struct shoal_comm **link = &context->comms;
+    while (*link && *link != comm)
+        link = &(*link)->next;
+    if (*link)
+        *link = comm->next;
+    shoal_driver_remove(&context->driver, comm->engine);
+    shoal_engine_destroy(comm->engine);
+    shoal_driver_unlock(&context->driver);
+    free(comm);
+}
+
+void shoal_comm_abort(struct shoal_comm *comm)
+{
+    if (comm && *comm->context->is_parent)
+        comm->engine->ops->abort(comm->engine->transport);
+}
+
+enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call)
+{
+    if (SHOAL_UNLIKELY(!comm)) {
+        fprintf(stderr, "shoal: [comm] %s: the communicator is NULL\n", call);
+        return SHOAL_ERR_ARGUMENT;
+    }
+    SHOAL_TRY(shoal_context_check(comm->context, call));
+    if (SHOAL_UNLIKELY(comm->engine->is_finalized))
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call, comm->name);
+    return SHOAL_OK;
+}

@@ -1,0 +1,139 @@
+#include "comm/context.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static enum shoal_status make_fork_mark(struct shoal_context *context)
+{
+    void *page = mmap(NULL, SHOAL_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context: %s", strerror(errno));
+    context->is_parent = page;
+    if (madvise(page, SHOAL_PAGE, MADV_WIPEONFORK) != 0)
+        return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "comm", "madvise(MADV_WIPEONFORK) failed: %s (Linux 4.14 or newer is needed)",
+                              strerror(errno));
+    *context->is_parent = 1;
+    return SHOAL_OK;
+}
+
+static enum shoal_status choose_kernels(struct shoal_context *context)
+{
+    context->kernels = shoal_kernels_find(context->settings.kernels);
+    if (!context->kernels)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
+                              "SHOAL_KERNELS is \"%s\", which this processor cannot run (`shoal info --topology` lists what it can)",
+                              context->settings.kernels);
+    return SHOAL_OK;
+}
+
+static enum shoal_status fill(struct shoal_context *context)
+{
+    SHOAL_TRY(make_fork_mark(context));
+    SHOAL_TRY(choose_kernels(context));
+    SHOAL_TRY(shoal_shm_node_create(&context->log, &context->settings, &context->node));
+    SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->node));
+    context->has_driver = true;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out)
+{
+    char error[256];
+    const shoal_log_fn callback = options ? options->log : NULL;
+    void *callback_arg = options ? options->log_arg : NULL;
+    if (!context_out || (options && options->struct_bytes < sizeof options->struct_bytes)) {
+        fprintf(stderr, "shoal: [comm] shoal_context_create: %s\n",
+                context_out ? "options->struct_bytes is not set: use SHOAL_CONTEXT_OPTIONS_INIT" : "context_out is NULL");
+        return SHOAL_ERR_ARGUMENT;
+    }
+    struct shoal_context *context = calloc(1, sizeof *context);
+    if (!context)
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status parsed =
+        shoal_settings_load(&context->settings, options ? options->settings : NULL, error, sizeof error);
+    if (parsed != SHOAL_OK)
+        memset(&context->settings, 0, sizeof context->settings);
+    shoal_log_init(&context->log, &context->settings, callback, callback_arg);
+    enum shoal_status status = parsed == SHOAL_OK ? fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
+    if (status != SHOAL_OK) {
+        shoal_context_destroy(context);
+        return status;
+    }
+    *context_out = context;
+    return SHOAL_OK;
+}
+
+void shoal_context_destroy(struct shoal_context *context)
+{
+    if (!context)
+        return;
+    const bool is_child = context->is_parent && !*context->is_parent; /* the parent's shared memory is not mapped here */
+    while (!is_child && context->comms)
+        shoal_comm_free(context->comms);
+    if (is_child)
+        return;
+    if (context->has_driver)
+        shoal_driver_fini(&context->driver);
+    shoal_shm_node_destroy(context->node);
+    shoal_log_fini(&context->log);
+    if (context->is_parent)
+        munmap((void *)(uintptr_t)context->is_parent, SHOAL_PAGE);
+    free(context);
+}
+
+enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call)
+{
+    if (SHOAL_UNLIKELY(!context)) {
+        fprintf(stderr, "shoal: [comm] %s: the context is NULL\n", call);
+        return SHOAL_ERR_ARGUMENT;
+    }
+    if (SHOAL_UNLIKELY(!*context->is_parent)) {
+        fprintf(stderr, "shoal: [comm] %s: the context was made before fork() and cannot be used in the child; make a new one there\n", call);
+        return SHOAL_ERR_STATE;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out)
+{
+    SHOAL_TRY(shoal_context_check(context, "shoal_mem_alloc"));
+    if (!memory_out)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_alloc: memory_out is NULL");
+    shoal_driver_lock(&context->driver);
+    const enum shoal_status status = shoal_shm_node_alloc(context->node, bytes, memory_out);
+    shoal_driver_unlock(&context->driver);
+    return status;
+}
+
+enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
+{
+    SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
+    shoal_driver_lock(&context->driver);
+    const enum shoal_status status = shoal_shm_node_release(context->node, memory, false);
+    shoal_driver_unlock(&context->driver);
+    return status;
+}
+
+enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset)
+{
+    SHOAL_TRY(shoal_context_check(context, "shoal_mem_register"));
+    if (!memory || !bytes)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_register: memory is NULL or bytes is 0");
+    shoal_driver_lock(&context->driver);
+    const enum shoal_status status = shoal_shm_node_register(context->node, memory, bytes, fd, offset);
+    shoal_driver_unlock(&context->driver);
+    return status;
+}
+
+enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory)
+{
+    SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
+    shoal_driver_lock(&context->driver);
+    const enum shoal_status status = shoal_shm_node_release(context->node, memory, true);
+    shoal_driver_unlock(&context->driver);
+    return status;
+}

@@ -1,0 +1,38 @@
+/* What one rank holds. See the public header. Only src/comm knows this struct. */
+#ifndef SHOAL_COMM_CONTEXT_H
+#define SHOAL_COMM_CONTEXT_H
+
+#include "bootstrap/bootstrap.h"
+#include "engine/driver.h"
+#include "transport/shm/shm.h"
+
+struct shoal_context {
+    volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_shm_node *node;
+    struct shoal_driver driver;
+    const struct shoal_kernels *kernels;
+    struct shoal_comm *comms;
+    bool has_driver;
+};
+
+struct shoal_comm {
+    struct shoal_context *context;
+    struct shoal_comm *next;
+    struct shoal_engine *engine;
+    char name[32];
+    int rank;
+    int size;
+    uint64_t number; /* the same on all its ranks, different from other communicators between them */
+    unsigned splits;
+};
+
+/* OK when the context may be used here and now: not NULL, not in a forked child. `call` is for the message. */
+SHOAL_MUST_USE enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call);
+SHOAL_MUST_USE enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call);
+
+/* Runs a call and waits for it. */
+SHOAL_MUST_USE enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call);
+
+#endif

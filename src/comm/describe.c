@@ -1,0 +1,236 @@
+/* What Shoal tells about itself: failures, the recorder, the tables, the plans. */
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/context.h"
+#include "topology/limits.h"
+
+/* Copies to a caller's struct that may be older, and so smaller, than ours. */
+static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_bytes)
+{
+    memcpy((char *)out + sizeof(size_t), (const char *)from + sizeof(size_t), shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
+}
+
+static bool is_sized(size_t struct_bytes)
+{
+    return struct_bytes >= sizeof(size_t) && struct_bytes <= 65536;
+}
+
+/* ---- Failures and history ------------------------------------------------------------------------------------------------ */
+
+enum shoal_status shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm, struct shoal_failure *failure_out)
+{
+    struct shoal_failure failure = {.struct_bytes = sizeof failure, .rank = -1, .reporter = -1, .step = -1};
+    if (!failure_out || !is_sized(failure_out->struct_bytes) || (!comm && !context))
+        return SHOAL_ERR_ARGUMENT;
+    if (comm) {
+        SHOAL_TRY(shoal_context_check(comm->context, "shoal_last_failure"));
+        shoal_driver_lock(&comm->context->driver);
+        const bool is_broken = comm->engine->is_broken;
+        if (is_broken)
+            failure = comm->engine->failure;
+        shoal_driver_unlock(&comm->context->driver);
+        if (!is_broken)
+            return SHOAL_PENDING;
+    } else {
+        SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
+        failure.status = shoal_log_last_error((struct shoal_log *)(uintptr_t)&context->log, failure.text, sizeof failure.text);
+        if (failure.status == SHOAL_OK)
+            return SHOAL_PENDING;
+        failure.reporter = context->log.rank;
+        failure.pid = (int)getpid();
+        snprintf(failure.host, sizeof failure.host, "%s", context->log.host);
+    }
+    copy_out(failure_out, failure_out->struct_bytes, &failure, sizeof failure);
+    return SHOAL_OK;
+}
+
+void shoal_flight_print(struct shoal_comm *comm, FILE *out)
+{
+    if (!out || shoal_comm_check(comm, "shoal_flight_print") == SHOAL_ERR_ARGUMENT)
+        return;
+    shoal_driver_lock(&comm->context->driver);
+    shoal_recorder_print(&comm->engine->recorder, comm->name, comm->rank, comm->context->driver.ns_per_tick, out);
+    shoal_driver_unlock(&comm->context->driver);
+}
+
+enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out)
+{
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
+    if (!operation_out || !is_sized(operation_out->struct_bytes))
+        return SHOAL_ERR_ARGUMENT;
+    const double us = comm->context->driver.ns_per_tick / 1e3;
+    shoal_driver_lock(&comm->context->driver);
+    const struct shoal_record last = comm->engine->last;
+    shoal_driver_unlock(&comm->context->driver);
+    if (!last.sequence)
+        return SHOAL_PENDING;
+    const struct shoal_operation operation = {.struct_bytes = sizeof operation,
+                                              .sequence = last.sequence,
+                                              .algorithm = last.algorithm,
+                                              .arrived_us = (double)(int64_t)(last.arrived - last.posted) * us,
+                                              .done_us = (double)(int64_t)(last.done - last.posted) * us,
+                                              .last_rank = last.last_rank,
+                                              .late_us = (double)last.late * us};
+    copy_out(operation_out, operation_out->struct_bytes, &operation, sizeof operation);
+    return SHOAL_OK;
+}
+
+static size_t plan_bytes(const struct shoal_plan *plan)
+{
+    return plan->step_capacity * sizeof *plan->steps + plan->block_capacity * sizeof *plan->blocks +
+           (size_t)plan->size * sizeof *plan->signals_in;
+}
+
+enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out)
+{
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_memory"));
+    if (!usage_out || !is_sized(usage_out->struct_bytes))
+        return SHOAL_ERR_ARGUMENT;
+    struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
+    const struct shoal_engine *engine = comm->engine;
+    shoal_driver_lock(&comm->context->driver);
+    engine->ops->memory(engine->transport, &usage);
+    usage.local_bytes = sizeof *comm + sizeof *engine + SHOAL_RECORDS * sizeof(struct shoal_record);
+    for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++)
+        usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) : 0;
+    shoal_driver_unlock(&comm->context->driver);
+    copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
+    return SHOAL_OK;
+}
+
+/* ---- Tables -------------------------------------------------------------------------------------------------------------- */
+
+void shoal_print_settings(const struct shoal_context *context, FILE *out)
+{
+    struct shoal_settings settings;
+    char error[256];
+    if (context)
+        settings = context->settings;
+    else if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK) {
+        fprintf(out, "%s\n", error);
+        return;
+    }
+    shoal_settings_print(&settings, out);
+}
+
+static const char *pidfd_text(void)
+{
+    const int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (fd < 0)
+        return "no: a peer's end is seen by its socket closing";
+    close(fd);
+    return "yes: a peer's end is seen at once";
+}
+
+void shoal_print_topology(FILE *out)
+{
+    char host[64] = "?";
+    const uint64_t left = shoal_topology_memory_left();
+    if (gethostname(host, sizeof host - 1) != 0)
+        strcpy(host, "?");
+    fprintf(out, "host                  %s\n", host);
+    fprintf(out, "cores                 %d usable by this process (affinity mask and container quota)\n", shoal_topology_cores());
+    fprintf(out, "memory                %.1f GiB left for shared memory (container limit and machine)\n", (double)left / (double)(1 << 30));
+    fprintf(out, "shared memory         memfd segments; the size of /dev/shm does not matter\n");
+    fprintf(out, "process descriptors   %s\n", pidfd_text());
+    fprintf(out, "kernels              ");
+    for (int i = 0; shoal_kernels_at(i); i++)
+        fprintf(out, " %s%s", shoal_kernels_at(i)->name, i == 0 ? " (chosen)" : "");
+    fprintf(out, "\ntransports            shm (ranks of one host)\n");
+}
+
+void shoal_print_algorithms(FILE *out)
+{
+    fprintf(out, "%-12s %-14s %-34s %s\n", "collective", "algorithm", "chosen", "cost (n bytes, p ranks)");
+    for (int i = 0; shoal_select_row(i); i++) {
+        const struct shoal_row *row = shoal_select_row(i);
+        if (row->kind != SHOAL_KIND_EXCHANGE)
+            fprintf(out, "%-12s %-14s %-34s %s\n", shoal_select_kind_name(row->kind), row->name, row->when, row->cost);
+    }
+}
+
+/* ---- Explaining ---------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_kind parse_kind(const char *name)
+{
+    static const struct {
+        const char *name;
+        enum shoal_kind kind;
+    } names[] = {{"allreduce", SHOAL_KIND_ALLREDUCE}, {"broadcast", SHOAL_KIND_BROADCAST}, {"barrier", SHOAL_KIND_BARRIER}};
+    for (size_t i = 0; name && i < SHOAL_COUNT_OF(names); i++) {
+        if (strcmp(name, names[i].name) == 0)
+            return names[i].kind;
+    }
+    return SHOAL_KIND_NONE;
+}
+
+static enum shoal_status explain_plan(const struct shoal_question *question, const struct shoal_row *row, const struct shoal_view *view,
+                                      const struct shoal_settings *settings, int rank, FILE *out)
+{
+    struct shoal_plan plan;
+    const size_t element = shoal_type_bytes(question->type);
+    shoal_plan_init(&plan, rank, question->ranks);
+    row->build(&plan, view, rank, 0);
+    if (plan.status == SHOAL_OK) {
+        const size_t piece = shoal_select_piece(row, &plan, settings->piece_bytes, element), count = question->bytes / element;
+        const size_t pieces = (count + piece - 1) / piece;
+        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes, %llu under way at once, %d window part%s; for each piece:\n", rank, pieces,
+                pieces == 1 ? "" : "s", piece * element, (unsigned long long)settings->depth, plan.parts, plan.parts == 1 ? "" : "s");
+        shoal_plan_print(&plan, out);
+    }
+    const enum shoal_status status = plan.status;
+    shoal_plan_fini(&plan);
+    return status;
+}
+
+static enum shoal_status explain(const struct shoal_question *question, enum shoal_kind kind, const struct shoal_settings *settings, FILE *out)
+{
+    uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_view view = {question->ranks, NULL, input, output};
+    memset(input, question->shared_input != 0, sizeof input);
+    memset(output, question->shared_output != 0, sizeof output);
+    const bool is_direct = question->ranks > 1 && shoal_select_is_direct(kind, question->bytes, settings->direct_bytes);
+    const struct shoal_row *row = is_direct ? shoal_select_direct(kind) : shoal_select_plan(kind, &view);
+    fprintf(out, "%s of %zu bytes (%zu elements) over %d ranks on one host\n", shoal_select_kind_name(kind), question->bytes,
+            question->bytes / shoal_type_bytes(question->type), question->ranks);
+    if (question->ranks == 1) {
+        fprintf(out, "algorithm alone: a copy, or nothing in place\n");
+        return SHOAL_OK;
+    }
+    fprintf(out, "algorithm %s, because: %s\ncost: %s\n", row->name, row->when, row->cost);
+    if (is_direct) {
+        fprintf(out, "no plan: each rank publishes its data beside its arrival record; all read the records of all\n");
+        return SHOAL_OK;
+    }
+    for (int rank = 0; rank < question->ranks; rank++) {
+        if (question->rank < 0 || question->rank == rank)
+            SHOAL_TRY(explain_plan(question, row, &view, settings, rank, out));
+    }
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
+{
+    struct shoal_settings settings;
+    char error[256];
+    if (!question || !out || question->struct_bytes < sizeof *question)
+        return SHOAL_ERR_ARGUMENT;
+    const enum shoal_kind kind = parse_kind(question->collective);
+    const size_t element = shoal_type_bytes(question->type);
+    if (kind == SHOAL_KIND_NONE)
+        fprintf(out, "there is no collective \"%s\"; there are allreduce, broadcast, barrier\n", question->collective ? question->collective : "");
+    else if (question->ranks < 1 || question->ranks > SHOAL_SHM_PEERS_MAX)
+        fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_SHM_PEERS_MAX);
+    else if (!element || question->bytes % element)
+        fprintf(out, "%zu bytes are no whole number of elements\n", question->bytes);
+    else if (question->rank >= question->ranks)
+        fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
+    else if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
+        fprintf(out, "%s\n", error);
+    else
+        return explain(question, kind, &settings, out);
+    return SHOAL_ERR_ARGUMENT;
+}

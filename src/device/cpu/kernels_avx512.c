@@ -1,0 +1,4 @@
+/* The kernels for AVX-512 F, BW and VL; meson.build gives the flags. */
+#define KERNELS_NAME "avx512"
+#define KERNELS_SYMBOL shoal_kernels_avx512
+#include "device/cpu/kernel_body.h"

@@ -1,0 +1,56 @@
+#include "device/kernels.h"
+
+#include <string.h>
+
+/* One per file cpu/kernels_<set>.c. */
+extern const struct shoal_kernels shoal_kernels_avx512;
+extern const struct shoal_kernels shoal_kernels_avx2;
+extern const struct shoal_kernels shoal_kernels_baseline;
+
+#if defined(__x86_64__)
+static bool has_avx512(void)
+{
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+}
+
+static bool has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2");
+}
+#endif
+
+static bool has_baseline(void)
+{
+    return true;
+}
+
+/* Best first. */
+static const struct {
+    const struct shoal_kernels *kernels;
+    bool (*can_run)(void);
+} sets[] = {
+#if defined(__x86_64__)
+    {&shoal_kernels_avx512, has_avx512},
+    {&shoal_kernels_avx2, has_avx2},
+#endif
+    {&shoal_kernels_baseline, has_baseline},
+};
+
+const struct shoal_kernels *shoal_kernels_at(int index)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sets); i++)
+        if (sets[i].can_run() && index-- == 0)
+            return sets[i].kernels;
+    return NULL;
+}
+
+const struct shoal_kernels *shoal_kernels_find(const char *name)
+{
+    if (strcmp(name, "auto") == 0)
+        return shoal_kernels_at(0);
+    const struct shoal_kernels *kernels;
+    for (int i = 0; (kernels = shoal_kernels_at(i)) != NULL; i++)
+        if (strcmp(kernels->name, name) == 0)
+            return kernels;
+    return NULL;
+}

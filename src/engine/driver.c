@@ -1,0 +1,294 @@
+#include "engine/driver.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "topology/limits.h"
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log, const struct shoal_settings *settings,
+                                    struct shoal_shm_node *node)
+{
+    memset(driver, 0, sizeof *driver);
+    driver->log = log;
+    driver->settings = settings;
+    driver->node = node;
+    driver->ns_per_tick = shoal_clock_ns_per_tick();
+    driver->yield_ns = settings->yield_us * 1000;
+    if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
+        pthread_cond_init(&driver->thread_wake, NULL))
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
+    shoal_driver_set_ranks(driver, 1);
+    return SHOAL_OK;
+}
+
+void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks)
+{
+    driver->spin_ns = local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
+}
+
+void shoal_driver_fini(struct shoal_driver *driver)
+{
+    if (driver->has_thread) {
+        pthread_mutex_lock(&driver->thread_lock);
+        driver->must_stop = true;
+        pthread_cond_signal(&driver->thread_wake);
+        pthread_mutex_unlock(&driver->thread_lock);
+        shoal_shm_bell_ring(driver->node->bell);
+        pthread_join(driver->thread, NULL);
+    }
+    pthread_cond_destroy(&driver->thread_wake);
+    pthread_mutex_destroy(&driver->thread_lock);
+    pthread_mutex_destroy(&driver->lock);
+}
+
+uint64_t shoal_driver_now_ns(void *arg)
+{
+    const struct shoal_driver *driver = arg;
+    return (uint64_t)((double)shoal_clock_ticks() * driver->ns_per_tick);
+}
+
+/* ---- The lock ------------------------------------------------------------------------------------------------------------ */
+
+static bool holds_lock(struct shoal_driver *driver)
+{
+    return atomic_load_explicit(&driver->owner, memory_order_relaxed) == (uintptr_t)pthread_self();
+}
+
+static void became_owner(struct shoal_driver *driver)
+{
+    atomic_store_explicit(&driver->owner, (uintptr_t)pthread_self(), memory_order_relaxed);
+}
+
+static bool any_busy(const struct shoal_driver *driver)
+{
+    for (const struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
+        if (shoal_engine_is_busy(engine))
+            return true;
+    }
+    return false;
+}
+
+void shoal_driver_lock(struct shoal_driver *driver)
+{
+    if (!holds_lock(driver)) {
+        pthread_mutex_lock(&driver->lock);
+        became_owner(driver);
+    }
+    driver->depth++;
+}
+
+static bool try_lock(struct shoal_driver *driver)
+{
+    if (holds_lock(driver) || pthread_mutex_trylock(&driver->lock) != 0)
+        return false;
+    became_owner(driver);
+    driver->depth = 1;
+    return true;
+}
+
+void shoal_driver_unlock(struct shoal_driver *driver)
+{
+    if (--driver->depth)
+        return;
+    atomic_store_explicit(&driver->is_busy, any_busy(driver), memory_order_relaxed);
+    atomic_store_explicit(&driver->owner, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&driver->lock);
+}
+
+void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine)
+{
+    engine->ns_per_tick = driver->ns_per_tick;
+    engine->next = driver->engines;
+    driver->engines = engine;
+}
+
+void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine)
+{
+    struct shoal_engine **link = &driver->engines;
+    while (*link && *link != engine)
+        link = &(*link)->next;
+    if (*link)
+        *link = engine->next;
+}
+
+/* ---- Driving ------------------------------------------------------------------------------------------------------------- */
+
+/* Under the lock. Local sleepers whose request was completed here are woken through the bell. */
+static bool progress_all(struct shoal_driver *driver)
+{
+    bool did = false;
+    for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
+        if (!shoal_engine_is_busy(engine))
+            continue;
+        did |= shoal_engine_progress(engine);
+        shoal_engine_flush(engine);
+    }
+    if (did && atomic_load_explicit(&driver->sleepers, memory_order_seq_cst))
+        shoal_shm_bell_ring(driver->node->bell);
+    return did;
+}
+
+/* Under the lock. Returns how long all engines can do without another look. */
+static uint64_t check_all(struct shoal_driver *driver)
+{
+    uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
+    for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
+        const uint64_t wanted_ns = shoal_engine_check(engine);
+        shoal_engine_flush(engine);
+        again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
+    }
+    if (atomic_load_explicit(&driver->sleepers, memory_order_seq_cst))
+        shoal_shm_bell_ring(driver->node->bell);
+    return again_ns;
+}
+
+void shoal_driver_poll(struct shoal_driver *driver)
+{
+    if (!try_lock(driver))
+        return;
+    progress_all(driver);
+    const uint64_t now_ns = shoal_driver_now_ns(driver);
+    if (now_ns >= driver->next_check_ns)
+        driver->next_check_ns = now_ns + check_all(driver);
+    shoal_driver_unlock(driver);
+}
+
+/* ---- Waiting: the only place where Shoal waits --------------------------------------------------------------------------- */
+
+static bool is_done(struct shoal_request *request)
+{
+    return shoal_request_status(request) != SHOAL_PENDING;
+}
+
+/* What a wait waits for: a request, or (the progress thread) that nothing is left to drive. */
+static bool is_over(struct shoal_driver *driver, struct shoal_request *request)
+{
+    if (request)
+        return is_done(request);
+    return atomic_load_explicit(&driver->waiters, memory_order_relaxed) ||
+           !atomic_load_explicit(&driver->is_busy, memory_order_relaxed);
+}
+
+/* A turn under the lock, if it is free; true when something moved. */
+static bool drive_once(struct shoal_driver *driver)
+{
+    if (!try_lock(driver))
+        return false;
+    const bool did = progress_all(driver);
+    shoal_driver_unlock(driver);
+    return did;
+}
+
+static uint64_t check_if_due(struct shoal_driver *driver, uint64_t now_ns)
+{
+    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* when another thread drives, it checks */
+    if (!try_lock(driver))
+        return left_ns;
+    if (now_ns >= driver->next_check_ns)
+        driver->next_check_ns = now_ns + check_all(driver);
+    left_ns = driver->next_check_ns > now_ns ? driver->next_check_ns - now_ns : 1;
+    shoal_driver_unlock(driver);
+    return left_ns;
+}
+
+static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t now_ns, uint64_t until_ns)
+{
+    const uint64_t check_ns = check_if_due(driver, now_ns);
+    const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
+    atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
+    shoal_shm_node_doze(driver->node);
+    /* The last look: whatever is published after it rings the bell. */
+    if (!drive_once(driver) && !is_over(driver, request))
+        shoal_shm_node_sleep(driver->node, left_ns);
+    if (atomic_fetch_sub_explicit(&driver->sleepers, 1, memory_order_seq_cst) == 1)
+        shoal_shm_node_awake(driver->node);
+}
+
+static void wait_until_over(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)
+{
+    uint64_t idle_since_ns = 0;
+    unsigned turns = 0;
+    while (!is_over(driver, request)) {
+        if (drive_once(driver)) {
+            idle_since_ns = 0;
+            turns = 0;
+            continue;
+        }
+        if (driver->spin_ns && ++turns % 64) {
+            shoal_clock_relax();
+            continue;
+        }
+        const uint64_t now_ns = shoal_driver_now_ns(driver);
+        if (!idle_since_ns)
+            idle_since_ns = now_ns;
+        if (now_ns >= until_ns)
+            return;
+        if (now_ns - idle_since_ns < driver->spin_ns)
+            continue;
+        if (now_ns - idle_since_ns < driver->spin_ns + driver->yield_ns)
+            sched_yield();
+        else
+            sleep_once(driver, request, now_ns, until_ns);
+    }
+}
+
+enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)
+{
+    if (is_done(request))
+        return shoal_request_status(request);
+    atomic_fetch_add_explicit(&driver->waiters, 1, memory_order_seq_cst);
+    wait_until_over(driver, request, until_ns);
+    const bool is_last = atomic_fetch_sub_explicit(&driver->waiters, 1, memory_order_seq_cst) == 1;
+    if (is_last && driver->has_thread && atomic_load_explicit(&driver->is_busy, memory_order_relaxed)) {
+        pthread_mutex_lock(&driver->thread_lock);
+        pthread_cond_signal(&driver->thread_wake);
+        pthread_mutex_unlock(&driver->thread_lock);
+    }
+    return shoal_request_status(request);
+}
+
+/* ---- The progress thread ------------------------------------------------------------------------------------------------- */
+
+static void *drive(void *arg)
+{
+    struct shoal_driver *driver = arg;
+    pthread_mutex_lock(&driver->thread_lock);
+    while (!driver->must_stop) {
+        if (is_over(driver, NULL)) {
+            pthread_cond_wait(&driver->thread_wake, &driver->thread_lock);
+            continue;
+        }
+        pthread_mutex_unlock(&driver->thread_lock);
+        wait_until_over(driver, NULL, UINT64_MAX);
+        pthread_mutex_lock(&driver->thread_lock);
+    }
+    pthread_mutex_unlock(&driver->thread_lock);
+    return NULL;
+}
+
+enum shoal_status shoal_driver_ensure_thread(struct shoal_driver *driver)
+{
+    if (holds_lock(driver)) /* posted by a callback: who drives now goes on driving */
+        return SHOAL_OK;
+    pthread_mutex_lock(&driver->thread_lock);
+    int result = 0;
+    if (!driver->has_thread) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
+        result = pthread_create(&driver->thread, NULL, drive, driver);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        driver->has_thread = result == 0;
+    } else {
+        pthread_cond_signal(&driver->thread_wake);
+    }
+    pthread_mutex_unlock(&driver->thread_lock);
+    if (result == 0)
+        return SHOAL_OK;
+    return shoal_log_fail(driver->log, SHOAL_ERR_SYSTEM, "engine", "cannot start the progress thread: %s", strerror(result));
+}

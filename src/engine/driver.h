@@ -1,0 +1,65 @@
+/* The driver of a context: who runs the engines, and the one place where Shoal waits.
+ *
+ * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A wait
+ * spins a little, then yields, then sleeps at the node's bell, which peers ring. One progress thread per context, started by the first
+ * asynchronous post, drives while operations are under way and nobody waits. An idle process uses no processor time. */
+#ifndef SHOAL_ENGINE_DRIVER_H
+#define SHOAL_ENGINE_DRIVER_H
+
+#include <pthread.h>
+
+#include "engine/engine.h"
+#include "transport/shm/shm_node.h"
+
+struct shoal_driver {
+    pthread_mutex_t lock;
+    _Atomic(uintptr_t) owner; /* thread that holds the lock */
+    unsigned depth;           /* how often: callbacks, which run under it, may post */
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    struct shoal_shm_node *node;
+    struct shoal_engine *engines;
+    double ns_per_tick;
+    uint64_t spin_ns;
+    uint64_t yield_ns;
+    atomic_int waiters;
+    atomic_int sleepers;
+    atomic_bool is_busy; /* operations were under way when the lock was last given back */
+    uint64_t next_check_ns;
+
+    pthread_t thread;
+    pthread_mutex_t thread_lock;
+    pthread_cond_t thread_wake;
+    bool has_thread;
+    bool must_stop;
+};
+
+SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log,
+                                                   const struct shoal_settings *settings, struct shoal_shm_node *node);
+/* Stops the thread. All engines must be gone. */
+void shoal_driver_fini(struct shoal_driver *driver);
+
+/* How many ranks share this process's cores: decides whether waits spin. */
+void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks);
+
+void shoal_driver_lock(struct shoal_driver *driver);
+void shoal_driver_unlock(struct shoal_driver *driver);
+
+/* Under the lock. */
+void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine);
+void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine);
+
+/* Nanoseconds, from ticks; the engines' clock. */
+uint64_t shoal_driver_now_ns(void *driver);
+
+/* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its status or
+ * PENDING. Not under the lock. */
+SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns);
+
+/* One round of progress, if nobody else drives. */
+void shoal_driver_poll(struct shoal_driver *driver);
+
+/* Makes sure that posted operations move though nobody waits: starts the thread, or wakes it. Not under the lock. */
+SHOAL_MUST_USE enum shoal_status shoal_driver_ensure_thread(struct shoal_driver *driver);
+
+#endif

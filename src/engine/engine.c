@@ -1,0 +1,388 @@
+#include "engine/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status allocate(struct shoal_engine *engine)
+{
+    const size_t size = (size_t)engine->size;
+    engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
+    engine->sources = calloc(size, sizeof(const void *));
+    engine->dests = calloc(size, sizeof(void *));
+    engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
+    const enum shoal_status status = shoal_recorder_init(&engine->recorder);
+    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks", engine->size);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
+{
+    const uint64_t start = options->settings->counter_start;
+    struct shoal_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        options->transport->ops->destroy(options->transport, false);
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
+    }
+    snprintf(engine->name, sizeof engine->name, "%s", options->name);
+    engine->transport = options->transport;
+    engine->ops = options->transport->ops;
+    engine->kernels = options->kernels;
+    engine->settings = options->settings;
+    engine->log = options->log;
+    engine->driver = options->driver;
+    engine->now_ns = options->now_ns;
+    engine->now_arg = options->now_arg;
+    engine->timeout_ms = options->timeout_ms;
+    engine->rank = options->transport->rank;
+    engine->size = options->transport->size;
+    engine->depth = (unsigned)options->settings->depth;
+    engine->next_sequence = start + 1;
+    engine->done_sequence = engine->completed_by_all = start;
+    engine->last.last_rank = -1;
+    const enum shoal_status status = allocate(engine);
+    if (status != SHOAL_OK) {
+        shoal_engine_destroy(engine);
+        return status;
+    }
+    for (size_t i = 0; i < engine->depth * (size_t)engine->size; i++)
+        engine->slot_base[i] = start;
+    *engine_out = engine;
+    return SHOAL_OK;
+}
+
+void shoal_engine_destroy(struct shoal_engine *engine)
+{
+    if (!engine)
+        return;
+    if (shoal_engine_is_busy(engine) && !engine->is_broken) {
+        struct shoal_failure failure;
+        shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_STATE, engine->rank, &failure);
+        snprintf(failure.text, sizeof failure.text, "communicator %s was freed with operations under way on this rank", engine->name);
+        engine->failure = failure;
+        engine->is_broken = true;
+        struct shoal_request *lists[] = {engine->active_head, engine->queue_head};
+        engine->active_head = engine->queue_head = NULL;
+        for (size_t i = 0; i < SHOAL_COUNT_OF(lists); i++) {
+            while (lists[i]) {
+                struct shoal_request *request = lists[i];
+                lists[i] = request->next;
+                shoal_request_complete(request, SHOAL_ERR_STATE);
+            }
+        }
+    }
+    shoal_messages_fail(engine, SHOAL_ERR_STATE);
+    shoal_messages_destroy(engine);
+    for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++) {
+        shoal_plan_fini(&engine->cache[i].plan);
+        free(engine->cache[i].shared);
+    }
+    engine->ops->destroy(engine->transport, engine->is_finalized);
+    shoal_recorder_fini(&engine->recorder);
+    free(engine->addresses);
+    free(engine->sources);
+    free(engine->dests);
+    free(engine->slot_base);
+    free(engine);
+}
+
+/* ---- Requests ------------------------------------------------------------------------------------------------------------ */
+
+void shoal_request_complete(struct shoal_request *request, enum shoal_status status)
+{
+    const bool is_detached = request->is_detached;
+    const shoal_done_fn fn = request->done_fn;
+    void *arg = request->done_arg;
+    if (request->record) {
+        request->record->done = shoal_clock_ticks();
+        request->record->status = (uint8_t)status;
+        request->record->step = -1;
+        if (request->engine)
+            request->engine->last = *request->record;
+        request->record = NULL;
+    }
+    if (request->cached) {
+        request->cached->users--;
+        request->cached = NULL;
+    }
+    request->state = SHOAL_REQUEST_DONE;
+    request->engine = NULL;
+    /* release: outputs are seen by who reads the status. After this store a request on a stack may be gone. */
+    atomic_store_explicit(&request->status, (int)status, memory_order_release);
+    if (fn)
+        fn(arg, status);
+    if (is_detached)
+        free(request);
+}
+
+static void start_record(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    struct shoal_record *record = shoal_recorder_next(&engine->recorder);
+    record->sequence = request->sequence;
+    record->count = call->count;
+    record->posted = request->posted_ticks;
+    record->arrived = record->done = 0;
+    record->kind = shoal_select_kind_name(call->kind);
+    record->algorithm = "";
+    record->root = call->root;
+    record->last_rank = -1;
+    record->late = 0;
+    record->step = -1;
+    record->peer = -1;
+    record->trace_tag = call->trace_tag;
+    record->type = (uint8_t)call->type;
+    record->op = (uint8_t)call->op;
+    record->status = SHOAL_PENDING;
+    request->record = record;
+}
+
+static void push_queue(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->next = NULL;
+    if (engine->queue_tail && engine->queue_head)
+        engine->queue_tail->next = request;
+    else
+        engine->queue_head = request;
+    engine->queue_tail = request;
+}
+
+/* The only rank of its communicator has all it needs. */
+static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (request->call.output && request->call.output != request->call.input && request->bytes)
+        memcpy(request->call.output, request->call.input, request->bytes);
+    request->record->arrived = request->posted_ticks;
+    request->record->algorithm = "alone";
+    engine->done_sequence = request->sequence;
+    shoal_request_complete(request, SHOAL_OK);
+}
+
+void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
+{
+    request->engine = engine;
+    request->driver = engine->driver;
+    request->call = *call;
+    request->state = SHOAL_REQUEST_QUEUED;
+    request->record = NULL;
+    request->cached = NULL;
+    request->next_missing = 0;
+    request->posted_ticks = shoal_clock_ticks();
+    request->bytes = call->count * (call->kind == SHOAL_KIND_EXCHANGE ? 1 : shoal_type_bytes(call->type));
+    atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
+    if (engine->is_broken) {
+        shoal_request_complete(request, engine->failure.status);
+        return;
+    }
+    request->deadline_ns =
+        engine->now_ns(engine->now_arg) + (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+    if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV) {
+        request->sequence = 0;
+        start_record(engine, request);
+        const enum shoal_status status = shoal_messages_post(engine, request);
+        if (status != SHOAL_OK)
+            shoal_request_complete(request, status);
+        return;
+    }
+    request->sequence = engine->next_sequence++;
+    request->is_direct = shoal_select_is_direct(call->kind, request->bytes, engine->settings->direct_bytes);
+    start_record(engine, request);
+    if (engine->size == 1)
+        run_alone(engine, request);
+    else
+        push_queue(engine, request);
+}
+
+/* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
+
+static uint64_t find_completed_by_all(struct shoal_engine *engine)
+{
+    uint64_t least = engine->done_sequence;
+    for (int r = 0; r < engine->size; r++) {
+        const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
+        least = done < least ? done : least;
+    }
+    return least;
+}
+
+/* A record and a payload may be overwritten when every rank has completed the operation they belonged to. */
+static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const uint64_t kept = request->is_direct && request->bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    if (engine->active_count == SHOAL_ACTIVE_MAX)
+        return false;
+    if (request->sequence - engine->completed_by_all <= kept)
+        return true;
+    engine->completed_by_all = find_completed_by_all(engine);
+    return request->sequence - engine->completed_by_all <= kept;
+}
+
+/* Broadcast reads nothing from ranks other than root, and writes nothing to root that it has not. */
+static const void *own_input(const struct shoal_engine *engine, const struct shoal_call *call)
+{
+    return call->kind == SHOAL_KIND_BROADCAST && call->root != engine->rank ? call->output : call->input;
+}
+
+static bool gives_payload(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return request->is_direct && request->bytes &&
+           (request->call.kind != SHOAL_KIND_BROADCAST || request->call.root == engine->rank);
+}
+
+static void announce(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    struct shoal_arrival *arrival = &request->arrival;
+    const bool has_payload = gives_payload(engine, request);
+    arrival->descriptor = (struct shoal_descriptor){
+        .sequence = request->sequence,
+        .count = call->count,
+        .root = call->root,
+        .kind = (uint8_t)call->kind,
+        .type = (uint8_t)call->type,
+        .op = (uint8_t)call->op,
+        .posted = (uint32_t)(request->posted_ticks >> 8),
+    };
+    arrival->input = arrival->output = 0;
+    if (!request->is_direct) {
+        arrival->descriptor.hints = shoal_stores_hint(engine, request);
+        arrival->input = engine->ops->locate(engine->transport, own_input(engine, call), request->bytes);
+        arrival->output = engine->ops->locate(engine->transport, call->output, request->bytes);
+    }
+    engine->ops->arrive(engine->transport, arrival, has_payload ? call->input : NULL, has_payload ? request->bytes : 0);
+    engine->must_flush = true;
+    request->state = SHOAL_REQUEST_ANNOUNCED;
+}
+
+static bool announce_queued(struct shoal_engine *engine)
+{
+    bool did = false;
+    while (engine->queue_head && may_announce(engine, engine->queue_head)) {
+        struct shoal_request *request = engine->queue_head;
+        engine->queue_head = request->next;
+        request->next = NULL;
+        if (engine->active_head)
+            engine->active_tail->next = request;
+        else
+            engine->active_head = request;
+        engine->active_tail = request;
+        if (!engine->start_next)
+            engine->start_next = request;
+        engine->active_count++;
+        announce(engine, request);
+        did = true;
+    }
+    return did;
+}
+
+/* ---- Arrivals of the others ---------------------------------------------------------------------------------------------- */
+
+/* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
+static void blame(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_record *record = request->record;
+    int32_t first = 0, last = 0;
+    record->arrived = shoal_clock_ticks();
+    record->last_rank = engine->rank;
+    for (int r = 0; r < engine->size; r++) {
+        if (r == engine->rank)
+            continue;
+        const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
+        const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
+        first = after < first ? after : first;
+        if (after > last) {
+            last = after;
+            record->last_rank = r;
+        }
+    }
+    record->late = ((int64_t)last - first) * 256;
+}
+
+/* True when all ranks have arrived at the request, and called the same. */
+static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *request)
+{
+    for (; request->next_missing < engine->size; request->next_missing++) {
+        const int r = request->next_missing;
+        if (r == engine->rank)
+            continue;
+        const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
+        if (!other)
+            return false;
+        if (!shoal_engine_agrees(engine, request, r, other))
+            return false; /* the engine is broken now, and the request done */
+    }
+    blame(engine, request);
+    return true;
+}
+
+/* Requests start in order: when one waits for a rank, so do those after it. */
+static bool start_arrived(struct shoal_engine *engine)
+{
+    bool did = false;
+    for (struct shoal_request *request = engine->active_head; request; request = request->next) {
+        if (request->state != SHOAL_REQUEST_ANNOUNCED)
+            continue;
+        if (!have_all_arrived(engine, request))
+            return did || engine->is_broken;
+        did = true;
+        if (request->is_direct) {
+            shoal_engine_finish_direct(engine, request);
+            request->state = SHOAL_REQUEST_DONE;
+            continue;
+        }
+        const enum shoal_status status = shoal_engine_prepare(engine, request);
+        if (status != SHOAL_OK) {
+            struct shoal_failure failure;
+            shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
+            shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
+            shoal_engine_fail(engine, &failure);
+            return true;
+        }
+        request->state = SHOAL_REQUEST_RUNNING;
+    }
+    return did;
+}
+
+/* ---- The end of operations ----------------------------------------------------------------------------------------------- */
+
+static bool retire_done(struct shoal_engine *engine)
+{
+    bool did = false;
+    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE) {
+        struct shoal_request *request = engine->active_head;
+        engine->active_head = request->next;
+        if (engine->start_next == request)
+            engine->start_next = request->next;
+        engine->active_count--;
+        engine->done_sequence = request->sequence;
+        engine->ops->complete(engine->transport, request->sequence);
+        if (request->cached)
+            shoal_stores_learn(engine, request);
+        shoal_request_complete(request, SHOAL_OK);
+        did = true;
+    }
+    return did;
+}
+
+bool shoal_engine_progress(struct shoal_engine *engine)
+{
+    bool did = false;
+    if (engine->is_broken)
+        return false;
+    if (engine->queue_head)
+        did |= announce_queued(engine);
+    if (engine->active_head) {
+        did |= start_arrived(engine);
+        if (!engine->is_broken && (engine->piece_active || engine->start_next))
+            did |= shoal_engine_run_pieces(engine);
+        if (!engine->is_broken)
+            did |= retire_done(engine);
+    }
+    if (engine->message_count)
+        did |= shoal_messages_progress(engine);
+    return did;
+}

@@ -1,0 +1,234 @@
+/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans piece by piece, and
+ * fails as a whole when something fails. It names no algorithm and no transport, and never waits: shoal_engine_progress does
+ * what can be done now. Waiting is the driver's (driver.h).
+ *
+ * All calls come under the driver's lock, but those on a request that say otherwise.
+ *
+ * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks have
+ * arrived and called the same) -> done. Pieces of running operations take slots in the order of operations, the same on all
+ * ranks; at most `depth` pieces are under way. */
+#ifndef SHOAL_ENGINE_ENGINE_H
+#define SHOAL_ENGINE_ENGINE_H
+
+#include <stdatomic.h>
+
+#include "base/log.h"
+#include "collective/select.h"
+#include "device/kernels.h"
+#include "observe/recorder.h"
+#include "plan/plan.h"
+#include "engine/stores.h"
+#include "transport/transport.h"
+
+struct shoal_driver;
+struct shoal_engine;
+struct shoal_messages;
+
+struct shoal_call {
+    enum shoal_kind kind;
+    enum shoal_type type;
+    enum shoal_op op;
+    int root; /* or the peer of a send or receive */
+    int tag;
+    const void *input;
+    void *output;
+    size_t count;
+    uint32_t timeout_ms;
+    uint32_t trace_tag;
+};
+
+enum shoal_request_state { SHOAL_REQUEST_QUEUED, SHOAL_REQUEST_ANNOUNCED, SHOAL_REQUEST_RUNNING, SHOAL_REQUEST_DONE };
+
+/* Plans are kept and shared by the operations that use them. */
+struct shoal_cached_plan {
+    struct shoal_plan plan;
+    const struct shoal_row *row;
+    enum shoal_kind kind;
+    int root;
+    uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
+    unsigned users;
+};
+
+struct shoal_request {
+    struct shoal_engine *engine; /* NULL when the engine is gone: then it is done */
+    struct shoal_driver *driver;
+    struct shoal_request *next;
+    struct shoal_call call;
+    enum shoal_request_state state;
+    atomic_int status;   /* PENDING, then the result; any thread may read it */
+    bool is_detached;    /* freed by its user: the engine frees it when done */
+    bool is_on_stack;    /* of a blocking call: nobody frees it */
+    shoal_done_fn done_fn;
+    void *done_arg;
+    uint64_t sequence;
+    uint64_t deadline_ns;
+    uint64_t posted_ticks;
+    struct shoal_record *record;
+    struct shoal_arrival arrival; /* own */
+    size_t bytes;
+    bool is_direct;
+    int next_missing; /* the lowest rank that has not been seen to arrive */
+    struct shoal_cached_plan *cached;
+    void **inputs;    /* [size] addresses here, NULL where not shared */
+    void **outputs;
+    size_t piece_elements;
+    size_t piece_count;
+    size_t pieces_started;
+    size_t pieces_done;
+    uint64_t message_id; /* sends and receives: see messages.c */
+    size_t message_offset;
+    int message_phase;
+};
+
+/* One run of a plan over one piece. */
+struct shoal_piece {
+    struct shoal_request *request; /* NULL: the slot is free */
+    size_t first;                  /* element */
+    size_t count;
+    uint32_t step;
+};
+
+/* Called after each step, for tests. */
+typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t piece, const struct shoal_plan *plan, uint32_t step);
+
+struct shoal_engine_options {
+    const char *name;
+    struct shoal_transport *transport; /* taken: destroyed with the engine */
+    const struct shoal_kernels *kernels;
+    const struct shoal_settings *settings;
+    struct shoal_log *log;
+    struct shoal_driver *driver;         /* for requests; may be NULL in tests */
+    uint64_t (*now_ns)(void *now_arg);   /* the clock that deadlines count by */
+    void *now_arg;
+    uint32_t timeout_ms; /* default of operations */
+};
+
+#define SHOAL_PLAN_CACHE 16
+
+/* What rank 0 knows of the two ways of writing, for one size and kind of operands. */
+struct shoal_stores_trial {
+    float ticks[2]; /* smoothed time of an operation; 0: not tried */
+    uint32_t uses;
+};
+#define SHOAL_STORES_TRIALS 256
+
+struct shoal_engine {
+    char name[32];
+    struct shoal_transport *transport;
+    const struct shoal_transport_ops *ops;
+    const struct shoal_kernels *kernels;
+    const struct shoal_settings *settings;
+    struct shoal_log *log;
+    struct shoal_driver *driver;
+    struct shoal_engine *next; /* the driver's list */
+    uint64_t (*now_ns)(void *now_arg);
+    void *now_arg;
+    uint32_t timeout_ms;
+    int rank;
+    int size;
+    unsigned depth;
+    double ns_per_tick;
+
+    uint64_t next_sequence;
+    uint64_t done_sequence;      /* all up to it are done */
+    uint64_t completed_by_all;   /* what was last known of all peers */
+    struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
+    struct shoal_request *active_head, *active_tail; /* announced or running, in order */
+    struct shoal_request *start_next;                /* the first active one with pieces to start */
+    unsigned active_count;
+    void **addresses;            /* [SHOAL_ACTIVE_MAX][2 * size] */
+    const void **sources;        /* [size] scratch */
+    void **dests;                /* [size] scratch */
+
+    struct shoal_piece pieces[SHOAL_DEPTH_MAX];
+    uint64_t piece_next;         /* number of the next piece; its slot is this modulo depth */
+    unsigned piece_active;
+    uint64_t *slot_base;         /* [depth][size]: counters at the start of the slot's piece */
+
+    struct shoal_cached_plan cache[SHOAL_PLAN_CACHE];
+    unsigned cache_next;
+
+    struct shoal_stores_trial stores[SHOAL_STORES_TRIALS];
+
+    struct shoal_messages *messages; /* sends and receives; made when first used */
+    unsigned message_count;          /* under way */
+
+    struct shoal_recorder recorder;
+    struct shoal_record last; /* the last operation that was done */
+    bool must_flush;          /* something was published since the last flush */
+    bool is_broken;
+    bool is_finalized;
+    struct shoal_failure failure;
+    uint64_t progress_ns;     /* when progress was last seen by shoal_engine_check */
+    uint64_t progress_mark;   /* and what it looked like */
+    bool has_warned;
+    shoal_step_fn on_step;
+    void *on_step_arg;
+};
+
+/* Takes the transport in any case. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out);
+/* Fails what is under way with ERR_STATE and frees. */
+void shoal_engine_destroy(struct shoal_engine *engine);
+
+/* Takes a call whose arguments have been checked. The request must stay until it is done; with is_on_stack or is_detached set
+ * beforehand as wanted. A broken engine completes it at once. */
+void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
+
+/* Does what can be done now; true when anything was done. */
+bool shoal_engine_progress(struct shoal_engine *engine);
+
+static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
+{
+    return engine->active_head || engine->queue_head || engine->message_count;
+}
+
+/* Looks at deadlines, failures elsewhere and the life of peers; makes system calls. Call it every few milliseconds while something is
+ * under way. Returns when it wants to be called again, in nanoseconds from now. */
+uint64_t shoal_engine_check(struct shoal_engine *engine);
+
+/* Wakes peers that may sleep, if anything was published since it was last called. */
+static inline void shoal_engine_flush(struct shoal_engine *engine)
+{
+    if (!engine->must_flush)
+        return;
+    engine->must_flush = false;
+    engine->ops->flush(engine->transport);
+}
+
+/* Any thread. */
+static inline enum shoal_status shoal_request_status(struct shoal_request *request)
+{
+    /* acquire: pairs with the release of complete(), so that the outputs are seen. */
+    return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
+
+/* Sets the result, calls the callback, frees a detached request. */
+void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
+
+/* engine_run.c: pieces and steps. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_engine_run_pieces(struct shoal_engine *engine);
+void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+
+/* engine_fail.c: everything that goes wrong. */
+SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                                        const struct shoal_arrival *other);
+/* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first cause. */
+void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
+/* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
+                                struct shoal_failure *failure);
+/* "all-reduce of 1024 float32, sum" */
+void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
+
+/* messages.c: sends and receives. */
+SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_messages_progress(struct shoal_engine *engine);
+struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
+void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);
+void shoal_messages_destroy(struct shoal_engine *engine);
+
+#endif

@@ -1,0 +1,305 @@
+/* Everything that goes wrong in a communicator: calls that do not agree, peers that ended, deadlines, failures elsewhere. The first
+ * cause is published once and becomes the status of every operation. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+static const char *type_text(unsigned type)
+{
+    static const char *const names[] = {"float32", "float64", "bfloat16", "int64"};
+    return type < SHOAL_COUNT_OF(names) ? names[type] : "elements of an unknown type";
+}
+
+static const char *op_text(unsigned op)
+{
+    static const char *const names[] = {"sum", "avg", "max"};
+    return op < SHOAL_COUNT_OF(names) ? names[op] : "unknown operator";
+}
+
+void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_t bytes)
+{
+    const char *kind = shoal_select_kind_name((enum shoal_kind)d->kind);
+    if (d->kind == SHOAL_KIND_BARRIER)
+        snprintf(text, bytes, "%s", kind);
+    else if (d->kind == SHOAL_KIND_EXCHANGE)
+        snprintf(text, bytes, "shoal_comm_split");
+    else if (d->kind == SHOAL_KIND_ALLREDUCE)
+        snprintf(text, bytes, "%s of %llu %s, %s", kind, (unsigned long long)d->count, type_text(d->type), op_text(d->op));
+    else
+        snprintf(text, bytes, "%s of %llu %s, %s %d", kind, (unsigned long long)d->count, type_text(d->type),
+                 d->kind == SHOAL_KIND_BROADCAST ? "root" : "peer", d->root);
+}
+
+/* ---- Composing ----------------------------------------------------------------------------------------------------------- */
+
+static struct shoal_descriptor describe_call(const struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    return (struct shoal_descriptor){.sequence = request->sequence, .count = call->count, .root = call->root,
+                                     .kind = (uint8_t)call->kind, .type = (uint8_t)call->type, .op = (uint8_t)call->op};
+}
+
+/* The step in which the request's oldest piece waits, and for whom; -1 when it is not that far. */
+static void find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out, int *peer_out)
+{
+    *step_out = *peer_out = -1;
+    for (uint64_t i = engine->depth; i > 0 && request->state == SHOAL_REQUEST_RUNNING; i--) {
+        const struct shoal_piece *piece = &engine->pieces[(engine->piece_next + engine->depth - i) % engine->depth];
+        if (piece->request != request)
+            continue;
+        const struct shoal_plan *plan = &request->cached->plan;
+        *step_out = (int)piece->step;
+        if (piece->step < plan->step_count && plan->steps[piece->step].kind == SHOAL_STEP_WAIT)
+            *peer_out = plan->steps[piece->step].peer;
+        return;
+    }
+}
+
+static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
+    const uint64_t posted_ns = request->deadline_ns - timeout_ms * SHOAL_NS_PER_MS;
+    return (engine->now_ns(engine->now_arg) - posted_ns) / SHOAL_NS_PER_MS;
+}
+
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
+                                struct shoal_failure *failure)
+{
+    memset(failure, 0, sizeof *failure);
+    failure->struct_bytes = sizeof *failure;
+    failure->status = status;
+    failure->rank = rank;
+    failure->reporter = engine->rank;
+    failure->step = -1;
+    if (rank >= 0) {
+        struct shoal_peer_name name;
+        engine->ops->peer_name(engine->transport, rank, &name);
+        failure->pid = name.pid;
+        snprintf(failure->host, sizeof failure->host, "%s", name.host);
+    }
+    if (request) {
+        const struct shoal_descriptor call = describe_call(request);
+        int peer;
+        shoal_engine_print_call(&call, failure->operation, sizeof failure->operation);
+        find_step(engine, request, &failure->step, &peer);
+        failure->sequence = request->sequence;
+        failure->waited_ms = waited_ms(engine, request);
+        if (request->record) {
+            request->record->step = failure->step;
+            request->record->peer = peer;
+        }
+    }
+}
+
+SHOAL_PRINTF(3, 4) static void append(char *text, size_t bytes, const char *format, ...)
+{
+    const size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+/* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
+
+static void write_recorder(struct shoal_engine *engine)
+{
+    char name[512];
+    if (!engine->settings->recorder_file[0])
+        return;
+    shoal_log_expand(engine->log, engine->settings->recorder_file, name, sizeof name);
+    FILE *file = fopen(name, "ae");
+    if (!file) {
+        shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "cannot write SHOAL_RECORDER_FILE \"%s\": %m", name);
+        return;
+    }
+    shoal_recorder_print(&engine->recorder, engine->name, engine->rank, engine->ns_per_tick, file);
+    fclose(file);
+}
+
+static void complete_list(struct shoal_request *list, enum shoal_status status)
+{
+    while (list) {
+        struct shoal_request *request = list;
+        list = list->next;
+        shoal_request_complete(request, status);
+    }
+}
+
+static void break_with(struct shoal_engine *engine, const struct shoal_failure *failure)
+{
+    struct shoal_request *active = engine->active_head, *queued = engine->queue_head;
+    engine->failure = *failure;
+    engine->is_broken = true;
+    engine->active_head = engine->queue_head = engine->start_next = NULL;
+    engine->active_count = engine->piece_active = 0;
+    memset(engine->pieces, 0, sizeof engine->pieces);
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken: %s", engine->name, failure->text);
+    complete_list(active, failure->status);
+    complete_list(queued, failure->status);
+    shoal_messages_fail(engine, failure->status);
+    write_recorder(engine);
+}
+
+void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure)
+{
+    struct shoal_failure first;
+    if (engine->is_broken)
+        return;
+    engine->ops->fail(engine->transport, failure);
+    break_with(engine, engine->ops->failed(engine->transport, &first) ? &first : failure);
+}
+
+/* ---- Calls that do not agree --------------------------------------------------------------------------------------------- */
+
+static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
+{
+    return a->count == b->count && a->root == b->root && a->kind == b->kind && a->type == b->type && a->op == b->op &&
+           a->codec == b->codec;
+}
+
+bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer, const struct shoal_arrival *other)
+{
+    struct shoal_failure failure;
+    char theirs[96];
+    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)))
+        return true;
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
+    shoal_engine_print_call(&other->descriptor, theirs, sizeof theirs);
+    snprintf(failure.text, sizeof failure.text,
+             "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on %s) called %s",
+             (unsigned long long)request->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid, failure.host, theirs);
+    shoal_engine_fail(engine, &failure);
+    return false;
+}
+
+/* ---- Looking around ------------------------------------------------------------------------------------------------------ */
+
+static struct shoal_request *oldest(struct shoal_engine *engine)
+{
+    struct shoal_request *message = shoal_messages_oldest(engine);
+    struct shoal_request *call = engine->active_head ? engine->active_head : engine->queue_head;
+    if (!call || !message)
+        return call ? call : message;
+    return message->deadline_ns < call->deadline_ns ? message : call;
+}
+
+/* Whom the request waits for: those that have not arrived, or the peer of its step. Names at most eight. Returns the first. */
+static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
+{
+    int first = -1, named = 0, step, peer = -1;
+    text[0] = 0;
+    find_step(engine, request, &step, &peer);
+    if (request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV)
+        peer = request->call.root;
+    for (int r = 0; r < engine->size; r++) {
+        const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
+        const bool is_missing = peer >= 0 ? r == peer
+                                          : !is_message && r != engine->rank &&
+                                                !engine->ops->arrival(engine->transport, r, request->sequence);
+        struct shoal_peer_name name;
+        char state[96];
+        if (!is_missing)
+            continue;
+        first = first < 0 ? r : first;
+        if (++named > 8)
+            continue;
+        engine->ops->peer_name(engine->transport, r, &name);
+        engine->ops->describe(engine->transport, r, state, sizeof state);
+        append(text, bytes, "%srank %d (process %d on %s, %s)", named > 1 ? ", " : "", r, name.pid, name.host, state);
+    }
+    if (named > 8)
+        append(text, bytes, " and %d more", named - 8);
+    return first;
+}
+
+static void warn_slow(struct shoal_engine *engine, struct shoal_request *request)
+{
+    char missing[400], call_text[96];
+    const struct shoal_descriptor call = describe_call(request);
+    name_missing(engine, request, missing, sizeof missing);
+    shoal_engine_print_call(&call, call_text, sizeof call_text);
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s", call_text,
+                   (unsigned long long)request->sequence, engine->name, (unsigned long long)waited_ms(engine, request),
+                   missing[0] ? missing : "the operations before it");
+}
+
+static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_failure failure;
+    char missing[300];
+    const int rank = name_missing(engine, request, missing, sizeof missing);
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
+    snprintf(failure.text, sizeof failure.text, "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s",
+             failure.operation, (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
+             missing[0] ? missing : "the operations before it");
+    shoal_engine_fail(engine, &failure);
+}
+
+static bool fail_lost(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_failure failure, found = {0};
+    const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
+    const int rank = engine->ops->lost(engine->transport, is_message ? UINT64_MAX : request->sequence, &found);
+    if (rank < 0 || (is_message && rank != request->call.root))
+        return false;
+    if (shoal_engine_progress(engine) || request != oldest(engine))
+        return false; /* what it did before it ended may be all we need */
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, rank, &failure);
+    failure.pid = found.pid;
+    snprintf(failure.host, sizeof failure.host, "%s", found.host);
+    snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)", found.text,
+             failure.operation, (unsigned long long)request->sequence, engine->name);
+    shoal_engine_fail(engine, &failure);
+    return true;
+}
+
+/* Changes whenever anything moves. */
+static uint64_t progress_mark(const struct shoal_engine *engine)
+{
+    uint64_t mark = engine->done_sequence * 31 + engine->piece_next;
+    for (unsigned i = 0; i < engine->depth; i++)
+        mark = mark * 31 + engine->pieces[i].step;
+    if (engine->active_head)
+        mark = mark * 31 + (uint64_t)engine->active_head->next_missing;
+    return mark * 31 + engine->message_count;
+}
+
+uint64_t shoal_engine_check(struct shoal_engine *engine)
+{
+    const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
+    struct shoal_failure first;
+    if (engine->is_broken || !shoal_engine_is_busy(engine)) {
+        engine->progress_ns = 0;
+        return UINT64_MAX;
+    }
+    if (engine->ops->failed(engine->transport, &first)) {
+        break_with(engine, &first);
+        return UINT64_MAX;
+    }
+    struct shoal_request *request = oldest(engine);
+    if (fail_lost(engine, request))
+        return UINT64_MAX;
+    request = oldest(engine);
+    if (!request)
+        return every_ns;
+    const uint64_t now_ns = engine->now_ns(engine->now_arg), mark = progress_mark(engine);
+    if (now_ns >= request->deadline_ns) {
+        fail_late(engine, request);
+        return UINT64_MAX;
+    }
+    if (!engine->progress_ns || mark != engine->progress_mark) {
+        engine->progress_ns = now_ns;
+        engine->progress_mark = mark;
+        engine->has_warned = false;
+    } else if (!engine->has_warned && now_ns - engine->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS) {
+        engine->has_warned = true;
+        warn_slow(engine, request);
+    }
+    const uint64_t left_ns = request->deadline_ns - now_ns;
+    return left_ns < every_ns ? left_ns : every_ns;
+}

@@ -1,0 +1,394 @@
+/* Sends and receives, over the transport's queues of packets, first in first out per (peer, tag).
+ *
+ *     small      EAGER with the data; the send is done when the packet is queued
+ *     large      ASK (count, tag; with the sender's memory where the receiver can reach it)
+ *                -> reachable: the receiver copies and answers TAKEN
+ *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
+ *
+ * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the driver's lock. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+enum packet_kind { EAGER = 1, ASK, GO, DATA, TAKEN };
+
+/* message_phase of a request */
+enum phase {
+    TO_ANNOUNCE,  /* send: EAGER or ASK not yet queued */
+    AWAIT_ANSWER, /* send: ASK queued */
+    STREAMING,    /* send: GO received */
+    UNMATCHED,    /* receive */
+    TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
+    FILLING       /* receive: DATA expected */
+};
+
+/* A message that came before its receive. */
+struct early {
+    struct early *next;
+    int peer;
+    struct shoal_packet packet;
+    char data[];
+};
+
+#define EARLY_MAX 4096 /* messages kept; then the queues fill and the senders wait */
+
+struct shoal_messages {
+    struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
+    struct early *early_head, *early_tail;
+    unsigned early_count;
+    uint64_t next_id;
+};
+
+static enum phase phase_of(const struct shoal_request *request)
+{
+    return (enum phase)request->message_phase;
+}
+
+static bool is_send(const struct shoal_request *request)
+{
+    return request->call.kind == SHOAL_KIND_SEND;
+}
+
+static int peer_of(const struct shoal_request *request)
+{
+    return request->call.root;
+}
+
+/* ---- The list of requests ------------------------------------------------------------------------------------------------ */
+
+static void append(struct shoal_messages *messages, struct shoal_request *request)
+{
+    request->next = NULL;
+    if (messages->head)
+        messages->tail->next = request;
+    else
+        messages->head = request;
+    messages->tail = request;
+}
+
+static void finish(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
+{
+    struct shoal_messages *messages = engine->messages;
+    struct shoal_request **link = &messages->head, *before = NULL;
+    while (*link != request) {
+        before = *link;
+        link = &(*link)->next;
+    }
+    *link = request->next;
+    if (messages->tail == request)
+        messages->tail = before;
+    engine->message_count--;
+    shoal_request_complete(request, status);
+}
+
+static struct shoal_request *find_by_id(struct shoal_messages *messages, int peer, uint64_t id, enum phase phase)
+{
+    for (struct shoal_request *request = messages->head; request; request = request->next) {
+        if (peer_of(request) == peer && request->message_id == id && phase_of(request) == phase)
+            return request;
+    }
+    return NULL;
+}
+
+static struct shoal_request *find_receive(struct shoal_messages *messages, int peer, int tag)
+{
+    for (struct shoal_request *request = messages->head; request; request = request->next) {
+        if (!is_send(request) && phase_of(request) == UNMATCHED && peer_of(request) == peer && request->call.tag == tag)
+            return request;
+    }
+    return NULL;
+}
+
+/* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
+
+static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
+{
+    struct shoal_failure failure;
+    char sent[96];
+    const struct shoal_descriptor theirs = {.kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type,
+                                            .root = engine->rank};
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer_of(request), &failure);
+    shoal_engine_print_call(&theirs, sent, sizeof sent);
+    snprintf(failure.text, sizeof failure.text, "a message of communicator %s (tag %d) does not fit its receive: rank %d called %s; rank %d (process %d on %s) called %s",
+             engine->name, packet->tag, engine->rank, failure.operation, peer_of(request), failure.pid, failure.host, sent);
+    shoal_engine_fail(engine, &failure);
+}
+
+static void take_large(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
+{
+    enum shoal_status status = SHOAL_OK;
+    request->message_id = packet->id;
+    request->message_offset = 0;
+    request->message_phase = TO_ANSWER;
+    request->pieces_done = 0; /* 1: taken by copy */
+    if (!packet->location)
+        return;
+    const void *source = engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
+    if (!source)
+        return; /* then it is streamed */
+    engine->kernels->copy(&request->call.output, 1, source, request->bytes, SHOAL_STORES_CACHED);
+    request->pieces_done = 1;
+}
+
+/* A message meets its receive. */
+static void match(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet, const void *data)
+{
+    request->record->arrived = shoal_clock_ticks();
+    if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type) {
+        mismatch(engine, request, packet);
+        return;
+    }
+    if (packet->kind == ASK) {
+        take_large(engine, request, packet);
+        return;
+    }
+    if (request->bytes)
+        memcpy(request->call.output, data, request->bytes);
+    finish(engine, request, SHOAL_OK);
+}
+
+/* False when there is no room: the packet stays in its queue. */
+static bool keep_early(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
+{
+    struct early *early = messages->early_count < EARLY_MAX ? malloc(sizeof *early + packet->bytes) : NULL;
+    if (!early)
+        return false;
+    early->next = NULL;
+    early->peer = peer;
+    early->packet = *packet;
+    memcpy(early->data, packet + 1, packet->bytes);
+    if (messages->early_head)
+        messages->early_tail->next = early;
+    else
+        messages->early_head = early;
+    messages->early_tail = early;
+    messages->early_count++;
+    return true;
+}
+
+static bool take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+{
+    struct shoal_request *receive = find_receive(engine->messages, peer, packet->tag);
+    if (!receive)
+        return keep_early(engine->messages, peer, packet);
+    match(engine, receive, packet, packet + 1);
+    return true;
+}
+
+static void take_data(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+{
+    struct shoal_request *receive = find_by_id(engine->messages, peer, packet->id, FILLING);
+    if (!receive || packet->offset > receive->bytes || packet->bytes > receive->bytes - packet->offset)
+        return;
+    memcpy((char *)receive->call.output + packet->offset, packet + 1, packet->bytes);
+    receive->message_offset += packet->bytes;
+    if (receive->message_offset == receive->bytes)
+        finish(engine, receive, SHOAL_OK);
+}
+
+static void take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+{
+    struct shoal_request *send = find_by_id(engine->messages, peer, packet->id, AWAIT_ANSWER);
+    if (!send)
+        return;
+    send->record->arrived = shoal_clock_ticks();
+    if (packet->kind == TAKEN)
+        finish(engine, send, SHOAL_OK);
+    else
+        send->message_phase = STREAMING;
+}
+
+/* False when the packet cannot be taken now. */
+static bool take_packet(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+{
+    switch (packet->kind) {
+    case EAGER:
+    case ASK:
+        return take_message(engine, peer, packet);
+    case DATA:
+        take_data(engine, peer, packet);
+        return true;
+    default:
+        take_answer(engine, peer, packet);
+        return true;
+    }
+}
+
+static bool drain(struct shoal_engine *engine)
+{
+    bool did = false;
+    for (int peer = 0; peer < engine->size; peer++) {
+        const struct shoal_packet *packet;
+        if (peer == engine->rank)
+            continue;
+        while (!engine->is_broken && (packet = engine->ops->peek(engine->transport, peer)) && take_packet(engine, peer, packet)) {
+            if (engine->is_broken)
+                return true;
+            engine->ops->pop(engine->transport, peer);
+            engine->must_flush = did = true;
+        }
+    }
+    return did;
+}
+
+/* ---- Sending ------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet, const void *data)
+{
+    packet.tag = request->call.tag;
+    packet.type = (uint32_t)request->call.type;
+    packet.count = request->call.count;
+    packet.id = request->message_id;
+    engine->must_flush = true;
+    return engine->ops->push(engine->transport, peer_of(request), &packet, data);
+}
+
+static enum shoal_status announce(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (request->bytes <= SHOAL_EAGER_BYTES)
+        return push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes}, request->call.input);
+    const shoal_location location = engine->ops->locate(engine->transport, request->call.input, request->bytes);
+    return push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
+}
+
+static enum shoal_status stream(struct shoal_engine *engine, struct shoal_request *request)
+{
+    while (request->message_offset < request->bytes) {
+        const size_t bytes = shoal_min_size(request->bytes - request->message_offset, SHOAL_PACKET_BYTES_MAX);
+        const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = request->message_offset};
+        SHOAL_TRY(push(engine, request, packet, (const char *)request->call.input + request->message_offset));
+        request->message_offset += bytes;
+    }
+    return SHOAL_OK;
+}
+
+/* Advances one request as far as its queue allows; PENDING when that is full. May finish the request. */
+static enum shoal_status advance(struct shoal_engine *engine, struct shoal_request *request)
+{
+    switch (phase_of(request)) {
+    case TO_ANNOUNCE:
+        SHOAL_TRY(announce(engine, request));
+        request->message_phase = AWAIT_ANSWER;
+        if (request->bytes <= SHOAL_EAGER_BYTES)
+            finish(engine, request, SHOAL_OK);
+        return SHOAL_OK;
+    case STREAMING:
+        SHOAL_TRY(stream(engine, request));
+        finish(engine, request, SHOAL_OK);
+        return SHOAL_OK;
+    case TO_ANSWER:
+        SHOAL_TRY(push(engine, request, (struct shoal_packet){.kind = request->pieces_done ? TAKEN : GO}, NULL));
+        request->message_phase = FILLING;
+        if (request->pieces_done)
+            finish(engine, request, SHOAL_OK);
+        return SHOAL_OK;
+    default:
+        return SHOAL_PENDING;
+    }
+}
+
+/* An earlier send to the same peer that is not announced yet keeps later ones back. */
+static bool is_behind(const struct shoal_messages *messages, const struct shoal_request *request)
+{
+    if (phase_of(request) != TO_ANNOUNCE)
+        return false;
+    for (const struct shoal_request *other = messages->head; other != request; other = other->next) {
+        if (phase_of(other) == TO_ANNOUNCE && is_send(other) && peer_of(other) == peer_of(request))
+            return true;
+    }
+    return false;
+}
+
+static void fail_push(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
+{
+    struct shoal_failure failure;
+    shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
+    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
+    shoal_engine_fail(engine, &failure);
+}
+
+bool shoal_messages_progress(struct shoal_engine *engine)
+{
+    bool did = drain(engine);
+    struct shoal_request *next;
+    for (struct shoal_request *request = engine->is_broken ? NULL : engine->messages->head; request; request = next) {
+        next = request->next;
+        if (is_behind(engine->messages, request))
+            continue;
+        const size_t offset = request->message_offset;
+        const enum shoal_status status = advance(engine, request);
+        did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message_offset != offset);
+        if (status != SHOAL_OK && status != SHOAL_PENDING) {
+            fail_push(engine, request, status);
+            return true;
+        }
+    }
+    return did;
+}
+
+/* ---- Entry --------------------------------------------------------------------------------------------------------------- */
+
+static void match_early(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_messages *messages = engine->messages;
+    struct early **link = &messages->early_head, *before = NULL;
+    for (; *link; before = *link, link = &(*link)->next) {
+        struct early *early = *link;
+        if (early->peer != peer_of(request) || early->packet.tag != request->call.tag)
+            continue;
+        *link = early->next;
+        if (messages->early_tail == early)
+            messages->early_tail = before;
+        messages->early_count--;
+        match(engine, request, &early->packet, early->data);
+        free(early);
+        return;
+    }
+}
+
+enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (!engine->messages)
+        engine->messages = calloc(1, sizeof *engine->messages);
+    if (!engine->messages)
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
+    request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? "eager" : "asked";
+    request->sequence = request->record->sequence = ++engine->messages->next_id;
+    request->message_id = is_send(request) ? request->sequence : 0;
+    request->message_offset = 0;
+    request->message_phase = is_send(request) ? TO_ANNOUNCE : UNMATCHED;
+    append(engine->messages, request);
+    engine->message_count++;
+    if (!is_send(request))
+        match_early(engine, request);
+    return SHOAL_OK;
+}
+
+struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
+{
+    struct shoal_request *oldest = NULL;
+    for (struct shoal_request *request = engine->messages ? engine->messages->head : NULL; request; request = request->next) {
+        if (!oldest || request->deadline_ns < oldest->deadline_ns)
+            oldest = request;
+    }
+    return oldest;
+}
+
+void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status)
+{
+    while (engine->messages && engine->messages->head)
+        finish(engine, engine->messages->head, status);
+}
+
+void shoal_messages_destroy(struct shoal_engine *engine)
+{
+    while (engine->messages && engine->messages->early_head) {
+        struct early *early = engine->messages->early_head;
+        engine->messages->early_head = early->next;
+        free(early);
+    }
+    free(engine->messages);
+    engine->messages = NULL;
+}

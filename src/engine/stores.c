@@ -1,0 +1,56 @@
+#include "engine/stores.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+/* One operation in so many tries the way that was slower. */
+#define TRY_EVERY 64
+/* The first uses of a size try both in turn. */
+#define TRY_FIRST 6
+
+static bool is_in_place_shared(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return request->call.input == request->call.output &&
+           engine->ops->locate(engine->transport, request->call.output, request->bytes) != 0;
+}
+
+static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const unsigned size_class = 63u - (unsigned)__builtin_clzll(request->bytes | 1);
+    const unsigned is_in_place = request->call.input == request->call.output;
+    const unsigned is_shared = engine->ops->locate(engine->transport, request->call.output, request->bytes) != 0;
+    return &engine->stores[(size_class * 4 + is_in_place * 2 + is_shared) % SHOAL_STORES_TRIALS];
+}
+
+static bool is_streaming_faster(const struct shoal_stores_trial *trial)
+{
+    return trial->ticks[SHOAL_STORES_STREAMING] < trial->ticks[SHOAL_STORES_CACHED];
+}
+
+uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (engine->rank != 0 || strcmp(engine->settings->stores, "cached") == 0)
+        return 0;
+    if (strcmp(engine->settings->stores, "streaming") == 0)
+        return SHOAL_HINT_STREAMING;
+    if (is_in_place_shared(engine, request))
+        return 0; /* every line is read and written by one rank: it is in that rank's cache */
+    struct shoal_stores_trial *trial = trial_of(engine, request);
+    const uint32_t use = trial->uses++;
+    if (use < TRY_FIRST)
+        return use % 2 ? 0 : SHOAL_HINT_STREAMING;
+    const bool is_try = use % TRY_EVERY == 0;
+    return is_streaming_faster(trial) != is_try ? SHOAL_HINT_STREAMING : 0;
+}
+
+void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    if (engine->rank != 0)
+        return;
+    struct shoal_stores_trial *trial = trial_of(engine, request);
+    float *ticks = &trial->ticks[request->arrival.descriptor.hints & SHOAL_HINT_STREAMING];
+    const float took = (float)(shoal_clock_ticks() - request->record->arrived);
+    *ticks = *ticks == 0 ? took : *ticks + (took - *ticks) / (took < *ticks ? 2 : 8); /* a slow run may be anybody's fault */
+}

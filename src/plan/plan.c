@@ -1,0 +1,138 @@
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void fail(struct shoal_plan *plan, enum shoal_status status)
+{
+    if (plan->status == SHOAL_OK)
+        plan->status = status;
+}
+
+void shoal_plan_init(struct shoal_plan *plan, int rank, int size)
+{
+    memset(plan, 0, sizeof *plan);
+    plan->rank = rank;
+    plan->size = size;
+    if (size < 1 || size > SHOAL_PLAN_RANKS_MAX || rank < 0 || rank >= size) {
+        fail(plan, SHOAL_ERR_UNSUPPORTED);
+        return;
+    }
+    plan->signals_in = calloc((size_t)size, sizeof *plan->signals_in);
+    if (!plan->signals_in)
+        fail(plan, SHOAL_ERR_MEMORY);
+}
+
+void shoal_plan_fini(struct shoal_plan *plan)
+{
+    free(plan->steps);
+    free(plan->blocks);
+    free(plan->signals_in);
+    memset(plan, 0, sizeof *plan);
+}
+
+/* The array, moved if need be, with room for `wanted` entries. NULL after an error, the first of which sticks in the plan. */
+static void *grown(struct shoal_plan *plan, void *array, uint32_t *capacity, uint32_t wanted, size_t entry_bytes)
+{
+    if (wanted <= *capacity)
+        return array;
+    const uint32_t more = wanted + wanted / 2 + 8;
+    void *moved = realloc(array, more * entry_bytes);
+    if (!moved) {
+        fail(plan, SHOAL_ERR_MEMORY);
+        return NULL;
+    }
+    *capacity = more;
+    return moved;
+}
+
+/* A new last step, NULL after an error. */
+static struct shoal_step *append_step(struct shoal_plan *plan, enum shoal_step_kind kind, int peer)
+{
+    if (plan->status != SHOAL_OK)
+        return NULL;
+    if (peer < 0 || peer >= plan->size) {
+        fail(plan, SHOAL_ERR_INTERNAL);
+        return NULL;
+    }
+    struct shoal_step *steps = grown(plan, plan->steps, &plan->step_capacity, plan->step_count + 1, sizeof *steps);
+    if (!steps)
+        return NULL;
+    plan->steps = steps;
+    struct shoal_step *step = &steps[plan->step_count++];
+    *step = (struct shoal_step){.kind = (uint8_t)kind, .peer = (uint16_t)peer, .first_block = plan->block_count};
+    return step;
+}
+
+static void append_blocks(struct shoal_plan *plan, const struct shoal_block *added, int count)
+{
+    const uint32_t wanted = plan->block_count + (uint32_t)count;
+    struct shoal_block *blocks = grown(plan, plan->blocks, &plan->block_capacity, wanted, sizeof *blocks);
+    if (!blocks)
+        return;
+    plan->blocks = blocks;
+    for (int i = 0; i < count; i++) {
+        blocks[plan->block_count++] = added[i];
+        if (added[i].operand != SHOAL_OPERAND_WINDOW)
+            continue;
+        if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
+            fail(plan, SHOAL_ERR_UNSUPPORTED);
+        else if (added[i].part >= plan->parts)
+            plan->parts = added[i].part + 1;
+    }
+}
+
+void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
+                       const struct shoal_block *dests, int dest_count)
+{
+    struct shoal_step *step = append_step(plan, SHOAL_STEP_REDUCE, plan->rank);
+    if (!step)
+        return;
+    step->source_count = (uint16_t)source_count;
+    step->dest_count = (uint16_t)dest_count;
+    append_blocks(plan, sources, source_count);
+    append_blocks(plan, dests, dest_count);
+}
+
+void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest)
+{
+    shoal_plan_reduce(plan, &source, 1, &dest, 1);
+}
+
+void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest)
+{
+    struct shoal_step *step = append_step(plan, SHOAL_STEP_PUT, dest.rank);
+    if (!step)
+        return;
+    step->source_count = 1;
+    step->dest_count = 1;
+    append_blocks(plan, &source, 1);
+    append_blocks(plan, &dest, 1);
+}
+
+void shoal_plan_signal(struct shoal_plan *plan, int peer)
+{
+    append_step(plan, SHOAL_STEP_SIGNAL, peer);
+}
+
+void shoal_plan_wait(struct shoal_plan *plan, int peer)
+{
+    struct shoal_step *step = append_step(plan, SHOAL_STEP_WAIT, peer);
+    if (step)
+        step->value = ++plan->signals_in[peer];
+}
+
+void shoal_plan_wait_credit(struct shoal_plan *plan, int peer)
+{
+    append_step(plan, SHOAL_STEP_WAIT, peer);
+}
+
+void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
+{
+    if (plan->status != SHOAL_OK)
+        return;
+    if (peer < 0 || peer >= plan->size)
+        fail(plan, SHOAL_ERR_INTERNAL);
+    else
+        plan->signals_in[peer]++;
+}

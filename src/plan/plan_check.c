@@ -1,0 +1,734 @@
+/* How it works. Every element of every operand is a cell: what it holds (which element of which ranks' inputs, how often each)
+ * and who wrote and read it last. Every rank is two components, its engine and its caller; each keeps a vector clock, and an
+ * access is ordered after an earlier one when its component's clock knows of that. Ranks run in turn until each waits or has
+ * ended; a signal keeps the clock of who raised it, and a wait joins it. */
+#include "plan/plan_check.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_RANK UINT16_MAX
+#define NOTHING UINT32_MAX     /* never written */
+#define MIXED (UINT32_MAX - 1) /* contributions of different elements */
+#define OPERATIONS 2
+#define STEP_TEXT_MAX 200
+#define BLOCK_TEXT_MAX 40
+
+/* When a component did something. An engine's epoch n is its n-th step, over both operations; a caller's epoch 1 is before it
+ * posted, 2 after the first operation has ended, 3 after the second. Epoch 0 is never. */
+struct access {
+    uint32_t component; /* engine of rank r: r; its caller: size + r */
+    uint32_t epoch;
+};
+
+struct cell {
+    struct access wrote;
+    uint32_t reads;  /* those since then: 1 + index into check.reads, 0 for none */
+    uint32_t unit;   /* whose element of the inputs its contributions are, first_unit of the operation added */
+    uint16_t writer; /* windows: the rank that wrote it, */
+    uint32_t piece;  /* and the length of its piece then: in pieces of one length, each block has one writer */
+};
+
+struct read {
+    struct access by;
+    uint32_t next; /* as cell.reads */
+};
+
+struct operation {
+    const struct shoal_plan_question *question;
+    size_t input_units;
+    size_t output_units;
+    uint32_t first_unit;
+    size_t input_cell; /* of rank 0 */
+    size_t output_cell;
+};
+
+struct cursor {
+    int operation; /* OPERATIONS when the rank has ended */
+    uint32_t step;
+};
+
+struct check {
+    int size;
+    size_t components;
+    struct operation operations[OPERATIONS];
+    size_t window_cell;
+    size_t part_units;
+    size_t parts;
+    size_t cell_count;
+    struct cell *cells;
+    uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
+    uint8_t *sum;    /* one more row, for the step at hand */
+    struct read *reads;
+    uint32_t read_count;
+    uint32_t read_capacity;
+    uint32_t read_free;
+    uint32_t *clocks;     /* clocks[component * components + other] */
+    size_t *signal_first; /* signal_first[to * size + from]: number of the pair's first signal */
+    uint32_t *raised;     /* raised[to * size + from]: how many of them have been sent */
+    uint32_t *snapshots;  /* snapshots[signal * components + other] */
+    struct cursor *cursors;
+    char *text;
+    size_t text_bytes;
+};
+
+static void check_fini(struct check *check)
+{
+    free(check->cells);
+    free(check->counts);
+    free(check->sum);
+    free(check->reads);
+    free(check->clocks);
+    free(check->signal_first);
+    free(check->raised);
+    free(check->snapshots);
+    free(check->cursors);
+}
+
+/* ---- What is said of a fault --------------------------------------------------------------------------------------------- */
+
+static enum shoal_status fault(const struct check *check, const char *format, ...) SHOAL_PRINTF(2, 3);
+
+static enum shoal_status fault(const struct check *check, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(check->text, check->text_bytes, format, args);
+    va_end(args);
+    return SHOAL_ERR_INTERNAL;
+}
+
+static const struct shoal_plan *plan_of(const struct check *check, int operation, int rank)
+{
+    return &check->operations[operation].question->plans[rank];
+}
+
+static void describe_step(const struct check *check, int rank, struct cursor at, char text[STEP_TEXT_MAX])
+{
+    char step[120];
+    shoal_plan_print_step(plan_of(check, at.operation, rank), at.step, step, sizeof step);
+    snprintf(text, STEP_TEXT_MAX, "rank %d, step %" PRIu32 " of operation %d [%s]", rank, at.step, at.operation + 1, step);
+}
+
+static void describe_access(const struct check *check, struct access access, char text[STEP_TEXT_MAX])
+{
+    const int rank = (int)access.component % check->size;
+    struct cursor at = {0, access.epoch - 1};
+
+    if ((int)access.component >= check->size) {
+        snprintf(text, STEP_TEXT_MAX, "the caller of rank %d, after its plan of operation %" PRIu32 " has ended,", rank,
+                 access.epoch - 1);
+        return;
+    }
+    if (at.step >= plan_of(check, 0, rank)->step_count) {
+        at.step -= plan_of(check, 0, rank)->step_count;
+        at.operation = 1;
+    }
+    describe_step(check, rank, at, text);
+}
+
+/* ---- Clocks -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t *clock_of(const struct check *check, uint32_t component)
+{
+    return check->clocks + component * check->components;
+}
+
+static void join(const struct check *check, uint32_t component, const uint32_t *other)
+{
+    uint32_t *mine = clock_of(check, component);
+    for (size_t i = 0; i < check->components; i++)
+        mine[i] = mine[i] > other[i] ? mine[i] : other[i];
+}
+
+static bool is_ordered(const struct check *check, struct access earlier, uint32_t component)
+{
+    return earlier.epoch <= clock_of(check, component)[earlier.component];
+}
+
+static struct access access_now(const struct check *check, uint32_t component)
+{
+    return (struct access){component, clock_of(check, component)[component]};
+}
+
+/* The number of the n-th signal, counted from 1 over both operations. */
+static size_t signal_number(const struct check *check, int to, int from, uint32_t n)
+{
+    return check->signal_first[to * check->size + from] + n - 1;
+}
+
+static void raise_counter(struct check *check, int to, int from)
+{
+    const uint32_t n = ++check->raised[to * check->size + from];
+    memcpy(check->snapshots + signal_number(check, to, from, n) * check->components, clock_of(check, (uint32_t)from),
+           check->components * sizeof *check->snapshots);
+}
+
+/* ---- Cells --------------------------------------------------------------------------------------------------------------- */
+
+struct range {
+    size_t first;
+    size_t length;
+};
+
+static bool has_input(const struct operation *operation, int rank)
+{
+    return operation->question->promise != SHOAL_PROMISE_BROADCAST || rank == operation->question->root;
+}
+
+/* In place the input has no cells of its own. (Of a broadcast only root is in place; the others have no input.) */
+static size_t input_cell(const struct operation *operation, int rank)
+{
+    const size_t own = (size_t)rank;
+    if (!operation->question->in_place || !has_input(operation, rank))
+        return operation->input_cell + own * operation->input_units;
+    const bool gathers = operation->question->promise == SHOAL_PROMISE_ALLGATHER;
+    return operation->output_cell + own * operation->output_units + (gathers ? own * operation->input_units : 0);
+}
+
+static struct range block_range(const struct check *check, const struct operation *operation, const struct shoal_block *block)
+{
+    struct range range = {0, 0};
+    size_t units = operation->output_units; /* a window's part is as large as the output */
+    size_t start;
+
+    if (block->operand == SHOAL_OPERAND_INPUT) {
+        units = operation->input_units;
+        start = input_cell(operation, block->rank);
+    } else if (block->operand == SHOAL_OPERAND_OUTPUT) {
+        start = operation->output_cell + block->rank * operation->output_units;
+    } else {
+        start = check->window_cell + (block->rank * check->parts + block->part) * check->part_units;
+    }
+    range.first = start + shoal_block_span(units, 1, block->index, block->of, &range.length);
+    return range;
+}
+
+static uint8_t *counts_of(const struct check *check, size_t cell)
+{
+    return check->counts + cell * (size_t)check->size;
+}
+
+static enum shoal_status race(const struct check *check, struct access now, const char *does, const struct shoal_block *block,
+                              struct access earlier, const char *did)
+{
+    char here[STEP_TEXT_MAX], there[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
+    describe_access(check, now, here);
+    describe_access(check, earlier, there);
+    shoal_plan_print_block(block, name, sizeof name);
+    return fault(check, "race: %s %s %s, which %s %s; nothing orders the two", here, does, name, there, did);
+}
+
+static enum shoal_status keep_read(struct check *check, struct cell *cell, struct access by)
+{
+    for (uint32_t i = cell->reads; i; i = check->reads[i - 1].next) {
+        if (check->reads[i - 1].by.component == by.component) {
+            check->reads[i - 1].by = by;
+            return SHOAL_OK;
+        }
+    }
+    uint32_t at = check->read_free;
+    if (at) {
+        check->read_free = check->reads[at - 1].next;
+    } else {
+        if (check->read_count == check->read_capacity) {
+            const uint32_t more = 2 * check->read_capacity + 64;
+            struct read *moved = realloc(check->reads, more * sizeof *moved);
+            if (!moved)
+                return SHOAL_ERR_MEMORY;
+            check->reads = moved;
+            check->read_capacity = more;
+        }
+        at = ++check->read_count;
+    }
+    check->reads[at - 1] = (struct read){by, cell->reads};
+    cell->reads = at;
+    return SHOAL_OK;
+}
+
+static enum shoal_status read_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at)
+{
+    struct cell *cell = &check->cells[at];
+
+    if (!is_ordered(check, cell->wrote, now.component))
+        return race(check, now, "reads", block, cell->wrote, "writes");
+    if (cell->unit == NOTHING) {
+        char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
+        describe_access(check, now, here);
+        shoal_plan_print_block(block, name, sizeof name);
+        return fault(check, "empty: %s reads %s, which nobody has written before (is a wait missing?)", here, name);
+    }
+    return keep_read(check, cell, now);
+}
+
+static enum shoal_status keep_writer(struct check *check, struct access now, const struct operation *operation,
+                                     const struct shoal_block *block, struct cell *cell)
+{
+    const uint32_t piece = (uint32_t)operation->output_units;
+
+    if (cell->writer != NO_RANK && cell->writer != now.component && cell->piece == piece) {
+        char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
+        describe_access(check, now, here);
+        shoal_plan_print_block(block, name, sizeof name);
+        return fault(check, "writers: %s writes %s, where rank %d has written before; a window block has one writer", here,
+                     name, cell->writer);
+    }
+    cell->writer = (uint16_t)now.component;
+    cell->piece = piece;
+    return SHOAL_OK;
+}
+
+static enum shoal_status write_cell(struct check *check, struct access now, const struct operation *operation,
+                                    const struct shoal_block *block, size_t at)
+{
+    struct cell *cell = &check->cells[at];
+
+    if (!is_ordered(check, cell->wrote, now.component))
+        return race(check, now, "writes", block, cell->wrote, "writes");
+    while (cell->reads) {
+        struct read *read = &check->reads[cell->reads - 1];
+        const uint32_t next = read->next;
+        if (!is_ordered(check, read->by, now.component))
+            return race(check, now, "writes", block, read->by, "reads");
+        read->next = check->read_free;
+        check->read_free = cell->reads;
+        cell->reads = next;
+    }
+    cell->wrote = now;
+    return block->operand == SHOAL_OPERAND_WINDOW ? keep_writer(check, now, operation, block, cell) : SHOAL_OK;
+}
+
+/* ---- One step ------------------------------------------------------------------------------------------------------------ */
+
+/* Element i of the destinations becomes the sum of element i of the sources. In place, a copy to itself writes nothing. */
+static enum shoal_status move_unit(struct check *check, struct access now, const struct operation *operation,
+                                   const struct shoal_block *blocks, const struct shoal_step *step, size_t i)
+{
+    const size_t first = block_range(check, operation, &blocks[0]).first + i;
+    uint32_t unit = NOTHING;
+
+    memset(check->sum, 0, (size_t)check->size);
+    for (int b = 0; b < step->source_count; b++) {
+        const size_t cell = block_range(check, operation, &blocks[b]).first + i;
+        const uint8_t *counts = counts_of(check, cell);
+        SHOAL_TRY(read_cell(check, now, &blocks[b], cell));
+        unit = unit == NOTHING || unit == check->cells[cell].unit ? check->cells[cell].unit : MIXED;
+        for (int rank = 0; rank < check->size; rank++) {
+            const int total = check->sum[rank] + counts[rank];
+            check->sum[rank] = (uint8_t)(total < UINT8_MAX ? total : UINT8_MAX);
+        }
+    }
+    for (int b = step->source_count; b < step->source_count + step->dest_count; b++) {
+        const size_t cell = block_range(check, operation, &blocks[b]).first + i;
+        if (step->source_count == 1 && cell == first)
+            continue;
+        SHOAL_TRY(write_cell(check, now, operation, &blocks[b], cell));
+        check->cells[cell].unit = unit;
+        memcpy(counts_of(check, cell), check->sum, (size_t)check->size);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status move(struct check *check, int rank, struct cursor at, const struct shoal_step *step)
+{
+    const struct operation *operation = &check->operations[at.operation];
+    const struct shoal_block *blocks = plan_of(check, at.operation, rank)->blocks + step->first_block;
+    const size_t length = block_range(check, operation, &blocks[0]).length;
+
+    for (int b = 1; b < step->source_count + step->dest_count; b++) {
+        if (block_range(check, operation, &blocks[b]).length != length) {
+            char here[STEP_TEXT_MAX];
+            describe_step(check, rank, at, here);
+            return fault(check, "form: %s has blocks of different lengths", here);
+        }
+    }
+    for (size_t i = 0; i < length; i++)
+        SHOAL_TRY(move_unit(check, access_now(check, (uint32_t)rank), operation, blocks, step, i));
+    return SHOAL_OK;
+}
+
+/* How far the peer's counter must have come, counted over both operations. */
+static uint32_t wait_target(const struct check *check, int rank, struct cursor at, const struct shoal_step *step)
+{
+    const uint32_t before = at.operation == 0 ? 0 : plan_of(check, 0, rank)->signals_in[step->peer];
+    return before + step->value;
+}
+
+static bool is_blocked(const struct check *check, int rank, struct cursor at)
+{
+    const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
+    return step->kind == SHOAL_STEP_WAIT && check->raised[rank * check->size + step->peer] < wait_target(check, rank, at, step);
+}
+
+static enum shoal_status run_step(struct check *check, int rank, struct cursor at)
+{
+    const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
+
+    clock_of(check, (uint32_t)rank)[rank]++;
+    if (step->kind == SHOAL_STEP_WAIT) {
+        const uint32_t target = wait_target(check, rank, at, step);
+        if (target > 0)
+            join(check, (uint32_t)rank, check->snapshots + signal_number(check, rank, step->peer, target) * check->components);
+        return SHOAL_OK;
+    }
+    if (step->kind != SHOAL_STEP_SIGNAL)
+        SHOAL_TRY(move(check, rank, at, step));
+    if (step->kind != SHOAL_STEP_REDUCE)
+        raise_counter(check, step->peer, rank);
+    return SHOAL_OK;
+}
+
+/* ---- The end of a rank's plan -------------------------------------------------------------------------------------------- */
+
+static enum shoal_status verify_unit(const struct check *check, int rank, int number, size_t i)
+{
+    const struct operation *operation = &check->operations[number];
+    const size_t cell = operation->output_cell + (size_t)rank * operation->output_units + i;
+    const uint32_t unit = check->cells[cell].unit;
+    const enum shoal_promise promise = operation->question->promise;
+    const bool gathers = promise == SHOAL_PROMISE_ALLGATHER;
+    const size_t wanted = gathers ? i % operation->input_units : i;
+    const int only = gathers ? (int)(i / operation->input_units) : operation->question->root;
+
+    if (unit != operation->first_unit + wanted)
+        return fault(check, "result: rank %d, operation %d: element %zu of the output comes from %s, not from element %zu",
+                     rank, number + 1, i, unit == MIXED ? "different elements" : "another element", wanted);
+    for (int from = 0; from < check->size; from++) {
+        const int promised = promise == SHOAL_PROMISE_ALLREDUCE || from == only;
+        const int found = counts_of(check, cell)[from];
+        if (found != promised)
+            return fault(check, "result: rank %d, operation %d: element %zu of the output has rank %d's part %d times, not %d",
+                         rank, number + 1, i, from, found, promised);
+    }
+    return SHOAL_OK;
+}
+
+/* A barrier moves nothing; but whoever leaves it must know that all have entered. */
+static enum shoal_status verify_barrier(const struct check *check, int rank, int number)
+{
+    for (int from = 0; from < check->size; from++) {
+        const uint32_t first = number == 0 ? 1 : plan_of(check, 0, from)->step_count + 1;
+        if (check->size > 1 && clock_of(check, (uint32_t)rank)[from] < first)
+            return fault(check, "end: rank %d ends operation %d without knowing that rank %d has begun", rank, number + 1,
+                         from);
+    }
+    return SHOAL_OK;
+}
+
+/* The caller now overwrites the input, and reads and overwrites the output. */
+static enum shoal_status end_operation(struct check *check, int rank, int number)
+{
+    const struct operation *operation = &check->operations[number];
+    const uint32_t caller = (uint32_t)(check->size + rank);
+    const struct shoal_block input = shoal_input(rank, 0, 1);
+    const struct shoal_block output = shoal_output(rank, 0, 1);
+    const struct range in = block_range(check, operation, &input);
+    const struct range out = block_range(check, operation, &output);
+
+    clock_of(check, caller)[caller]++;
+    join(check, caller, clock_of(check, (uint32_t)rank));
+    if (operation->question->promise == SHOAL_PROMISE_BARRIER)
+        return verify_barrier(check, rank, number);
+    for (size_t i = 0; i < out.length; i++) {
+        SHOAL_TRY(read_cell(check, access_now(check, caller), &output, out.first + i));
+        SHOAL_TRY(verify_unit(check, rank, number, i));
+        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &output, out.first + i));
+    }
+    for (size_t i = 0; i < in.length; i++)
+        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &input, in.first + i));
+    return SHOAL_OK;
+}
+
+/* ---- All ranks in turn --------------------------------------------------------------------------------------------------- */
+
+/* Runs the rank as far as it gets; *moved_out when that was anywhere. */
+static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out)
+{
+    struct cursor *at = &check->cursors[rank];
+
+    while (at->operation < OPERATIONS) {
+        if (at->step < plan_of(check, at->operation, rank)->step_count) {
+            if (is_blocked(check, rank, *at))
+                return SHOAL_OK;
+            SHOAL_TRY(run_step(check, rank, *at));
+            at->step++;
+        } else {
+            SHOAL_TRY(end_operation(check, rank, at->operation));
+            *at = (struct cursor){at->operation + 1, 0};
+        }
+        *moved_out = true;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status deadlock(const struct check *check)
+{
+    size_t used = (size_t)snprintf(check->text, check->text_bytes, "deadlock: no rank can go on");
+    for (int rank = 0; rank < check->size && used < check->text_bytes; rank++) {
+        char here[STEP_TEXT_MAX];
+        if (check->cursors[rank].operation == OPERATIONS)
+            snprintf(here, sizeof here, "rank %d has ended", rank);
+        else
+            describe_step(check, rank, check->cursors[rank], here);
+        used += (size_t)snprintf(check->text + used, check->text_bytes - used, "; %s", here);
+    }
+    return SHOAL_ERR_INTERNAL;
+}
+
+static enum shoal_status run_all(struct check *check)
+{
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (int rank = 0; rank < check->size; rank++)
+            SHOAL_TRY(run_rank(check, rank, &moved));
+    }
+    for (int rank = 0; rank < check->size; rank++) {
+        if (check->cursors[rank].operation < OPERATIONS)
+            return deadlock(check);
+    }
+    return SHOAL_OK;
+}
+
+/* ---- What can be seen without running ------------------------------------------------------------------------------------ */
+
+struct refusal {
+    const char *kind; /* NULL: the rank may do it */
+    const char *why;
+};
+
+static struct refusal refuse_block(const struct check *check, int rank, struct cursor at, const struct shoal_step *step,
+                                   const struct shoal_block *block, bool is_dest)
+{
+    const struct shoal_view *view = check->operations[at.operation].question->view;
+    const bool is_shared = block->operand == SHOAL_OPERAND_WINDOW ||
+                           (block->operand == SHOAL_OPERAND_INPUT ? shoal_view_shares_input(view, block->rank)
+                                                                  : shoal_view_shares_output(view, block->rank));
+
+    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_WINDOW)
+        return (struct refusal){"range", "there is no such block"};
+    if (block->operand == SHOAL_OPERAND_WINDOW && block->part >= plan_of(check, at.operation, rank)->parts)
+        return (struct refusal){"range", "the window has no such part"};
+    if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
+        return (struct refusal){"form", "inputs are only read"};
+    if (step->kind == SHOAL_STEP_PUT && block->rank != (is_dest ? step->peer : rank))
+        return (struct refusal){"form", "a put goes from an own block to the peer's"};
+    if (block->rank == rank)
+        return (struct refusal){NULL, NULL};
+    if (!is_shared)
+        return (struct refusal){"reach", "its rank does not share it"};
+    if (step->kind == SHOAL_STEP_REDUCE && !shoal_view_reaches(view, rank, block->rank))
+        return (struct refusal){"reach", "it is on another host"};
+    return (struct refusal){NULL, NULL};
+}
+
+static enum shoal_status inspect_blocks(const struct check *check, int rank, struct cursor at, const struct shoal_step *step)
+{
+    const struct shoal_plan *plan = plan_of(check, at.operation, rank);
+    const uint32_t count = (uint32_t)step->source_count + step->dest_count;
+    char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
+
+    if (step->source_count == 0 || step->dest_count == 0 || step->first_block + count > plan->block_count ||
+        (step->kind == SHOAL_STEP_PUT && count != 2))
+        return fault(check, "form: rank %d, step %" PRIu32 " of operation %d has %d sources, %d destinations", rank, at.step,
+                     at.operation + 1, step->source_count, step->dest_count);
+    for (uint32_t b = 0; b < count; b++) {
+        const struct shoal_block *block = &plan->blocks[step->first_block + b];
+        const struct refusal refusal = refuse_block(check, rank, at, step, block, b >= step->source_count);
+        if (!refusal.kind)
+            continue;
+        describe_step(check, rank, at, here);
+        shoal_plan_print_block(block, name, sizeof name);
+        return fault(check, "%s: %s, block %s: %s", refusal.kind, here, name, refusal.why);
+    }
+    return SHOAL_OK;
+}
+
+/* Counts signals in check->raised; waits[peer] becomes the last signal waited for. */
+static enum shoal_status inspect_step(struct check *check, int rank, struct cursor at, uint32_t *waits)
+{
+    const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
+    char here[STEP_TEXT_MAX];
+
+    if (step->kind > SHOAL_STEP_WAIT)
+        return fault(check, "form: rank %d, step %" PRIu32 " of operation %d is of no kind", rank, at.step, at.operation + 1);
+    if (step->kind == SHOAL_STEP_REDUCE)
+        return inspect_blocks(check, rank, at, step);
+    if (step->peer >= check->size || step->peer == rank) {
+        describe_step(check, rank, at, here);
+        return fault(check, "range: %s names a peer that is none", here);
+    }
+    if (step->kind == SHOAL_STEP_WAIT && step->value > 0) {
+        if (step->value <= waits[step->peer]) {
+            describe_step(check, rank, at, here);
+            return fault(check, "counter: %s waits for a signal that was waited for before", here);
+        }
+        waits[step->peer] = step->value;
+    }
+    if (step->kind != SHOAL_STEP_WAIT)
+        check->raised[step->peer * check->size + rank]++;
+    return step->kind == SHOAL_STEP_PUT ? inspect_blocks(check, rank, at, step) : SHOAL_OK;
+}
+
+static enum shoal_status inspect_counters(const struct check *check, int rank, int operation, const uint32_t *waits)
+{
+    const struct shoal_plan *plan = plan_of(check, operation, rank);
+
+    for (int from = 0; from < check->size; from++) {
+        const uint32_t raised = check->raised[rank * check->size + from];
+        const uint32_t waited = waits[rank * check->size + from];
+        if (raised == plan->signals_in[from] && waited <= raised)
+            continue;
+        return fault(check,
+                     "counter: operation %d: rank %d signals rank %d %u times, which waits for #%u and expects %u in all",
+                     operation + 1, from, rank, raised, waited, plan->signals_in[from]);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status inspect_plan(struct check *check, int rank, int operation, uint32_t *waits)
+{
+    const struct shoal_plan *plan = plan_of(check, operation, rank);
+
+    if (plan->status != SHOAL_OK || plan->rank != rank || plan->size != check->size)
+        return fault(check, "form: the plan of rank %d for operation %d was not built for it (%s)", rank, operation + 1,
+                     shoal_status_text(plan->status));
+    if (plan->parts != plan_of(check, operation, 0)->parts)
+        return fault(check, "form: in operation %d rank %d names %d parts of windows, rank 0 names %d", operation + 1, rank,
+                     plan->parts, plan_of(check, operation, 0)->parts);
+    for (uint32_t step = 0; step < plan->step_count; step++)
+        SHOAL_TRY(inspect_step(check, rank, (struct cursor){operation, step}, waits));
+    return SHOAL_OK;
+}
+
+static void free_words(uint32_t **words)
+{
+    free(*words);
+}
+
+static enum shoal_status inspect(struct check *check, int operation)
+{
+    const size_t pairs = (size_t)check->size * (size_t)check->size;
+    SHOAL_SCOPED(free_words) uint32_t *waits = calloc(pairs, sizeof *waits);
+
+    if (!waits)
+        return SHOAL_ERR_MEMORY;
+    memset(check->raised, 0, pairs * sizeof *check->raised);
+    for (int rank = 0; rank < check->size; rank++)
+        SHOAL_TRY(inspect_plan(check, rank, operation, waits + rank * check->size));
+    for (int rank = 0; rank < check->size; rank++)
+        SHOAL_TRY(inspect_counters(check, rank, operation, waits));
+    return SHOAL_OK;
+}
+
+/* ---- Start --------------------------------------------------------------------------------------------------------------- */
+
+/* Gives the operation its cells. */
+static void lay_out(struct check *check, struct operation *operation, const struct shoal_plan_question *question)
+{
+    const size_t size = (size_t)check->size;
+
+    operation->question = question;
+    operation->input_units = question->units;
+    operation->output_units = question->promise == SHOAL_PROMISE_ALLGATHER ? question->units * size : question->units;
+    operation->first_unit = (uint32_t)check->cell_count;
+    operation->input_cell = check->cell_count;
+    operation->output_cell = operation->input_cell + size * operation->input_units;
+    check->cell_count = operation->output_cell + size * operation->output_units;
+    check->part_units = shoal_max_size(check->part_units, operation->output_units);
+    check->parts = shoal_max_size(check->parts, (size_t)question->plans[0].parts);
+}
+
+/* Every caller has written its input before it posted. */
+static void fill_inputs(const struct check *check, const struct operation *operation)
+{
+    for (int rank = 0; rank < check->size; rank++) {
+        for (size_t i = 0; has_input(operation, rank) && i < operation->input_units; i++) {
+            const size_t cell = input_cell(operation, rank) + i;
+            check->cells[cell].wrote = (struct access){(uint32_t)(check->size + rank), 1};
+            check->cells[cell].unit = operation->first_unit + (uint32_t)i;
+            counts_of(check, cell)[rank] = 1;
+        }
+    }
+}
+
+/* Room for the signals of both operations, in the order of pairs. */
+static enum shoal_status make_signals(struct check *check)
+{
+    const int size = check->size;
+    size_t total = 0;
+
+    for (int to = 0; to < size; to++) {
+        for (int from = 0; from < size; from++) {
+            check->signal_first[to * size + from] = total;
+            for (int i = 0; i < OPERATIONS; i++)
+                total += plan_of(check, i, to)->signals_in[from];
+        }
+    }
+    check->snapshots = malloc((total + 1) * check->components * sizeof *check->snapshots);
+    return check->snapshots ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+static enum shoal_status make_cells(struct check *check)
+{
+    const size_t size = (size_t)check->size;
+
+    check->window_cell = check->cell_count;
+    check->cell_count += size * check->parts * check->part_units;
+    check->cells = calloc(check->cell_count + 1, sizeof *check->cells);
+    check->counts = calloc(check->cell_count + 1, size);
+    check->sum = calloc(size, 1);
+    if (!check->cells || !check->counts || !check->sum)
+        return SHOAL_ERR_MEMORY;
+    for (size_t i = 0; i < check->cell_count; i++) {
+        check->cells[i].unit = NOTHING;
+        check->cells[i].writer = NO_RANK;
+    }
+    for (int i = 0; i < OPERATIONS; i++)
+        fill_inputs(check, &check->operations[i]);
+    return SHOAL_OK;
+}
+
+/* Callers begin at epoch 1, before they post; as an operation starts when all have posted it, every engine knows of that. As
+ * all post both operations at once, the start of the second one tells nobody anything new. */
+static enum shoal_status make_clocks(struct check *check)
+{
+    const size_t size = (size_t)check->size;
+
+    check->components = 2 * size;
+    check->clocks = calloc(check->components * check->components, sizeof *check->clocks);
+    check->signal_first = calloc(size * size, sizeof *check->signal_first);
+    check->raised = calloc(size * size, sizeof *check->raised);
+    check->cursors = calloc(size, sizeof *check->cursors);
+    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors)
+        return SHOAL_ERR_MEMORY;
+    for (size_t i = 0; i < size; i++) {
+        for (size_t caller = size; caller < 2 * size; caller++)
+            check->clocks[i * check->components + caller] = 1;
+        check->clocks[(size + i) * check->components + size + i] = 1;
+    }
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes)
+{
+    const struct shoal_plan_question *next = question->next ? question->next : question;
+    SHOAL_SCOPED(check_fini)
+    struct check check = {.size = question->view->size, .text = text, .text_bytes = text_bytes};
+
+    if (text_bytes > 0)
+        text[0] = 0;
+    if (next->view->size != check.size)
+        return fault(&check, "form: the operations have different numbers of ranks");
+    lay_out(&check, &check.operations[0], question);
+    lay_out(&check, &check.operations[1], next);
+    SHOAL_TRY(make_clocks(&check));
+    for (int i = 0; i < OPERATIONS; i++)
+        SHOAL_TRY(inspect(&check, i));
+    memset(check.raised, 0, (size_t)(check.size * check.size) * sizeof *check.raised);
+    SHOAL_TRY(make_signals(&check));
+    SHOAL_TRY(make_cells(&check));
+    return run_all(&check);
+}

@@ -1,0 +1,113 @@
+#include "plan/plan.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <string.h>
+
+/* Where text goes: to a file, or to a buffer of `bytes`, of which `used` are filled; what does not fit is dropped. */
+struct sink {
+    FILE *file;
+    char *text;
+    size_t bytes;
+    size_t used;
+};
+
+static void emit(struct sink *sink, const char *format, ...) SHOAL_PRINTF(2, 3);
+
+static void emit(struct sink *sink, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (sink->file) {
+        vfprintf(sink->file, format, args);
+    } else if (sink->used < sink->bytes) {
+        const int wrote = vsnprintf(sink->text + sink->used, sink->bytes - sink->used, format, args);
+        sink->used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    va_end(args);
+}
+
+/* Text that was cut ends in dots, so that nobody takes it for the whole. */
+static void mark_cut(const struct sink *sink)
+{
+    if (sink->used >= sink->bytes && sink->bytes > 3)
+        memcpy(sink->text + sink->bytes - 4, "...", 4);
+}
+
+static void emit_block(struct sink *sink, const struct shoal_block *block)
+{
+    static const char *const names[] = {"in", "out", "win"};
+    const char *name = block->operand < SHOAL_COUNT_OF(names) ? names[block->operand] : "?";
+
+    emit(sink, "%s[%d]", name, block->rank);
+    if (block->operand == SHOAL_OPERAND_WINDOW)
+        emit(sink, ".%d", block->part);
+    emit(sink, " %d/%d", block->index, block->of);
+}
+
+static void emit_blocks(struct sink *sink, const struct shoal_block *blocks, int count, const char *between)
+{
+    for (int i = 0; i < count; i++) {
+        if (i > 0)
+            emit(sink, "%s", between);
+        emit_block(sink, &blocks[i]);
+    }
+}
+
+static void emit_move(struct sink *sink, const char *name, const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = plan->blocks + step->first_block;
+
+    emit(sink, "%-7s ", name);
+    emit_blocks(sink, blocks, step->source_count, " + ");
+    emit(sink, " -> ");
+    emit_blocks(sink, blocks + step->source_count, step->dest_count, ", ");
+}
+
+static void emit_step(struct sink *sink, const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    switch (step->kind) {
+    case SHOAL_STEP_REDUCE:
+        emit_move(sink, step->source_count == 1 ? "copy" : "reduce", plan, step);
+        return;
+    case SHOAL_STEP_PUT:
+        emit_move(sink, "put", plan, step);
+        return;
+    case SHOAL_STEP_SIGNAL:
+        emit(sink, "signal  %d", step->peer);
+        return;
+    case SHOAL_STEP_WAIT:
+        emit(sink, "wait    %d ", step->peer);
+        if (step->value == 0)
+            emit(sink, "credit");
+        else
+            emit(sink, "#%" PRIu32, step->value);
+        return;
+    default:
+        emit(sink, "unknown step %d", step->kind);
+    }
+}
+
+void shoal_plan_print(const struct shoal_plan *plan, FILE *out)
+{
+    struct sink sink = {.file = out};
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        emit(&sink, "%3" PRIu32 "  ", i);
+        emit_step(&sink, plan, &plan->steps[i]);
+        emit(&sink, "\n");
+    }
+}
+
+void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes)
+{
+    struct sink sink = {.text = text, .bytes = bytes};
+    emit_step(&sink, plan, &plan->steps[step]);
+    mark_cut(&sink);
+}
+
+void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes)
+{
+    struct sink sink = {.text = text, .bytes = bytes};
+    emit_block(&sink, block);
+    mark_cut(&sink);
+}

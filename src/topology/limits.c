@@ -1,0 +1,132 @@
+#include "topology/limits.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Cores --------------------------------------------------------------------------------------------------------------- */
+
+/* The processor quota of the container in whole cores, rounded down but at least 1; a large number when there is none. */
+static int quota_cores(void)
+{
+    static const char *const paths[] = {"/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"};
+    long quota = -1, period = 100000;
+    FILE *file = fopen(paths[0], "re");
+    if (file) {
+        if (fscanf(file, "%ld %ld", &quota, &period) != 2)
+            quota = -1;
+        fclose(file);
+    } else if ((file = fopen(paths[1], "re"))) {
+        if (fscanf(file, "%ld", &quota) != 1)
+            quota = -1;
+        fclose(file);
+    }
+    if (quota <= 0 || period <= 0)
+        return 1 << 20;
+    return quota >= period ? (int)(quota / period) : 1;
+}
+
+int shoal_topology_cores(void)
+{
+    cpu_set_t mask;
+    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+    const int quota = quota_cores();
+    return quota < allowed ? quota : allowed;
+}
+
+/* ---- How much memory is left --------------------------------------------------------------------------------------------- */
+
+static bool read_number(const char *path, uint64_t *value_out)
+{
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    unsigned long long value;
+    const bool found = fscanf(file, "%llu", &value) == 1; /* "max" is no number: no limit */
+    fclose(file);
+    if (found)
+        *value_out = value;
+    return found;
+}
+
+/* The value of `key` in a file of lines "key value". */
+static bool read_key(const char *path, const char *key, uint64_t *value_out)
+{
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    char line[256];
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file)) {
+        const size_t length = strlen(key);
+        unsigned long long value;
+        if (strncmp(line, key, length) == 0 && sscanf(line + length, " %llu", &value) == 1) {
+            *value_out = value;
+            found = true;
+        }
+    }
+    fclose(file);
+    return found;
+}
+
+/* The directory of this process's memory cgroup: version 2 ("0::/path") or the memory controller of version 1. */
+static bool find_cgroup(char *directory, size_t bytes, bool *is_v2_out)
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    if (!file)
+        return false;
+    char line[1024];
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':');
+        char *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path)
+            continue;
+        *path++ = 0;
+        const bool is_v2 = strncmp(line, "0", 1) == 0 && controllers[1] == 0;
+        const bool is_memory = strstr(controllers + 1, "memory") != NULL;
+        if (!is_v2 && !is_memory)
+            continue;
+        snprintf(directory, bytes, "/sys/fs/cgroup%s%s", is_v2 ? "" : "/memory", strcmp(path, "/") ? path : "");
+        char probe[1200];
+        snprintf(probe, sizeof probe, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
+        found = access(probe, R_OK) == 0;
+        if (!found) { /* inside a container the path of the host does not exist: the root is the container's */
+            snprintf(directory, bytes, "/sys/fs/cgroup%s", is_v2 ? "" : "/memory");
+            snprintf(probe, sizeof probe, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
+            found = access(probe, R_OK) == 0;
+        }
+        *is_v2_out = is_v2;
+    }
+    fclose(file);
+    return found;
+}
+
+static uint64_t cgroup_left(void)
+{
+    char directory[1100], path[1200];
+    bool is_v2;
+    uint64_t limit, used, cache = 0;
+    if (!find_cgroup(directory, sizeof directory, &is_v2))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/%s", directory, is_v2 ? "memory.max" : "memory.limit_in_bytes");
+    if (!read_number(path, &limit))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
+    if (!read_number(path, &used))
+        return UINT64_MAX;
+    snprintf(path, sizeof path, "%s/memory.stat", directory);
+    read_key(path, is_v2 ? "inactive_file" : "total_inactive_file", &cache); /* the kernel gives these pages back first */
+    used -= used < cache ? used : cache;
+    return limit > used ? limit - used : 0;
+}
+
+uint64_t shoal_topology_memory_left(void)
+{
+    uint64_t kib;
+    const uint64_t machine = read_key("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX;
+    const uint64_t container = cgroup_left();
+    return machine < container ? machine : container;
+}

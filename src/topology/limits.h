@@ -1,0 +1,13 @@
+/* What this machine and its container leave to the process. Reads files of the kernel: for set-up, not for each call. Any thread. */
+#ifndef SHOAL_TOPOLOGY_LIMITS_H
+#define SHOAL_TOPOLOGY_LIMITS_H
+
+#include "base/compiler.h"
+
+/* Cores that this process may use, by its affinity mask and its container's quota; at least 1. */
+int shoal_topology_cores(void);
+
+/* How many bytes the container and the machine leave to this process; UINT64_MAX when nothing limits it. */
+uint64_t shoal_topology_memory_left(void);
+
+#endif

@@ -1,0 +1,545 @@
+#include "transport/shm/shm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/shm/shm_layout.h"
+
+/* What this rank sees of one rank's segment. */
+struct seat {
+    struct shoal_segment *segment;
+    struct shoal_shm_head *head;
+    struct shoal_shm_arrival *arrivals;
+    char *payloads;
+    struct shoal_shm_counter *counters;
+    struct shoal_shm_counter *queue_heads;
+    struct shoal_shm_counter *queue_tails;
+    char *window;
+    char *queues;
+};
+
+struct shm {
+    struct shoal_transport transport;
+    struct shoal_shm_node *node;
+    unsigned slots;
+    size_t window_stride;
+    size_t control_bytes;
+    bool has_window;
+    bool *has_queue; /* [size] */
+    bool *is_told;   /* [size]: who has our segment */
+    uint64_t comm;
+    uint64_t join_deadline_ns;
+    size_t slot_bytes;
+    uint64_t counter_start;
+    struct seat *seats;           /* [size] */
+    struct shoal_shm_peer **peers; /* [size], NULL for the own rank */
+    struct shoal_shm_counter **raised; /* [size]: the first of the counters this rank raises in each peer's segment */
+    uint64_t *raised_values;      /* [slots * size]: their values; we are the only writer */
+};
+
+static struct shm *shm_of(struct shoal_transport *transport)
+{
+    return (struct shm *)transport;
+}
+
+/* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
+
+static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes)
+{
+    const struct seat *seat = &shm_of(transport)->seats[transport->rank];
+    const uint64_t sequence = record->descriptor.sequence;
+    struct shoal_shm_arrival *line = &seat->arrivals[sequence % SHOAL_ARRIVALS];
+    memcpy(line->rest, (const char *)record + sizeof line->sequence, sizeof line->rest);
+    if (bytes > SHOAL_PAYLOAD_INLINE)
+        memcpy(seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX, payload, bytes);
+    else if (bytes)
+        memcpy((char *)line + offsetof(struct shoal_arrival, payload), payload, bytes);
+    /* release: the record, the payload, and the operands the caller has filled are seen by who reads the sequence. */
+    atomic_store_explicit(&line->sequence, sequence, memory_order_release);
+}
+
+static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+{
+    const struct shoal_shm_arrival *line = &shm_of(transport)->seats[peer].arrivals[sequence % SHOAL_ARRIVALS];
+    /* acquire: pairs with the release in arrive. */
+    if (atomic_load_explicit(&line->sequence, memory_order_acquire) != sequence)
+        return NULL;
+    return (const struct shoal_arrival *)(const void *)line;
+}
+
+static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+{
+    const struct seat *seat = &shm_of(transport)->seats[peer];
+    if (bytes <= SHOAL_PAYLOAD_INLINE)
+        return (const char *)&seat->arrivals[sequence % SHOAL_ARRIVALS] + offsetof(struct shoal_arrival, payload);
+    return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
+}
+
+static void complete(struct shoal_transport *transport, uint64_t sequence)
+{
+    /* release: our reads of the peers' records, payloads and windows come before it; a peer that reads it may reuse them. */
+    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
+}
+
+static uint64_t completed(struct shoal_transport *transport, int peer)
+{
+    return atomic_load_explicit(&shm_of(transport)->seats[peer].head->completed, memory_order_acquire);
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static shoal_location locate(struct shoal_transport *transport, const void *address, size_t bytes)
+{
+    return shoal_shm_node_locate(shm_of(transport)->node, address, bytes);
+}
+
+static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
+{
+    struct shm *shm = shm_of(transport);
+    void *address = peer == transport->rank ? shoal_shm_node_own(shm->node, location)
+                                            : shoal_shm_node_reach(shm->node, shm->peers[peer], location, bytes);
+    if (!address)
+        *error = shoal_log_fail(shm->node->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory", bytes, peer);
+    return address;
+}
+
+static enum shoal_status reserve_window(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+{
+    struct shm *shm = shm_of(transport);
+    struct seat *seat = &shm->seats[transport->rank];
+    if (shm->has_window)
+        return SHOAL_OK;
+    if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed", slots, slot_bytes);
+    SHOAL_TRY(shoal_segment_reserve(seat->segment, shm->node->log, (uint64_t)(seat->window - seat->segment->base),
+                                    shm->slots * shm->window_stride, shm->node->settings->memory_limit, "the communicator's window"));
+    shm->has_window = true;
+    return SHOAL_OK;
+}
+
+static void *window(struct shoal_transport *transport, int rank, unsigned slot)
+{
+    const struct shm *shm = shm_of(transport);
+    return shm->seats[rank].window + slot * shm->window_stride;
+}
+
+/* All memory is reached by load and store here; plans do not put. */
+static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, shoal_location location, size_t offset,
+                             const void *source, size_t bytes)
+{
+    (void)slot, (void)location, (void)offset, (void)source, (void)bytes;
+    return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach", peer);
+}
+
+/* ---- Counters ------------------------------------------------------------------------------------------------------------ */
+
+static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
+{
+    struct shm *shm = shm_of(transport);
+    const size_t index = (size_t)slot * (size_t)transport->size;
+    /* release: all this rank wrote before is seen by who reads the value. One writer: no read-modify-write. */
+    atomic_store_explicit(&shm->raised[peer][index].value, ++shm->raised_values[index + (size_t)peer], memory_order_release);
+}
+
+static uint64_t counter(struct shoal_transport *transport, int peer, unsigned slot)
+{
+    const struct shm *shm = shm_of(transport);
+    const size_t index = (size_t)slot * (size_t)transport->size + (size_t)peer;
+    return atomic_load_explicit(&shm->seats[transport->rank].counters[index].value, memory_order_acquire);
+}
+
+/* ---- Packets: one ring of bytes per ordered pair, in the sender's segment ------------------------------------------------ */
+
+#define QUEUE SHOAL_PACKET_QUEUE_BYTES
+#define PACKET_PAD UINT32_MAX /* kind of a filler up to the ring's end */
+
+static size_t packet_space(const struct shoal_packet *packet)
+{
+    return sizeof *packet + shoal_round_up(packet->bytes, SHOAL_CACHE_LINE);
+}
+
+static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, int peer)
+{
+    char what[64];
+    const char *queue = own->queues + (size_t)peer * QUEUE;
+    if (shm->has_queue[peer])
+        return SHOAL_OK;
+    snprintf(what, sizeof what, "the queue of messages to rank %d", peer);
+    SHOAL_TRY(shoal_segment_reserve(own->segment, shm->node->log, (uint64_t)(queue - own->segment->base), QUEUE,
+                                    shm->node->settings->memory_limit, what));
+    shm->has_queue[peer] = true;
+    return SHOAL_OK;
+}
+
+static enum shoal_status push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+{
+    struct shm *shm = shm_of(transport);
+    const struct seat *own = &shm->seats[transport->rank];
+    SHOAL_TRY(reserve_queue(shm, own, peer));
+    char *queue = own->queues + (size_t)peer * QUEUE;
+    uint64_t head = atomic_load_explicit(&own->queue_heads[peer].value, memory_order_relaxed); /* we are its writer */
+    /* acquire: the peer has read what it took; its space may be written again. */
+    const uint64_t tail = atomic_load_explicit(&shm->seats[peer].queue_tails[transport->rank].value, memory_order_acquire);
+    const size_t space = packet_space(packet), to_end = QUEUE - head % QUEUE, filler = space > to_end ? to_end : 0;
+    if (QUEUE - (head - tail) < space + filler)
+        return SHOAL_PENDING;
+    if (filler) {
+        const struct shoal_packet pad = {.kind = PACKET_PAD, .bytes = (uint32_t)(filler - sizeof pad)};
+        memcpy(queue + head % QUEUE, &pad, sizeof pad);
+        head += filler;
+    }
+    memcpy(queue + head % QUEUE, packet, sizeof *packet);
+    if (packet->bytes)
+        memcpy(queue + head % QUEUE + sizeof *packet, data, packet->bytes);
+    /* release: the packet is seen by who reads the head. */
+    atomic_store_explicit(&own->queue_heads[peer].value, head + space, memory_order_release);
+    return SHOAL_OK;
+}
+
+static const struct shoal_packet *oldest_packet(struct shm *shm, int peer, uint64_t *tail_out)
+{
+    const struct seat *own = &shm->seats[shm->transport.rank], *other = &shm->seats[peer];
+    *tail_out = atomic_load_explicit(&own->queue_tails[peer].value, memory_order_relaxed); /* we are its writer */
+    if (atomic_load_explicit(&other->queue_heads[shm->transport.rank].value, memory_order_acquire) == *tail_out)
+        return NULL;
+    const char *queue = other->queues + (size_t)shm->transport.rank * QUEUE;
+    return (const struct shoal_packet *)(const void *)(queue + *tail_out % QUEUE);
+}
+
+static void pop(struct shoal_transport *transport, int peer)
+{
+    struct shm *shm = shm_of(transport);
+    uint64_t tail;
+    const struct shoal_packet *packet = oldest_packet(shm, peer, &tail);
+    /* release: we have read the packet. */
+    atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + packet_space(packet), memory_order_release);
+}
+
+static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
+{
+    uint64_t tail;
+    const struct shoal_packet *packet = oldest_packet(shm_of(transport), peer, &tail);
+    if (!packet || packet->kind != PACKET_PAD)
+        return packet;
+    pop(transport, peer);
+    return peek(transport, peer);
+}
+
+/* ---- Waking -------------------------------------------------------------------------------------------------------------- */
+
+static void flush(struct shoal_transport *transport)
+{
+    const struct shm *shm = shm_of(transport);
+    /* Full fence: what was published comes before the look at who sleeps; pairs with shoal_shm_node_doze. */
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int r = 0; r < transport->size; r++) {
+        if (shm->peers[r] && shoal_shm_bell_is_asleep(shm->peers[r]->bell))
+            shoal_shm_bell_ring(shm->peers[r]->bell);
+    }
+}
+
+/* ---- Failure ------------------------------------------------------------------------------------------------------------- */
+
+static void wake_all(struct shm *shm)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int r = 0; r < shm->transport.size; r++)
+        shoal_shm_bell_ring(shm->peers[r] ? shm->peers[r]->bell : shm->node->bell);
+}
+
+/* True for the one who may write the record. */
+static bool claim(struct shoal_shm_failure *failure)
+{
+    uint32_t unclaimed = 0;
+    return atomic_compare_exchange_strong_explicit(&failure->claimed, &unclaimed, 1, memory_order_acq_rel, memory_order_acquire);
+}
+
+static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
+{
+    struct shm *shm = shm_of(transport);
+    struct shoal_shm_failure *first = &shm->seats[0].head->failure;
+    if (claim(first)) {
+        first->failure = *failure;
+        /* release: pairs with the acquire in failed. */
+        atomic_store_explicit(&first->ready, 1, memory_order_release);
+    }
+    wake_all(shm);
+}
+
+static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
+{
+    const struct shoal_shm_failure *first = &shm_of(transport)->seats[0].head->failure;
+    if (!atomic_load_explicit(&first->ready, memory_order_acquire))
+        return false;
+    *failure = first->failure;
+    return true;
+}
+
+static void abort_all(struct shoal_transport *transport)
+{
+    struct shm *shm = shm_of(transport);
+    struct shoal_shm_failure *first = &shm->seats[0].head->failure;
+    if (claim(first)) {
+        static const char text[] = "shoal_comm_abort was called";
+        memset(&first->failure, 0, sizeof first->failure);
+        first->failure.struct_bytes = sizeof first->failure;
+        first->failure.status = SHOAL_ERR_ABORTED;
+        first->failure.rank = first->failure.reporter = transport->rank;
+        first->failure.step = -1;
+        memcpy(first->failure.text, text, sizeof text);
+        memcpy(first->failure.host, shm->node->log->host, sizeof first->failure.host);
+        atomic_store_explicit(&first->ready, 1, memory_order_release);
+    }
+    wake_all(shm);
+}
+
+static const char *has_left(struct shm *shm, int peer)
+{
+    /* acquire: after it, the peer's last `completed` is seen. */
+    switch (atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire)) {
+    case SHOAL_SHM_FREED:
+        return "freed the communicator";
+    case SHOAL_SHM_FINALIZED:
+        return "finalized the communicator";
+    default:
+        return shoal_shm_peer_has_ended(shm->peers[peer]) ? shm->peers[peer]->ended : NULL;
+    }
+}
+
+static int lost(struct shoal_transport *transport, uint64_t sequence, struct shoal_failure *failure)
+{
+    struct shm *shm = shm_of(transport);
+    for (int r = 0; r < transport->size; r++) {
+        const char *how = shm->peers[r] ? has_left(shm, r) : NULL;
+        if (!how || completed(transport, r) >= sequence)
+            continue;
+        failure->status = SHOAL_ERR_PEER_LOST;
+        failure->rank = r;
+        failure->pid = shm->peers[r]->name.pid;
+        snprintf(failure->host, sizeof failure->host, "%s", shm->peers[r]->name.host);
+        snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %s", r, failure->pid, failure->host, how);
+        return r;
+    }
+    return -1;
+}
+
+static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
+{
+    const struct shoal_shm_peer *other = shm_of(transport)->peers[peer];
+    if (other)
+        shoal_shm_peer_describe(other, text, bytes);
+    else
+        snprintf(text, bytes, "this rank");
+}
+
+static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+{
+    const struct shm *shm = shm_of(transport);
+    if (shm->peers[peer]) {
+        *name = shm->peers[peer]->name;
+        return;
+    }
+    memcpy(name->host, shm->node->log->host, sizeof name->host);
+    name->pid = (int)getpid();
+}
+
+static void memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
+{
+    const struct shm *shm = shm_of(transport);
+    usage->control_bytes += shm->control_bytes;
+    usage->window_bytes += shm->has_window ? shm->slots * shm->window_stride : 0;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void destroy(struct shoal_transport *transport, bool finalized)
+{
+    struct shm *shm = shm_of(transport);
+    struct seat *own = shm->seats ? &shm->seats[transport->rank] : NULL;
+    if (own && own->head) {
+        /* release: what we completed before is seen by who sees that we left. */
+        atomic_store_explicit(&own->head->left, finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
+        wake_all(shm);
+    }
+    for (int r = 0; shm->seats && r < transport->size; r++)
+        shoal_segment_put(shm->seats[r].segment);
+    free(shm->seats);
+    free(shm->peers);
+    free(shm->raised);
+    free(shm->raised_values);
+    free(shm->has_queue);
+    free(shm->is_told);
+    free(shm);
+}
+
+static const struct shoal_transport_ops ops = {
+    .name = "shm",
+    .arrive = arrive,
+    .arrival = arrival,
+    .payload = payload_of,
+    .complete = complete,
+    .completed = completed,
+    .locate = locate,
+    .reach = reach,
+    .reserve_window = reserve_window,
+    .window = window,
+    .put = put,
+    .signal = signal_peer,
+    .counter = counter,
+    .push = push,
+    .peek = peek,
+    .pop = pop,
+    .flush = flush,
+    .lost = lost,
+    .describe = describe,
+    .fail = fail,
+    .failed = failed,
+    .abort = abort_all,
+    .peer_name = peer_name,
+    .memory = memory,
+    .destroy = destroy,
+};
+
+static void seat_at(struct seat *seat, struct shoal_segment *segment, const struct shoal_shm_layout *layout)
+{
+    seat->segment = segment;
+    seat->head = (struct shoal_shm_head *)(void *)(segment->base + layout->head);
+    seat->arrivals = (struct shoal_shm_arrival *)(void *)(segment->base + layout->arrivals);
+    seat->payloads = segment->base + layout->payloads;
+    seat->counters = (struct shoal_shm_counter *)(void *)(segment->base + layout->counters);
+    seat->queue_heads = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_heads);
+    seat->queue_tails = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_tails);
+    seat->window = segment->base + layout->window;
+    seat->queues = segment->base + layout->queues;
+}
+
+/* Before others see the segment. New memory is zero. */
+static void start_counters(const struct shm *shm, struct seat *seat)
+{
+    for (size_t i = 0; i < (size_t)shm->slots * (size_t)shm->transport.size; i++)
+        atomic_store_explicit(&seat->counters[i].value, shm->counter_start, memory_order_relaxed);
+    atomic_store_explicit(&seat->head->completed, shm->counter_start, memory_order_relaxed);
+}
+
+static enum shoal_status allocate(struct shm *shm, struct shoal_shm_node *node, const struct shoal_shm_options *options)
+{
+    const size_t size = (size_t)options->size;
+    shm->seats = calloc(size, sizeof *shm->seats);
+    shm->peers = calloc(size, sizeof(struct shoal_shm_peer *));
+    shm->raised = calloc(size, sizeof *shm->raised);
+    shm->raised_values = calloc(size * options->slots, sizeof *shm->raised_values);
+    shm->has_queue = calloc(size, sizeof *shm->has_queue);
+    shm->is_told = calloc(size, sizeof *shm->is_told);
+    if (!shm->seats || !shm->peers || !shm->raised || !shm->raised_values || !shm->has_queue || !shm->is_told)
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks", options->size);
+    memcpy(shm->peers, options->peers, size * sizeof *shm->peers);
+    for (size_t i = 0; i < size * options->slots; i++)
+        shm->raised_values[i] = options->counter_start;
+    return SHOAL_OK;
+}
+
+static enum shoal_status make_own_segment(struct shm *shm)
+{
+    const int rank = shm->transport.rank;
+    const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
+    struct shoal_segment *own;
+    SHOAL_TRY(shoal_segment_create(shm->node->log, "shoal-communicator", layout.total_bytes, &own));
+    const enum shoal_status status = shoal_segment_reserve(own, shm->node->log, layout.head, layout.control_bytes - layout.head,
+                                                           shm->node->settings->memory_limit, "the communicator");
+    if (status != SHOAL_OK) {
+        shoal_segment_put(own);
+        return status;
+    }
+    seat_at(&shm->seats[rank], own, &layout);
+    start_counters(shm, &shm->seats[rank]);
+    shm->control_bytes = layout.control_bytes - layout.head;
+    shm->window_stride = layout.window_stride;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct shoal_shm_options *options,
+                                   struct shoal_transport **transport_out)
+{
+    struct shm *shm = options->size <= SHOAL_SHM_PEERS_MAX ? calloc(1, sizeof *shm) : NULL;
+    if (!shm)
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no room for a communicator of %d ranks (at most %d on a host)",
+                              options->size, SHOAL_SHM_PEERS_MAX);
+    shm->transport = (struct shoal_transport){&ops, options->rank, options->size, NULL};
+    shm->node = node;
+    shm->slots = options->slots;
+    shm->comm = options->comm;
+    shm->slot_bytes = options->slot_bytes;
+    shm->counter_start = options->counter_start;
+    shm->join_deadline_ns = shoal_clock_ns() + options->timeout_ms * SHOAL_NS_PER_MS;
+    enum shoal_status status = allocate(shm, node, options);
+    if (status == SHOAL_OK)
+        status = make_own_segment(shm);
+    if (status != SHOAL_OK) {
+        destroy(&shm->transport, false);
+        return status;
+    }
+    *transport_out = &shm->transport;
+    return SHOAL_OK;
+}
+
+static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segment *segment)
+{
+    const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
+    if (segment->bytes < layout.total_bytes) {
+        const unsigned long long bytes = segment->bytes;
+        shoal_segment_put(segment);
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "rank %d sent a segment of %llu bytes, %zu are needed", rank,
+                              bytes, layout.total_bytes);
+    }
+    seat_at(&shm->seats[rank], segment, &layout);
+    shm->raised[rank] = &shm->seats[rank].counters[shm->transport.rank];
+    return SHOAL_OK;
+}
+
+/* OK when the peer has our segment and we have its. */
+static enum shoal_status join_with(struct shm *shm, int rank)
+{
+    struct shoal_shm_peer *peer = shm->peers[rank];
+    if (!shm->is_told[rank])
+        shm->is_told[rank] = shoal_shm_node_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
+    if (!shm->seats[rank].segment) {
+        struct shoal_segment *segment = shoal_shm_node_take(shm->node, peer, shm->comm);
+        if (segment)
+            SHOAL_TRY(take_seat(shm, rank, segment));
+    }
+    if (shm->is_told[rank] && shm->seats[rank].segment)
+        return SHOAL_OK;
+    if (shoal_shm_peer_has_ended(peer))
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_PEER_LOST, "shm", "rank %d (process %d on %s) %s while a communicator was made",
+                              rank, peer->name.pid, peer->name.host, peer->ended);
+    if (shoal_clock_ns() > shm->join_deadline_ns)
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_TIMEOUT, "shm",
+                              "rank %d (process %d on %s) did not come in time while a communicator was made", rank, peer->name.pid,
+                              peer->name.host);
+    return SHOAL_PENDING;
+}
+
+enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out)
+{
+    struct shm *shm = shm_of(transport);
+    enum shoal_status joined = SHOAL_OK;
+    for (int i = 1; i < transport->size; i++) {
+        const int r = (transport->rank + i) % transport->size;
+        const enum shoal_status status = join_with(shm, r);
+        if (status == SHOAL_PENDING) {
+            joined = SHOAL_PENDING;
+            *socket_out = shm->peers[r]->socket;
+        } else if (status != SHOAL_OK) {
+            return status;
+        }
+    }
+    shm->raised[transport->rank] = &shm->seats[transport->rank].counters[transport->rank];
+    return joined;
+}
+
+struct shoal_shm_peer **shoal_shm_peers(struct shoal_transport *transport)
+{
+    return shm_of(transport)->peers;
+}

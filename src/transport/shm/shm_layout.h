@@ -1,0 +1,71 @@
+/* What lies where in a rank's segment of a communicator. Everything has one writer.
+ *
+ *     pad            rank pages, so that equal places of different ranks differ in their low address bits
+ *     head           one page: what this rank has completed, whether it left, the group's failure (rank 0's segment only)
+ *     arrivals       SHOAL_ARRIVALS records, each alone on a pair of cache lines        written by the owner
+ *     payloads       SHOAL_PAYLOADS of 4 KiB                                            written by the owner
+ *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
+ *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
+ *     queue tails    size counters: bytes ever taken from the queue of each rank        written by the owner
+ *     window         slots of slot_bytes, a page apart; reserved when first used        written by the owner
+ *     queues         size of SHOAL_PACKET_QUEUE_BYTES; each reserved when first used    written by the owner
+ */
+#ifndef SHOAL_TRANSPORT_SHM_LAYOUT_H
+#define SHOAL_TRANSPORT_SHM_LAYOUT_H
+
+#include <stdatomic.h>
+
+#include "transport/transport.h"
+
+struct shoal_shm_counter {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t value;
+};
+
+struct shoal_shm_arrival {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t sequence; /* the first 8 bytes of the record, written last */
+    unsigned char rest[sizeof(struct shoal_arrival) - 8];
+};
+
+enum shoal_shm_left { SHOAL_SHM_PRESENT, SHOAL_SHM_FINALIZED, SHOAL_SHM_FREED };
+
+/* Claimed once, by compare and swap, by the first rank that knows of a failure. */
+struct shoal_shm_failure {
+    _Atomic uint32_t claimed;
+    _Atomic uint32_t ready;
+    struct shoal_failure failure;
+};
+
+struct shoal_shm_head {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t completed;
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t left;
+    _Alignas(SHOAL_CACHE_PAIR) struct shoal_shm_failure failure;
+};
+
+_Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
+_Static_assert(sizeof(struct shoal_shm_arrival) == SHOAL_CACHE_PAIR, "an arrival has its pair of lines alone");
+
+struct shoal_shm_layout {
+    size_t head, arrivals, payloads, counters, queue_heads, queue_tails, window, queues;
+    size_t window_stride; /* from slot to slot */
+    size_t control_bytes; /* up to the window */
+    size_t total_bytes;
+};
+
+static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, unsigned slots, size_t slot_bytes)
+{
+    struct shoal_shm_layout layout;
+    layout.head = (size_t)(rank % 61) * SHOAL_PAGE;
+    layout.arrivals = layout.head + SHOAL_PAGE;
+    layout.payloads = layout.arrivals + SHOAL_ARRIVALS * sizeof(struct shoal_shm_arrival);
+    layout.counters = layout.payloads + SHOAL_PAYLOADS * (size_t)SHOAL_PAYLOAD_MAX;
+    layout.queue_heads = layout.counters + slots * (size_t)size * sizeof(struct shoal_shm_counter);
+    layout.queue_tails = layout.queue_heads + (size_t)size * sizeof(struct shoal_shm_counter);
+    layout.control_bytes = shoal_round_up(layout.queue_tails + (size_t)size * sizeof(struct shoal_shm_counter), SHOAL_PAGE);
+    layout.window = layout.control_bytes;
+    layout.window_stride = shoal_round_up(slot_bytes, SHOAL_PAGE) + SHOAL_PAGE;
+    layout.queues = layout.window + slots * layout.window_stride;
+    layout.total_bytes = layout.queues + (size_t)size * SHOAL_PACKET_QUEUE_BYTES;
+    return layout;
+}
+
+#endif

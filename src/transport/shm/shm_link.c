@@ -1,0 +1,433 @@
+#include "transport/shm/shm_link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define MAGIC UINT64_C(0x5348304c4c494e4b) /* "SH0LLINK" */
+#define FDS_MAX 2
+
+/* First message in each direction; carries the sender's pidfd and bell. */
+struct hello {
+    uint64_t magic;
+    int32_t rank;
+    uint32_t spare;
+    unsigned char from[SHOAL_LINK_ID_BYTES];
+    unsigned char to[SHOAL_LINK_ID_BYTES];
+    uint64_t bell_pointer;
+    unsigned char mac[SHOAL_AUTH_MAC_BYTES];
+};
+
+/* ---- Packets with descriptors -------------------------------------------------------------------------------------------- */
+
+union control {
+    char bytes[CMSG_SPACE(sizeof(int) * FDS_MAX)];
+    struct cmsghdr align;
+};
+
+static bool send_packet(int socket, const void *data, size_t bytes, const int *fds, size_t fd_count)
+{
+    union control control;
+    struct iovec part = {(void *)(uintptr_t)data, bytes};
+    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd_count) {
+        memset(&control, 0, sizeof control);
+        header.msg_control = control.bytes;
+        header.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+        struct cmsghdr *rights = CMSG_FIRSTHDR(&header);
+        rights->cmsg_level = SOL_SOCKET;
+        rights->cmsg_type = SCM_RIGHTS;
+        rights->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+        memcpy(CMSG_DATA(rights), fds, sizeof(int) * fd_count);
+    }
+    ssize_t sent;
+    do
+        sent = sendmsg(socket, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)bytes;
+}
+
+/* Descriptors beyond those asked for are closed. Returns the bytes received, 0 at the end, -1 when there is nothing. */
+static ssize_t receive_packet(int socket, void *data, size_t bytes, int *fds, size_t fd_count)
+{
+    union control control;
+    struct iovec part = {data, bytes};
+    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    for (size_t i = 0; i < fd_count; i++)
+        fds[i] = -1;
+    ssize_t received;
+    do
+        received = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (received < 0 && errno == EINTR);
+    if (received < 0)
+        return -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {
+        const size_t got = c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+        for (size_t i = 0; i < got; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (i < fd_count)
+                fds[i] = fd;
+            else
+                close(fd);
+        }
+    }
+    return received;
+}
+
+bool shoal_link_send(int socket, const struct shoal_link_message *message, int fd)
+{
+    return send_packet(socket, message, sizeof *message, &fd, fd >= 0 ? 1 : 0);
+}
+
+bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int *fd_out)
+{
+    struct shoal_link_message message;
+    int fd;
+    if (receive_packet(socket, &message, sizeof message, &fd, 1) != (ssize_t)sizeof message) {
+        if (fd >= 0)
+            close(fd);
+        return false;
+    }
+    *message_out = message;
+    *fd_out = fd;
+    return true;
+}
+
+void shoal_link_wait(int socket, short events, int timeout_ms)
+{
+    struct pollfd entry = {socket, events, 0};
+    poll(&entry, 1, timeout_ms);
+}
+
+/* ---- Cards --------------------------------------------------------------------------------------------------------------- */
+
+static void read_line(const char *path, char *line, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    line[0] = 0;
+    if (!file)
+        return;
+    if (fgets(line, (int)bytes, file))
+        line[strcspn(line, "\n")] = 0;
+    fclose(file);
+}
+
+static void fill_card(struct shoal_link_card *card, const unsigned char *node_id, const char *host_id, const char *host)
+{
+    struct stat namespace;
+    memcpy(card->id, node_id, sizeof card->id);
+    read_line("/proc/sys/kernel/random/boot_id", card->boot_id, sizeof card->boot_id);
+    card->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t)namespace.st_ino : 0;
+    snprintf(card->host_id, sizeof card->host_id, "%s", host_id);
+    snprintf(card->host, sizeof card->host, "%s", host);
+    snprintf(card->version, sizeof card->version, "%s", shoal_version());
+    card->pid = (int32_t)getpid();
+    card->uid = (uint32_t)geteuid();
+}
+
+bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct shoal_link_card *b)
+{
+    if (a->host_id[0] || b->host_id[0])
+        return strncmp(a->host_id, b->host_id, sizeof a->host_id) == 0;
+    return strncmp(a->boot_id, b->boot_id, sizeof a->boot_id) == 0 && a->network_namespace == b->network_namespace;
+}
+
+static socklen_t abstract_address(const unsigned char *name, struct sockaddr_un *address)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    size_t used = 1 + (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "shoal-"); /* a zero byte first: abstract */
+    for (size_t i = 0; i < SHOAL_LINK_ID_BYTES; i++)
+        used += (size_t)snprintf(address->sun_path + used, sizeof address->sun_path - used, "%02x", name[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + used);
+}
+
+/* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status listen_at(struct shoal_link_meeting *meeting, const unsigned char *name)
+{
+    struct sockaddr_un address;
+    const socklen_t length = abstract_address(name, &address);
+    meeting->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (meeting->listener < 0 || bind(meeting->listener, (struct sockaddr *)&address, length) != 0 ||
+        listen(meeting->listener, SOMAXCONN) != 0)
+        return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot listen on a Unix socket: %s%s", strerror(errno),
+                              errno == EMFILE ? " (raise `ulimit -n`)" : "");
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
+                                          const struct shoal_bootstrap *bootstrap, const unsigned char *node_id,
+                                          struct shoal_segment *bell, const char *host_id)
+{
+    const size_t size = (size_t)bootstrap->size;
+    *meeting = (struct shoal_link_meeting){.log = log, .bootstrap = bootstrap, .bell = bell, .listener = -1};
+    meeting->cards = calloc(size, sizeof *meeting->cards);
+    meeting->is_wanted = calloc(size, sizeof *meeting->is_wanted);
+    meeting->contacts = calloc(size, sizeof *meeting->contacts);
+    enum shoal_status status = SHOAL_OK;
+    if (!meeting->cards || !meeting->is_wanted || !meeting->contacts)
+        status = shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory to meet %d ranks", bootstrap->size);
+    for (size_t r = 0; status == SHOAL_OK && r < size; r++)
+        meeting->contacts[r] = (struct shoal_link_contact){-1, -1, -1, 0, false};
+    if (status == SHOAL_OK) {
+        struct shoal_link_card *own = &meeting->cards[bootstrap->rank];
+        fill_card(own, node_id, host_id, log->host);
+        status = shoal_auth_random(own->name, sizeof own->name);
+        if (status == SHOAL_OK)
+            status = listen_at(meeting, own->name);
+    }
+    if (status != SHOAL_OK)
+        shoal_link_meeting_fini(meeting);
+    return status;
+}
+
+void shoal_link_meeting_fini(struct shoal_link_meeting *meeting)
+{
+    for (int r = 0; meeting->contacts && r < meeting->bootstrap->size; r++) {
+        const int fds[] = {meeting->contacts[r].socket, meeting->contacts[r].pidfd, meeting->contacts[r].bell};
+        for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
+            if (fds[i] >= 0)
+                close(fds[i]);
+        }
+    }
+    if (meeting->listener >= 0)
+        close(meeting->listener);
+    free(meeting->cards);
+    free(meeting->is_wanted);
+    free(meeting->contacts);
+    *meeting = (struct shoal_link_meeting){.listener = -1};
+}
+
+static void sign(const struct shoal_bootstrap *bootstrap, struct hello *hello)
+{
+    const struct shoal_auth_part part = {hello, offsetof(struct hello, mac)};
+    memset(hello->mac, 0, sizeof hello->mac);
+    if (bootstrap->has_secret)
+        (void)shoal_auth_mac(bootstrap->secret, &part, 1, hello->mac);
+}
+
+static bool is_signed(const struct shoal_bootstrap *bootstrap, const struct hello *hello)
+{
+    struct hello expected = *hello;
+    sign(bootstrap, &expected);
+    return shoal_auth_equal(expected.mac, hello->mac, sizeof hello->mac);
+}
+
+static bool same_process(int socket)
+{
+    struct ucred other = {0};
+    socklen_t length = sizeof other;
+    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.pid == getpid();
+}
+
+static bool same_user(int socket)
+{
+    struct ucred other = {0};
+    socklen_t length = sizeof other;
+    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.uid == geteuid();
+}
+
+static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socket, int rank)
+{
+    const int own = meeting->bootstrap->rank;
+    struct hello hello;
+    memset(&hello, 0, sizeof hello);
+    hello.magic = MAGIC;
+    hello.rank = own;
+    memcpy(hello.from, meeting->cards[own].id, sizeof hello.from);
+    memcpy(hello.to, meeting->cards[rank].id, sizeof hello.to);
+    if (same_process(socket))
+        hello.bell_pointer = (uintptr_t)shoal_segment_get(meeting->bell);
+    sign(meeting->bootstrap, &hello);
+    const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    const int fds[] = {meeting->bell->fd, pidfd};
+    const bool sent = send_packet(socket, &hello, sizeof hello, fds, pidfd >= 0 ? 2 : 1);
+    const int reason = errno;
+    if (pidfd >= 0)
+        close(pidfd);
+    if (sent)
+        return SHOAL_OK;
+    return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot greet rank %d (process %d): %s", rank,
+                          meeting->cards[rank].pid, strerror(reason));
+}
+
+static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank)
+{
+    struct shoal_link_contact *contact = &meeting->contacts[rank];
+    struct sockaddr_un address;
+    const socklen_t length = abstract_address(meeting->cards[rank].name, &address);
+    contact->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (contact->socket < 0)
+        return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot open a Unix socket: %s%s", strerror(errno),
+                              errno == EMFILE ? " (raise `ulimit -n`)" : "");
+    while (connect(contact->socket, (struct sockaddr *)&address, length) != 0) {
+        if (errno == EAGAIN && shoal_clock_ns() < meeting->deadline_ns) { /* the listener's queue is full now */
+            poll(NULL, 0, 1);
+            continue;
+        }
+        if (errno != EINTR)
+            return shoal_log_fail(meeting->log, SHOAL_ERR_PEER_LOST, "shm",
+                                  "cannot reach rank %d (process %d on %s) over a Unix socket: %s; either it ended, or it is in "
+                                  "another network namespace",
+                                  rank, meeting->cards[rank].pid, meeting->cards[rank].host, strerror(errno));
+    }
+    if (!same_user(contact->socket))
+        return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm", "rank %d runs as another user (uid %u, here %u)", rank,
+                              meeting->cards[rank].uid, (unsigned)geteuid());
+    return say_hello(meeting, contact->socket, rank);
+}
+
+/* What arrived as a greeting is accepted only from whom the cards name. False: a stranger, ignored. */
+static bool is_expected(const struct shoal_link_meeting *meeting, const struct hello *hello, int fd)
+{
+    const int own = meeting->bootstrap->rank;
+    return hello->magic == MAGIC && hello->rank >= 0 && hello->rank < meeting->bootstrap->size && hello->rank != own &&
+           meeting->is_wanted[hello->rank] && memcmp(hello->from, meeting->cards[hello->rank].id, sizeof hello->from) == 0 &&
+           memcmp(hello->to, meeting->cards[own].id, sizeof hello->to) == 0 && same_user(fd);
+}
+
+static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int socket, int *rank_out)
+{
+    struct hello hello;
+    int fds[FDS_MAX];
+    *rank_out = -1;
+    const ssize_t received = receive_packet(socket, &hello, sizeof hello, fds, FDS_MAX);
+    if (received < 0)
+        return SHOAL_PENDING;
+    if (received != (ssize_t)sizeof hello || !is_expected(meeting, &hello, socket)) {
+        for (int i = 0; i < FDS_MAX; i++) {
+            if (fds[i] >= 0)
+                close(fds[i]);
+        }
+        return SHOAL_OK;
+    }
+    struct shoal_link_contact *contact = &meeting->contacts[hello.rank];
+    contact->bell = fds[0];
+    contact->pidfd = fds[1];
+    contact->bell_pointer = hello.bell_pointer;
+    contact->is_same_process = same_process(socket);
+    if (!is_signed(meeting->bootstrap, &hello))
+        return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm",
+                              "rank %d (process %d) does not know the job's secret: SHOAL_SECRET must be the same on all ranks",
+                              hello.rank, meeting->cards[hello.rank].pid);
+    *rank_out = hello.rank;
+    return SHOAL_OK;
+}
+
+static int next_missing(const struct shoal_link_meeting *meeting)
+{
+    for (int r = 0; r < meeting->bootstrap->size; r++) {
+        if (meeting->is_wanted[r] && meeting->contacts[r].bell < 0)
+            return r;
+    }
+    return -1;
+}
+
+static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int missing)
+{
+    if (shoal_clock_ns() < meeting->deadline_ns)
+        return SHOAL_OK;
+    return shoal_log_fail(meeting->log, SHOAL_ERR_TIMEOUT, "shm", "rank %d (process %d on %s) did not answer in time", missing,
+                          meeting->cards[missing].pid, meeting->cards[missing].host);
+}
+
+/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came or it closed. */
+static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int socket, int missing, int *rank_out)
+{
+    enum shoal_status status;
+    while ((status = take_hello(meeting, socket, rank_out)) == SHOAL_PENDING) {
+        SHOAL_TRY(check_deadline(meeting, missing));
+        shoal_link_wait(socket, POLLIN, 20);
+    }
+    return status;
+}
+
+static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int missing)
+{
+    int rank;
+    const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) {
+        if (errno == EMFILE || errno == ENFILE)
+            return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`", missing);
+        SHOAL_TRY(check_deadline(meeting, missing));
+        shoal_link_wait(meeting->listener, POLLIN, 20);
+        return SHOAL_OK;
+    }
+    const enum shoal_status status = same_user(fd) ? await_hello(meeting, fd, missing, &rank) : SHOAL_OK;
+    if (status != SHOAL_OK || !same_user(fd) || rank < 0) {
+        close(fd);
+        return status;
+    }
+    meeting->contacts[rank].socket = fd;
+    return say_hello(meeting, fd, rank);
+}
+
+static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank)
+{
+    int answered;
+    SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, &answered));
+    if (answered == rank)
+        return SHOAL_OK;
+    return shoal_log_fail(meeting->log, SHOAL_ERR_PEER_LOST, "shm",
+                          "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
+                          rank, meeting->cards[rank].pid, meeting->cards[rank].host);
+}
+
+enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
+{
+    const int own = meeting->bootstrap->rank;
+    for (int r = 0; r < own; r++) {
+        if (meeting->is_wanted[r])
+            SHOAL_TRY(connect_to(meeting, r));
+    }
+    for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting))
+        SHOAL_TRY(missing < own ? hear_lower(meeting, missing) : accept_one(meeting, missing));
+    return SHOAL_OK;
+}
+
+/* ---- The end of a peer --------------------------------------------------------------------------------------------------- */
+
+bool shoal_link_has_ended(int pidfd, int socket)
+{
+    if (pidfd >= 0) {
+        struct pollfd entry = {pidfd, POLLIN, 0};
+        return poll(&entry, 1, 0) == 1;
+    }
+    /* Without pidfds the end of the connection tells; a forked child of the peer that holds it open delays this. */
+    struct pollfd entry = {socket, POLLRDHUP, 0};
+    return socket >= 0 && poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+/* PIDFD_GET_INFO of Linux 6.13, PIDFD_INFO_EXIT of 6.15 (include/uapi/linux/pidfd.h there); Debian 12's headers are older. */
+struct pidfd_info {
+    uint64_t mask;
+    uint64_t cgroup;
+    uint32_t ids[11];
+    int32_t exit_code;
+};
+#define PIDFD_GET_INFO_REQUEST _IOWR(0xFF, 11, struct pidfd_info)
+#define PIDFD_INFO_EXIT_BIT (UINT64_C(1) << 3)
+
+bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
+{
+    struct pidfd_info info = {.mask = PIDFD_INFO_EXIT_BIT};
+    if (pidfd < 0 || ioctl(pidfd, PIDFD_GET_INFO_REQUEST, &info) != 0 || !(info.mask & PIDFD_INFO_EXIT_BIT))
+        return false;
+    if (WIFSIGNALED(info.exit_code))
+        snprintf(text, bytes, "was killed by signal %d (%s)", WTERMSIG(info.exit_code), strsignal(WTERMSIG(info.exit_code)));
+    else
+        snprintf(text, bytes, "exited with code %d", WEXITSTATUS(info.exit_code));
+    return true;
+}

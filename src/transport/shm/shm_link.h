@@ -1,0 +1,83 @@
+/* Control connections between nodes of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two nodes meet, and the messages
+ * that pass descriptors afterwards. Only shm_node.c uses this. */
+#ifndef SHOAL_TRANSPORT_SHM_LINK_H
+#define SHOAL_TRANSPORT_SHM_LINK_H
+
+#include "bootstrap/auth.h"
+#include "bootstrap/bootstrap.h"
+#include "transport/shm/shm_segment.h"
+
+#define SHOAL_LINK_ID_BYTES 16
+
+/* What each rank tells all others through the store. */
+struct shoal_link_card {
+    unsigned char id[SHOAL_LINK_ID_BYTES];   /* of the node */
+    unsigned char name[SHOAL_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
+    char boot_id[40];
+    uint64_t network_namespace;
+    char host_id[64]; /* SHOAL_HOST_ID, "" when not set */
+    char host[64];
+    int32_t pid;
+    uint32_t uid;
+    char version[16];
+};
+
+bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct shoal_link_card *b);
+
+/* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
+struct shoal_link_contact {
+    int socket;
+    int pidfd;
+    int bell;
+    uint64_t bell_pointer; /* within one process: its bell segment, with a reference for us */
+    bool is_same_process;
+};
+
+struct shoal_link_meeting {
+    struct shoal_log *log;
+    const struct shoal_bootstrap *bootstrap;
+    struct shoal_segment *bell;
+    int listener;
+    uint64_t deadline_ns;
+    struct shoal_link_card *cards;       /* of all ranks; the own is filled by init */
+    bool *is_wanted;                     /* whom to meet */
+    struct shoal_link_contact *contacts; /* filled by shoal_link_meet */
+};
+
+/* Opens the listening socket and fills the own card. */
+SHOAL_MUST_USE enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
+                                                         const struct shoal_bootstrap *bootstrap, const unsigned char *node_id,
+                                                         struct shoal_segment *bell, const char *host_id);
+/* Connects to the wanted ranks below the own and accepts those above; each side proves that it knows the secret. */
+SHOAL_MUST_USE enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting);
+/* Closes what nobody took. */
+void shoal_link_meeting_fini(struct shoal_link_meeting *meeting);
+
+/* After the meeting: */
+enum shoal_link_type {
+    SHOAL_LINK_MEMORY = 1, /* key: number of an export; with its descriptor */
+    SHOAL_LINK_GONE,       /* key: number of an export that was freed */
+    SHOAL_LINK_COMM        /* key: number of a communicator; with the descriptor of the sender's segment */
+};
+
+struct shoal_link_message {
+    uint32_t type;
+    uint32_t spare;
+    uint64_t key;
+    uint64_t bytes;
+    uint64_t offset;
+    uint64_t pointer; /* within one process: the segment, with a reference for the receiver */
+};
+
+/* Sends with descriptor fd (-1: none). False when the link is full, or gone. Never blocks. */
+bool shoal_link_send(int socket, const struct shoal_link_message *message, int fd);
+/* Receives if there is something; *fd_out is -1 or belongs to the caller. */
+bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int *fd_out);
+/* poll for at most timeout_ms. For set-up only. */
+void shoal_link_wait(int socket, short events, int timeout_ms);
+
+bool shoal_link_has_ended(int pidfd, int socket);
+/* "was killed by signal 9 (Killed)", "exited with code 3": true when the kernel knows by now. */
+bool shoal_link_how_ended(int pidfd, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,491 @@
+#include "transport/shm/shm_node.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "bootstrap/auth.h"
+#include "transport/shm/shm_link.h"
+
+/* A location is the export's number and an offset of up to a TiB. */
+#define OFFSET_BITS 40
+#define OFFSET_MASK ((UINT64_C(1) << OFFSET_BITS) - 1)
+/* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one after the
+ * other, begins a page apart modulo this many pages. */
+#define STAGGER_PAGES 61
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                        struct shoal_shm_node **node_out)
+{
+    struct shoal_shm_node *node = calloc(1, sizeof *node);
+    if (!node)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for a context");
+    node->log = log;
+    node->settings = settings;
+    node->next_export = 1;
+    enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
+    if (status == SHOAL_OK)
+        status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &node->bell_segment);
+    if (status == SHOAL_OK)
+        status = shoal_segment_reserve(node->bell_segment, log, 0, SHOAL_PAGE, settings->memory_limit, "the context");
+    if (status != SHOAL_OK) {
+        shoal_shm_node_destroy(node);
+        return status;
+    }
+    node->bell = (struct shoal_shm_bell *)node->bell_segment->base;
+    *node_out = node;
+    return SHOAL_OK;
+}
+
+static void destroy_peer(struct shoal_shm_peer *peer)
+{
+    for (size_t i = 0; i < peer->mapped_count; i++)
+        shoal_segment_put(peer->mapped[i].segment);
+    free(peer->mapped);
+    shoal_segment_put(peer->bell_segment);
+    if (peer->socket >= 0)
+        close(peer->socket);
+    if (peer->pidfd >= 0)
+        close(peer->pidfd);
+    free(peer);
+}
+
+void shoal_shm_node_destroy(struct shoal_shm_node *node)
+{
+    if (!node)
+        return;
+    shoal_shm_node_drain(node); /* takes over references that peers of this process have passed */
+    for (size_t i = 0; i < node->peer_count; i++)
+        destroy_peer(node->peers[i]);
+    for (size_t i = 0; i < node->export_count; i++)
+        shoal_segment_put(node->exports[i].segment);
+    for (size_t i = 0; i < node->joining_count; i++)
+        shoal_segment_put(node->joining[i].segment);
+    shoal_segment_put(node->bell_segment);
+    free(node->peers);
+    free(node->exports);
+    free(node->joining);
+    free(node);
+}
+
+/* ---- Messages between nodes ---------------------------------------------------------------------------------------------- */
+
+/* Grows an array by one element; NULL and the array untouched when there is no memory. */
+static void *grow(void *array, size_t count, size_t element_bytes)
+{
+    return reallocarray(array, count + 1, element_bytes);
+}
+
+static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id, struct shoal_segment *segment)
+{
+    struct shoal_shm_mapped *mapped = grow(peer->mapped, peer->mapped_count, sizeof *mapped);
+    if (!mapped) {
+        shoal_segment_put(segment);
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
+        return;
+    }
+    peer->mapped = mapped;
+    peer->mapped[peer->mapped_count++] = (struct shoal_shm_mapped){id, segment};
+}
+
+static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
+{
+    for (size_t i = 0; i < peer->mapped_count; i++) {
+        if (peer->mapped[i].id != id)
+            continue;
+        shoal_segment_put(peer->mapped[i].segment);
+        peer->mapped[i] = peer->mapped[--peer->mapped_count];
+        return;
+    }
+}
+
+static void keep_joining(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *segment)
+{
+    struct shoal_shm_joining *joining = grow(node->joining, node->joining_count, sizeof *joining);
+    if (!joining) {
+        shoal_segment_put(segment);
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a communicator of process %d", peer->name.pid);
+        return;
+    }
+    node->joining = joining;
+    node->joining[node->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
+}
+
+static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *peer, const struct shoal_link_message *message, int fd)
+{
+    struct shoal_segment *segment = NULL;
+    if (message->type == SHOAL_LINK_GONE) {
+        forget_mapped(peer, message->key);
+        return;
+    }
+    if (message->type != SHOAL_LINK_MEMORY && message->type != SHOAL_LINK_COMM)
+        return;
+    if (peer->is_same_process)
+        segment = (struct shoal_segment *)(uintptr_t)message->pointer;
+    else if (fd < 0 || shoal_segment_map(node->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
+        return;
+    if (message->type == SHOAL_LINK_MEMORY)
+        keep_mapped(node, peer, message->key, segment);
+    else
+        keep_joining(node, peer, message->key, segment);
+}
+
+static void drain_peer(struct shoal_shm_node *node, struct shoal_shm_peer *peer)
+{
+    struct shoal_link_message message;
+    int fd;
+    while (peer->socket >= 0 && shoal_link_receive(peer->socket, &message, &fd))
+        take_message(node, peer, &message, fd);
+}
+
+void shoal_shm_node_drain(struct shoal_shm_node *node)
+{
+    for (size_t i = 0; i < node->peer_count; i++)
+        drain_peer(node, node->peers[i]);
+}
+
+/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. */
+static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
+{
+    struct shoal_link_message message = {.type = type, .key = key, .bytes = segment->bytes, .offset = segment->offset};
+    if (!peer->is_same_process)
+        return shoal_link_send(peer->socket, &message, segment->fd);
+    message.pointer = (uintptr_t)shoal_segment_get(segment);
+    if (shoal_link_send(peer->socket, &message, -1))
+        return true;
+    shoal_segment_put(segment);
+    return false;
+}
+
+/* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
+
+static struct shoal_shm_peer *find_peer(struct shoal_shm_node *node, const unsigned char *id)
+{
+    for (size_t i = 0; i < node->peer_count; i++) {
+        if (memcmp(node->peers[i]->id, id, SHOAL_SHM_ID_BYTES) == 0)
+            return node->peers[i];
+    }
+    return NULL;
+}
+
+static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoal_link_card *card, struct shoal_link_contact *contact,
+                                  struct shoal_shm_peer **peer_out)
+{
+    struct shoal_shm_peer **peers = node->peer_count < SHOAL_SHM_PEERS_MAX ? grow(node->peers, node->peer_count, sizeof *peers) : NULL;
+    struct shoal_shm_peer *peer = peers ? calloc(1, sizeof *peer) : NULL;
+    if (peers)
+        node->peers = peers;
+    if (!peer)
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
+                              node->peer_count, SHOAL_SHM_PEERS_MAX);
+    memcpy(peer->id, card->id, sizeof peer->id);
+    memcpy(peer->name.host, card->host, sizeof peer->name.host);
+    peer->name.pid = card->pid;
+    peer->is_same_process = contact->is_same_process;
+    peer->socket = contact->socket;
+    peer->pidfd = contact->pidfd;
+    contact->socket = contact->pidfd = -1;
+    node->peers[node->peer_count++] = peer;
+    if (peer->is_same_process) {
+        peer->bell_segment = (struct shoal_segment *)(uintptr_t)contact->bell_pointer;
+    } else {
+        const int fd = contact->bell;
+        contact->bell = -1;
+        SHOAL_TRY(shoal_segment_map(node->log, fd, SHOAL_PAGE, 0, &peer->bell_segment));
+    }
+    peer->bell = (struct shoal_shm_bell *)peer->bell_segment->base;
+    *peer_out = peer;
+    return SHOAL_OK;
+}
+
+static enum shoal_status require_same_host(struct shoal_shm_node *node, const struct shoal_link_card *own,
+                                           const struct shoal_link_card *card, int rank)
+{
+    if (shoal_link_card_same_host(own, card))
+        return SHOAL_OK;
+    return shoal_log_fail(node->log, SHOAL_ERR_UNSUPPORTED, "shm",
+                          "rank %d (process %d) is on host %s, this rank on %s: this version joins the ranks of one host "
+                          "(same boot, same network namespace; SHOAL_HOST_ID overrules)",
+                          rank, card->pid, card->host, own->host);
+}
+
+static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, const struct shoal_link_card *cards,
+                                  int size, int rank, struct shoal_shm_peer **peers)
+{
+    for (int r = 0; r < size; r++) {
+        if (r == rank)
+            continue;
+        SHOAL_TRY(require_same_host(node, &cards[rank], &cards[r], r));
+        peers[r] = find_peer(node, cards[r].id);
+        meeting->is_wanted[r] = !peers[r];
+    }
+    SHOAL_TRY(shoal_link_meet(meeting));
+    for (int r = 0; r < size; r++) {
+        if (meeting->is_wanted[r])
+            SHOAL_TRY(add_peer(node, &cards[r], &meeting->contacts[r], &peers[r]));
+    }
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                         struct shoal_shm_peer **peers)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
+    struct shoal_link_meeting meeting;
+    node->rank = bootstrap->rank;
+    peers[bootstrap->rank] = NULL;
+    if (bootstrap->size == 1)
+        return SHOAL_OK;
+    SHOAL_TRY(shoal_link_meeting_init(&meeting, node->log, bootstrap, node->id, node->bell_segment, node->settings->host_id));
+    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, node->log, "card", &meeting.cards[bootstrap->rank], meeting.cards,
+                                                        sizeof meeting.cards[0], timeout_ms);
+    meeting.deadline_ns = deadline_ns;
+    if (status == SHOAL_OK)
+        status = meet_all(node, &meeting, meeting.cards, bootstrap->size, bootstrap->rank, peers);
+    shoal_link_meeting_fini(&meeting);
+    return status;
+}
+
+/* ---- The segments of a communicator -------------------------------------------------------------------------------------- */
+
+static struct shoal_segment *take_joining(struct shoal_shm_node *node, uint64_t comm, const struct shoal_shm_peer *peer)
+{
+    for (size_t i = 0; i < node->joining_count; i++) {
+        if (node->joining[i].comm != comm || node->joining[i].peer != peer)
+            continue;
+        struct shoal_segment *segment = node->joining[i].segment;
+        node->joining[i] = node->joining[--node->joining_count];
+        return segment;
+    }
+    return NULL;
+}
+
+bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own)
+{
+    return pass_segment(peer, SHOAL_LINK_COMM, comm, own);
+}
+
+struct shoal_segment *shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm)
+{
+    drain_peer(node, peer);
+    return take_joining(node, comm, peer);
+}
+
+/* ---- Memory for peers ---------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_segment *segment, char *begin, size_t bytes)
+{
+    struct shoal_shm_export *exports = grow(node->exports, node->export_count, sizeof *exports);
+    if (!exports) {
+        shoal_segment_put(segment);
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
+    }
+    node->exports = exports;
+    exports[node->export_count++] = (struct shoal_shm_export){node->next_export++, segment, begin, bytes, 0};
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out)
+{
+    struct shoal_segment *segment;
+    const size_t pad = ((size_t)node->rank * 7 + (size_t)node->next_export) % STAGGER_PAGES * SHOAL_PAGE;
+    if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece", bytes);
+    const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
+    SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
+    const enum shoal_status status =
+        shoal_segment_reserve(segment, node->log, pad, total - pad, node->settings->memory_limit, "shoal_mem_alloc");
+    if (status != SHOAL_OK) {
+        shoal_segment_put(segment);
+        return status;
+    }
+    char *begin = segment->base + pad;
+    SHOAL_TRY(add_export(node, segment, begin, bytes));
+    *memory_out = begin;
+    return SHOAL_OK;
+}
+
+static bool overlaps(const struct shoal_shm_export *export, const char *begin, size_t bytes)
+{
+    return begin < export->begin + export->bytes && export->begin < begin + bytes;
+}
+
+enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd, uint64_t offset)
+{
+    const size_t within = (uintptr_t)memory % SHOAL_PAGE;
+    struct shoal_segment *segment;
+    struct stat file;
+    for (size_t i = 0; i < node->export_count; i++) {
+        if (overlaps(&node->exports[i], memory, bytes))
+            return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known", memory);
+    }
+    if (fd < 0) /* remembered, so that deregister finds it; peers cannot map it */
+        return add_export(node, NULL, memory, bytes);
+    if (fstat(fd, &file) != 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < bytes)
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: descriptor %d does not hold %zu bytes from %llu",
+                              fd, bytes, (unsigned long long)offset);
+    if (offset % SHOAL_PAGE != within)
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+                              "shoal_mem_register: address %p cannot map offset %llu (they differ within a page)", memory,
+                              (unsigned long long)offset);
+    SHOAL_TRY(shoal_segment_wrap(node->log, (char *)memory - within, bytes + within, fd, offset - within, &segment));
+    return add_export(node, segment, memory, bytes);
+}
+
+enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        struct shoal_shm_export *export = &node->exports[i];
+        if (export->begin != memory || (!export->segment || export->segment->is_foreign) != is_registered)
+            continue;
+        const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
+        for (size_t p = 0; p < export->told; p++) /* a full link only delays the peer's unmapping to its end */
+            (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
+        shoal_segment_put(export->segment);
+        node->exports[i] = node->exports[--node->export_count];
+        shoal_shm_node_drain(node);
+        return SHOAL_OK;
+    }
+    return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
+                          is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
+}
+
+/* Peers learn of memory when it is first used; true when all that this node has met know it. */
+static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export)
+{
+    while (export->told < node->peer_count && pass_segment(node->peers[export->told], SHOAL_LINK_MEMORY, export->id, export->segment))
+        export->told++;
+    return export->told == node->peer_count;
+}
+
+static bool contains(const struct shoal_shm_export *export, const char *address, size_t bytes)
+{
+    return address >= export->begin && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
+}
+
+shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const void *address, size_t bytes)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        const size_t at = (node->export_hint + i) % node->export_count;
+        struct shoal_shm_export *export = &node->exports[at];
+        if (!contains(export, address, bytes))
+            continue;
+        node->export_hint = at;
+        if (!export->segment || !announce(node, export))
+            return 0;
+        return export->id << OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
+    }
+    return 0;
+}
+
+static struct shoal_segment *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
+{
+    for (size_t i = 0; i < peer->mapped_count; i++) {
+        if (peer->mapped[i].id == id)
+            return peer->mapped[i].segment;
+    }
+    return NULL;
+}
+
+void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes)
+{
+    const uint64_t offset = location & OFFSET_MASK;
+    struct shoal_segment *segment = find_mapped(peer, location >> OFFSET_BITS);
+    if (!segment) {
+        drain_peer(node, peer);
+        segment = find_mapped(peer, location >> OFFSET_BITS);
+    }
+    if (!segment || offset > segment->bytes || bytes > segment->bytes - offset)
+        return NULL;
+    return segment->base + offset;
+}
+
+void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        if (node->exports[i].id == location >> OFFSET_BITS)
+            return node->exports[i].segment->base + (location & OFFSET_MASK);
+    }
+    return NULL;
+}
+
+/* ---- Sleeping and waking ------------------------------------------------------------------------------------------------- */
+
+static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const struct timespec *timeout)
+{
+    return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
+}
+
+void shoal_shm_node_doze(struct shoal_shm_node *node)
+{
+    /* seq_cst: this store comes before the sleeper's last look for work; with the fence between a waker's work and its look at
+     * `asleep`, one of the two sees the other. */
+    atomic_store_explicit(&node->bell->asleep, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns)
+{
+    const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
+    futex(&node->bell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the bell was rung since _doze */
+}
+
+void shoal_shm_node_awake(struct shoal_shm_node *node)
+{
+    atomic_store_explicit(&node->bell->asleep, 0, memory_order_relaxed);
+}
+
+void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
+{
+    if (atomic_exchange_explicit(&bell->asleep, 0, memory_order_seq_cst))
+        futex(&bell->asleep, FUTEX_WAKE, INT32_MAX, NULL);
+}
+
+/* ---- Life and death of a peer -------------------------------------------------------------------------------------------- */
+
+/* How long a process that ended may stay unreaped before we stop waiting to learn how it ended. */
+#define REAP_NS (150 * SHOAL_NS_PER_MS)
+
+bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
+{
+    if (peer->is_same_process)
+        return false;
+    if (peer->ended[0])
+        return true;
+    if (!shoal_link_has_ended(peer->pidfd, peer->socket))
+        return false;
+    const uint64_t now_ns = shoal_clock_ns();
+    if (!peer->ended_ns)
+        peer->ended_ns = now_ns;
+    if (shoal_link_how_ended(peer->pidfd, peer->ended, sizeof peer->ended))
+        return true;
+    if (now_ns - peer->ended_ns < REAP_NS)
+        return false; /* asked again soon; only then is it said */
+    snprintf(peer->ended, sizeof peer->ended, "ended (this kernel does not tell how)");
+    return true;
+}
+
+void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes)
+{
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", peer->name.pid);
+    FILE *file = fopen(path, "re");
+    const char *state = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    const char letter = state && state[1] == ' ' ? state[2] : '?';
+    snprintf(text, bytes, "%s",
+             letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"
+             : letter == 'Z'                ? "ended, not yet reaped"
+             : letter == 'D'                ? "blocked in the kernel (I/O)"
+             : letter == '?'                ? "not visible from here"
+                                            : "alive");
+    if (file)
+        fclose(file);
+}

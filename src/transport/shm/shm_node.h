@@ -1,0 +1,131 @@
+/* A rank's presence on its host: one node per context. It holds what all communicators share: a control connection and a pidfd per
+ * local peer, the doorbell others ring to wake this rank, the memory that peers may map.
+ *
+ * "Same host" means that one process can pass the other a descriptor: equal boot id and network namespace, proved by connecting an
+ * abstract Unix socket of random name, whose other end must have our user id and know the job secret. It is never inferred from
+ * LOCAL_RANK. SHOAL_HOST_ID overrules the first two.
+ *
+ * Ranks that are threads of one process share mappings instead of mapping twice.
+ *
+ * Calls come under the driver's lock, but for those about sleeping. shoal_shm_node_connect waits (poll, with a deadline): it is set-up,
+ * before there is anything to drive. */
+#ifndef SHOAL_TRANSPORT_SHM_NODE_H
+#define SHOAL_TRANSPORT_SHM_NODE_H
+
+#include "bootstrap/bootstrap.h"
+#include "transport/shm/shm_segment.h"
+#include "transport/transport.h"
+
+#define SHOAL_SHM_ID_BYTES 16
+#define SHOAL_SHM_PEERS_MAX 1024
+
+/* One page of each node. asleep is set by the owner before it sleeps and cleared by who wakes it. */
+struct shoal_shm_bell {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
+};
+
+struct shoal_shm_mapped {
+    uint64_t id;
+    struct shoal_segment *segment;
+};
+
+struct shoal_shm_peer {
+    unsigned char id[SHOAL_SHM_ID_BYTES];
+    struct shoal_peer_name name;
+    int socket;
+    int pidfd; /* -1 where the kernel has none: then the socket's end tells */
+    bool is_same_process;
+    struct shoal_segment *bell_segment;
+    struct shoal_shm_bell *bell;
+    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here */
+    size_t mapped_count;
+    uint64_t ended_ns; /* when its end was first seen, 0 while it runs */
+    char ended[128];   /* how it ended, "" while not known */
+};
+
+/* Own memory that peers may map. */
+struct shoal_shm_export {
+    uint64_t id;
+    struct shoal_segment *segment;
+    char *begin; /* what the user sees */
+    size_t bytes;
+    size_t told; /* how many of the node's peers, in order of meeting, have its descriptor */
+};
+
+/* A peer's segment of a communicator that is being made. */
+struct shoal_shm_joining {
+    uint64_t comm;
+    const struct shoal_shm_peer *peer;
+    struct shoal_segment *segment;
+};
+
+struct shoal_shm_node {
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    unsigned char id[SHOAL_SHM_ID_BYTES];
+    struct shoal_segment *bell_segment;
+    struct shoal_shm_bell *bell;
+    struct shoal_shm_peer **peers;
+    size_t peer_count;
+    struct shoal_shm_export *exports;
+    size_t export_count;
+    size_t export_hint;
+    uint64_t next_export;
+    struct shoal_shm_joining *joining;
+    size_t joining_count;
+    int rank; /* in the first communicator; staggers memory */
+};
+
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                                       struct shoal_shm_node **node_out);
+/* Accepts a half-built node and NULL. All transports on it must be gone. */
+void shoal_shm_node_destroy(struct shoal_shm_node *node);
+
+/* Meets all ranks of the bootstrap; peers[rank] is NULL for the own rank. ERR_UNSUPPORTED when one is on another host (named),
+ * ERR_AUTH, ERR_TIMEOUT (named), ERR_SYSTEM. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
+                                                        uint32_t timeout_ms, struct shoal_shm_peer **peers);
+
+/* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
+ * the link is full now. And takes the peer's, a reference for the caller; NULL while it has not come. */
+bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
+struct shoal_segment *shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm);
+
+/* Reads what peers have sent: their memory, new and gone. */
+void shoal_shm_node_drain(struct shoal_shm_node *node);
+
+/* Memory for peers; see the public header. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out);
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd,
+                                                         uint64_t offset);
+/* Takes memory back; is_registered tells which of the two calls made it. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered);
+
+/* Where [address, address + bytes) is for peers, 0 when they cannot map it (yet). */
+shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const void *address, size_t bytes);
+/* The peer's memory as an address here; NULL when it has not sent it. */
+void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes);
+/* The own memory at a location. */
+void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
+
+/* Sleeping. shoal_shm_node_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for work and, if there
+ * is none, sleeps. Any thread. */
+void shoal_shm_node_doze(struct shoal_shm_node *node);
+void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
+void shoal_shm_node_awake(struct shoal_shm_node *node);
+
+/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the woken. */
+static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
+{
+    /* relaxed: the caller's fence orders this load after the caller's stores. */
+    return atomic_load_explicit(&bell->asleep, memory_order_relaxed) != 0;
+}
+void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
+
+/* True when the peer's process has ended; then peer->ended says how, as far as it is known. Makes a system call. */
+bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer);
+
+/* "stopped (by a signal)", "running", ... */
+void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,142 @@
+#include "transport/shm/shm_segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "topology/limits.h"
+
+#define HUGE_PAGE ((uint64_t)2 << 20)
+
+/* ---- Segments ------------------------------------------------------------------------------------------------------------ */
+
+static struct shoal_segment *new_segment(int fd, uint64_t bytes, uint64_t offset)
+{
+    struct shoal_segment *segment = calloc(1, sizeof *segment);
+    if (!segment)
+        return NULL;
+    atomic_init(&segment->references, 1);
+    segment->fd = fd;
+    segment->bytes = bytes;
+    segment->offset = offset;
+    segment->base = MAP_FAILED;
+    return segment;
+}
+
+/* Control pages are not inherited: a forked child that touched them would disturb its parent's peers. */
+static enum shoal_status map_pages(struct shoal_segment *segment, struct shoal_log *log)
+{
+    segment->base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, (off_t)segment->offset);
+    if (segment->base == MAP_FAILED)
+        return shoal_log_fail(log, errno == ENOMEM ? SHOAL_ERR_MEMORY : SHOAL_ERR_SYSTEM, "shm",
+                              "cannot map %llu bytes of shared memory: %s", (unsigned long long)segment->bytes, strerror(errno));
+    madvise(segment->base, segment->bytes, MADV_DONTFORK);
+    if (segment->bytes >= HUGE_PAGE)
+        madvise(segment->base, segment->bytes, MADV_HUGEPAGE);
+    return SHOAL_OK;
+}
+
+static enum shoal_status finish(struct shoal_segment *segment, struct shoal_log *log, struct shoal_segment **segment_out)
+{
+    const enum shoal_status status = map_pages(segment, log);
+    if (status != SHOAL_OK) {
+        shoal_segment_put(segment);
+        return status;
+    }
+    *segment_out = segment;
+    return SHOAL_OK;
+}
+
+static enum shoal_status no_segment(struct shoal_log *log, int fd)
+{
+    if (fd >= 0)
+        close(fd);
+    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
+}
+
+enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes, struct shoal_segment **segment_out)
+{
+    const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "memfd_create failed: %s%s", strerror(errno),
+                              errno == EMFILE ? " (raise `ulimit -n`)" : "");
+    if (ftruncate(fd, (off_t)bytes) != 0) {
+        const int reason = errno;
+        close(fd);
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "cannot size a segment to %llu bytes: %s", (unsigned long long)bytes,
+                              strerror(reason));
+    }
+    /* Nobody may shrink it under a peer's feet: that would be SIGBUS there. */
+    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    struct shoal_segment *segment = new_segment(fd, bytes, 0);
+    return segment ? finish(segment, log, segment_out) : no_segment(log, fd);
+}
+
+enum shoal_status shoal_segment_wrap(struct shoal_log *log, void *base, uint64_t bytes, int fd, uint64_t offset,
+                                     struct shoal_segment **segment_out)
+{
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "cannot duplicate descriptor %d: %s", fd, strerror(errno));
+    struct shoal_segment *segment = new_segment(own, bytes, offset);
+    if (!segment)
+        return no_segment(log, own);
+    segment->base = base;
+    segment->is_foreign = true;
+    *segment_out = segment;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t bytes, uint64_t offset,
+                                    struct shoal_segment **segment_out)
+{
+    struct shoal_segment *segment = new_segment(fd, bytes, offset);
+    if (!segment)
+        return no_segment(log, fd);
+    SHOAL_TRY(finish(segment, log, segment_out));
+    close(fd); /* the mapping holds the pages; descriptors are scarce */
+    segment->fd = -1;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
+                                        uint64_t limit, const char *what)
+{
+    uint64_t left = shoal_topology_memory_left();
+    if (limit && limit < left)
+        left = limit;
+    if (bytes > left)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm",
+                              "%s needs %llu bytes of shared memory, but the %s only %llu; use less, or give the container more",
+                              what, (unsigned long long)bytes, limit == left ? "setting SHOAL_MEMORY_LIMIT allows" : "machine leaves",
+                              (unsigned long long)left);
+    int result;
+    do
+        result = fallocate(segment->fd, 0, (off_t)begin, (off_t)bytes);
+    while (result != 0 && errno == EINTR);
+    if (result != 0)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "%s cannot get %llu bytes of shared memory: %s", what,
+                              (unsigned long long)bytes, strerror(errno));
+    return SHOAL_OK;
+}
+
+struct shoal_segment *shoal_segment_get(struct shoal_segment *segment)
+{
+    atomic_fetch_add_explicit(&segment->references, 1, memory_order_relaxed);
+    return segment;
+}
+
+void shoal_segment_put(struct shoal_segment *segment)
+{
+    /* acq_rel: what other holders did to the pages happens before they are unmapped here. */
+    if (!segment || atomic_fetch_sub_explicit(&segment->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (segment->base != MAP_FAILED && !segment->is_foreign)
+        munmap(segment->base, segment->bytes);
+    if (segment->fd >= 0)
+        close(segment->fd);
+    free(segment);
+}

@@ -1,0 +1,42 @@
+/* Segments: pieces of memory that other processes can map. A segment is a memfd (nothing is named in /dev/shm, nothing is left behind),
+ * passed to peers by descriptor. Memory is reserved before it is touched, and refused with a clear text where the
+ * container's limit does not leave it, so that no touch ends in SIGBUS.
+ *
+ * Reference counted, because contexts of one process share one mapping: the last shoal_segment_put unmaps. Reference counts are atomic;
+ * all else belongs to the owner. */
+#ifndef SHOAL_TRANSPORT_SHM_SEGMENT_H
+#define SHOAL_TRANSPORT_SHM_SEGMENT_H
+
+#include <stdatomic.h>
+
+#include "base/log.h"
+
+struct shoal_segment {
+    atomic_int references;
+    int fd;
+    uint64_t bytes;  /* of the mapping */
+    uint64_t offset; /* where the mapping begins in the file */
+    char *base;
+    bool is_foreign; /* the caller's mapping (shoal_mem_register): not ours to unmap */
+};
+
+/* Maps `bytes` of a new memfd, not yet reserved (shoal_segment_reserve), named for /proc only. */
+SHOAL_MUST_USE enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
+                                                      struct shoal_segment **segment_out);
+
+/* Wraps memory that the caller has mapped from fd at offset; duplicates fd. */
+SHOAL_MUST_USE enum shoal_status shoal_segment_wrap(struct shoal_log *log, void *base, uint64_t bytes, int fd, uint64_t offset,
+                                                    struct shoal_segment **segment_out);
+
+/* Maps a peer's segment. Takes fd. */
+SHOAL_MUST_USE enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t bytes, uint64_t offset,
+                                                   struct shoal_segment **segment_out);
+
+/* Gets memory for [begin, begin + bytes) of a created segment. `limit` is SHOAL_MEMORY_LIMIT, `what` is for the message. ERR_MEMORY. */
+SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
+                                                       uint64_t bytes, uint64_t limit, const char *what);
+
+struct shoal_segment *shoal_segment_get(struct shoal_segment *segment);
+void shoal_segment_put(struct shoal_segment *segment);
+
+#endif

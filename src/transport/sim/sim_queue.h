@@ -1,0 +1,51 @@
+/* What is under way in a sim: events, and the queue that gives them out in the order in which they are due, a binary heap. It
+ * does not know what an event means. Not thread-safe. */
+#ifndef SHOAL_TRANSPORT_SIM_QUEUE_H
+#define SHOAL_TRANSPORT_SIM_QUEUE_H
+
+#include "transport/transport.h"
+
+/* The kinds up to BYTES can be lost. */
+enum shoal_sim_event_kind {
+    SHOAL_SIM_ARRIVAL,
+    SHOAL_SIM_COMPLETE,
+    SHOAL_SIM_RAISE,
+    SHOAL_SIM_BYTES,
+    SHOAL_SIM_FAILURE,
+    SHOAL_SIM_GONE
+};
+
+struct shoal_sim_event {
+    uint64_t due;
+    uint64_t serial;              /* set by push; decides between events due at the same time: first in, first out */
+    struct shoal_sim_event *next; /* in the list of what a stopped rank sent */
+    enum shoal_sim_event_kind kind;
+    int source;
+    int dest;
+    unsigned slot;
+    uint64_t value; /* complete: the sequence; gone: the fate */
+    shoal_location location;
+    size_t offset;
+    size_t bytes; /* of data: what is put, or the payload beside a record */
+    struct shoal_arrival record;
+    _Alignas(16) unsigned char data[];
+};
+
+/* Empty when zeroed. Owns its events, each one allocation. */
+struct shoal_sim_queue {
+    struct shoal_sim_event **heap; /* the next one at heap[0] */
+    size_t count;
+    size_t capacity;
+    uint64_t serial;
+};
+
+/* Frees the queue and what is in it. */
+void shoal_sim_queue_fini(struct shoal_sim_queue *queue);
+
+/* False when there is no memory; then the event stays the caller's. */
+bool shoal_sim_queue_push(struct shoal_sim_queue *queue, struct shoal_sim_event *event);
+
+/* Takes the next event out; there must be one. The caller frees it. */
+struct shoal_sim_event *shoal_sim_queue_pop(struct shoal_sim_queue *queue);
+
+#endif

@@ -1,0 +1,564 @@
+#include "transport_contract.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+
+#define DEADLINE_NS (10 * SHOAL_NS_PER_S)
+#define SLOTS 4
+#define SLOT_BYTES ((size_t)8192)
+
+/* ---- The world of a case ---- */
+
+static void close_world(struct contract_world *world)
+{
+    world->factory->destroy(world);
+}
+
+static void pump(struct contract_world *world)
+{
+    if (world->factory->pump)
+        world->factory->pump(world);
+}
+
+/* Polls until the condition holds; fails the case when it does not within the deadline. */
+#define UNTIL(world, condition)                                    \
+    do {                                                           \
+        const uint64_t until_ns_ = shoal_clock_ns() + DEADLINE_NS; \
+        while (!(condition)) {                                     \
+            if (shoal_clock_ns() > until_ns_)                      \
+                fail_msg("waited in vain for: %s", #condition);    \
+            pump(world);                                           \
+        }                                                          \
+    } while (0)
+
+static void open_or_skip(struct contract_world *world, void **state, int size, const uint16_t *host, uint64_t counter_start)
+{
+    *world = (struct contract_world){.factory = *state, .size = size, .host = host, .counter_start = counter_start};
+    if (world->factory->make(world))
+        return;
+    print_message("skipped: %s cannot place ranks on several hosts\n", world->factory->name);
+    skip();
+}
+
+/* A failed assertion leaves the case by longjmp; then its world is not cleaned up. That is a leak in a test that failed
+ * already. */
+static void open_world(struct contract_world *world, void **state, int size)
+{
+    open_or_skip(world, state, size, NULL, 0);
+}
+
+static struct shoal_transport *at(struct contract_world *world, int rank)
+{
+    return world->ranks[rank];
+}
+
+/* ---- Short words for the operations ---- */
+
+static void fill(unsigned char *bytes, size_t count, int rank, uint64_t salt)
+{
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (unsigned char)((uint64_t)rank * 31 + salt * 17 + i * 7 + i / 256);
+}
+
+static void assert_filled(const void *bytes, size_t count, int rank, uint64_t salt)
+{
+    unsigned char *expected = malloc(count + 1);
+    assert_non_null(expected);
+    fill(expected, count, rank, salt);
+    assert_memory_equal(bytes, expected, count);
+    free(expected);
+}
+
+static void arrive(struct contract_world *world, int rank, uint64_t sequence, size_t bytes)
+{
+    unsigned char payload[SHOAL_PAYLOAD_MAX];
+    fill(payload, bytes, rank, sequence);
+    const struct shoal_arrival record = {.descriptor = {.sequence = sequence,
+                                                        .count = sequence * 3,
+                                                        .root = rank,
+                                                        .kind = SHOAL_KIND_ALLREDUCE,
+                                                        .type = SHOAL_FLOAT32,
+                                                        .priority = 7},
+                                         .input = (uint64_t)rank << 40 | 5,
+                                         .output = sequence};
+    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes);
+    at(world, rank)->ops->flush(at(world, rank));
+    memset(payload, 0xEE, sizeof(payload));
+}
+
+static const struct shoal_arrival *arrival(struct contract_world *world, int rank, int peer, uint64_t sequence)
+{
+    return at(world, rank)->ops->arrival(at(world, rank), peer, sequence);
+}
+
+static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
+{
+    UNTIL(world, arrival(world, rank, peer, sequence) != NULL);
+    const struct shoal_arrival *record = arrival(world, rank, peer, sequence);
+    assert_int_equal(record->descriptor.sequence, sequence);
+    assert_int_equal(record->descriptor.count, sequence * 3);
+    assert_int_equal(record->descriptor.root, peer);
+    assert_int_equal(record->descriptor.kind, SHOAL_KIND_ALLREDUCE);
+    assert_int_equal(record->descriptor.priority, 7);
+    assert_int_equal(record->input, (uint64_t)peer << 40 | 5);
+    assert_int_equal(record->output, sequence);
+    if (bytes > 0)
+        assert_filled(at(world, rank)->ops->payload(at(world, rank), peer, sequence, bytes), bytes, peer, sequence);
+}
+
+static void complete(struct contract_world *world, int rank, uint64_t sequence)
+{
+    at(world, rank)->ops->complete(at(world, rank), sequence);
+    at(world, rank)->ops->flush(at(world, rank));
+}
+
+static uint64_t completed(struct contract_world *world, int rank, int peer)
+{
+    return at(world, rank)->ops->completed(at(world, rank), peer);
+}
+
+static void signal_peer(struct contract_world *world, int rank, int peer, unsigned slot)
+{
+    at(world, rank)->ops->signal(at(world, rank), peer, slot);
+    at(world, rank)->ops->flush(at(world, rank));
+}
+
+static uint64_t counter(struct contract_world *world, int rank, int peer, unsigned slot)
+{
+    return at(world, rank)->ops->counter(at(world, rank), peer, slot);
+}
+
+static void *window(struct contract_world *world, int rank, int owner, unsigned slot)
+{
+    return at(world, rank)->ops->window(at(world, rank), owner, slot);
+}
+
+static void reserve_windows(struct contract_world *world)
+{
+    for (int rank = 0; rank < world->size; rank++)
+        assert_int_equal(at(world, rank)->ops->reserve_window(at(world, rank), SLOTS, SLOT_BYTES), SHOAL_OK);
+}
+
+static int lost(struct contract_world *world, int rank, uint64_t sequence, struct shoal_failure *failure)
+{
+    return at(world, rank)->ops->lost(at(world, rank), sequence, failure);
+}
+
+static bool has_failed(struct contract_world *world, int rank, struct shoal_failure *failure)
+{
+    return at(world, rank)->ops->failed(at(world, rank), failure);
+}
+
+/* Puts, again and again while the transport is busy. */
+static void put(struct contract_world *world, int rank, int peer, unsigned slot, shoal_location location, size_t offset,
+                const void *source, size_t bytes)
+{
+    enum shoal_status status = SHOAL_PENDING;
+    UNTIL(world,
+          (status = at(world, rank)->ops->put(at(world, rank), peer, slot, location, offset, source, bytes)) != SHOAL_PENDING);
+    assert_int_equal(status, SHOAL_OK);
+    at(world, rank)->ops->flush(at(world, rank));
+}
+
+/* ---- Arrivals ---- */
+
+static void arrival_is_seen_by_every_peer_with_payload(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    assert_null(arrival(&world, 0, 1, 1));
+    for (int rank = 0; rank < 3; rank++)
+        arrive(&world, rank, 1, 100);
+    for (int rank = 0; rank < 3; rank++)
+        for (int peer = 0; peer < 3; peer++)
+            assert_arrived(&world, rank, peer, 1, 100);
+    assert_null(arrival(&world, 0, 1, 2));
+    close_world(&world);
+}
+
+static void arrival_inline_and_beside_payload_sizes(void **state)
+{
+    static const size_t sizes[] = {0, 1, SHOAL_PAYLOAD_INLINE, SHOAL_PAYLOAD_INLINE + 1, SHOAL_PAYLOAD_MAX};
+    struct contract_world world;
+    open_world(&world, state, 2);
+    for (uint64_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
+        for (int rank = 0; rank < 2; rank++)
+            arrive(&world, rank, i + 1, sizes[i]);
+    for (uint64_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
+        for (int rank = 0; rank < 2; rank++)
+            assert_arrived(&world, rank, 1 - rank, i + 1, sizes[i]);
+    close_world(&world);
+}
+
+/* Arrives at the n-th operation as soon as the one `kept` before it is completed everywhere. */
+static void arrive_in_turn(struct contract_world *world, int rank, uint64_t n, uint64_t kept, size_t bytes)
+{
+    const uint64_t start = world->counter_start;
+    for (int peer = 0; n > kept && peer < world->size; peer++)
+        UNTIL(world, completed(world, rank, peer) >= start + n - kept);
+    arrive(world, rank, start + n, bytes);
+}
+
+/* Rank 0 is ahead of the others by as many operations as records are kept. */
+static void run_operations(struct contract_world *world, uint64_t count, uint64_t kept, size_t bytes)
+{
+    for (uint64_t n = 1; n < kept; n++)
+        arrive_in_turn(world, 0, n, kept, bytes);
+    for (uint64_t n = 1; n <= count; n++) {
+        arrive_in_turn(world, 0, n + kept - 1, kept, bytes);
+        for (int rank = 1; rank < world->size; rank++)
+            arrive_in_turn(world, rank, n, kept, bytes);
+        for (int rank = 0; rank < world->size; rank++) {
+            for (int peer = 0; peer < world->size; peer++)
+                assert_arrived(world, rank, peer, world->counter_start + n, bytes);
+            complete(world, rank, world->counter_start + n);
+        }
+    }
+}
+
+static void arrival_ring_reuse_after_completion(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    run_operations(&world, 3 * SHOAL_ARRIVALS + 5, SHOAL_ARRIVALS, SHOAL_PAYLOAD_INLINE);
+    close_world(&world);
+    open_world(&world, state, 3);
+    run_operations(&world, 3 * SHOAL_PAYLOADS + 5, SHOAL_PAYLOADS, SHOAL_PAYLOAD_MAX);
+    close_world(&world);
+}
+
+static void completed_is_monotonic(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    assert_int_equal(completed(&world, 1, 0), 0);
+    for (uint64_t n = 1; n <= 20; n++)
+        complete(&world, 0, n);
+    uint64_t seen = 0;
+    bool grew = true;
+    UNTIL(&world, (grew = completed(&world, 1, 0) >= seen, seen = completed(&world, 1, 0), !grew || seen == 20));
+    assert_true(grew);
+    assert_int_equal(completed(&world, 0, 0), 20);
+    assert_int_equal(completed(&world, 0, 1), 0);
+    close_world(&world);
+}
+
+/* ---- Counters ---- */
+
+static void counter_counts_each_signal_once(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    for (uint64_t n = 1; n <= 1000; n++) {
+        signal_peer(&world, 0, 1, 3);
+        assert_true(counter(&world, 1, 0, 3) <= n);
+    }
+    uint64_t seen = 0;
+    bool grew = true;
+    UNTIL(&world, (grew = counter(&world, 1, 0, 3) >= seen, seen = counter(&world, 1, 0, 3), !grew || seen >= 1000));
+    assert_true(grew);
+    for (int i = 0; i < 100; i++)
+        pump(&world);
+    assert_int_equal(counter(&world, 1, 0, 3), 1000);
+    close_world(&world);
+}
+
+static uint64_t signals_of(int source, int dest, unsigned slot)
+{
+    return (uint64_t)(source * 5 + dest * 3) + slot;
+}
+
+static void counters_of_slots_and_sources_are_apart(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    for (int source = 0; source < 3; source++)
+        for (int dest = 0; dest < 3; dest++)
+            for (unsigned slot = 0; source != dest && slot < SHOAL_DEPTH_MAX; slot++)
+                for (uint64_t n = 0; n < signals_of(source, dest, slot); n++)
+                    signal_peer(&world, source, dest, slot);
+    for (int source = 0; source < 3; source++)
+        for (int dest = 0; dest < 3; dest++)
+            for (unsigned slot = 0; source != dest && slot < SHOAL_DEPTH_MAX; slot++)
+                UNTIL(&world, counter(&world, dest, source, slot) == signals_of(source, dest, slot));
+    close_world(&world);
+}
+
+static void signal_publishes_memory_written_before(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    reserve_windows(&world);
+    uint64_t raised[SLOTS] = {0};
+    for (uint64_t n = 1; n <= 50; n++) {
+        const unsigned slot = (unsigned)(n % SLOTS);
+        fill(window(&world, 0, 1, slot), SLOT_BYTES, 0, n);
+        signal_peer(&world, 0, 1, slot);
+        raised[slot]++;
+        UNTIL(&world, counter(&world, 1, 0, slot) == raised[slot]);
+        assert_filled(window(&world, 1, 1, slot), SLOT_BYTES, 0, n);
+    }
+    close_world(&world);
+}
+
+static void counters_start_near_2_32(void **state)
+{
+    const uint64_t start = UINT32_MAX - UINT64_C(3);
+    struct contract_world world;
+    open_or_skip(&world, state, 2, NULL, start);
+    assert_int_equal(counter(&world, 1, 0, 5), start);
+    for (int n = 0; n < 10; n++)
+        signal_peer(&world, 0, 1, 5);
+    UNTIL(&world, counter(&world, 1, 0, 5) == start + 10);
+    assert_int_equal(counter(&world, 1, 0, 4), start);
+    assert_true(completed(&world, 0, 1) <= start);
+    run_operations(&world, SHOAL_ARRIVALS + 5, SHOAL_PAYLOADS, 40);
+    close_world(&world);
+}
+
+/* ---- Memory ---- */
+
+static void window_is_reachable_on_the_same_host_only(void **state)
+{
+    static const uint16_t hosts[] = {0, 0, 1};
+    struct contract_world world;
+    open_world(&world, state, 2);
+    reserve_windows(&world);
+    for (unsigned slot = 0; slot < SLOTS; slot++)
+        assert_non_null(window(&world, 0, 1, slot));
+    memset(window(&world, 1, 1, 2), 0x5A, SLOT_BYTES);
+    assert_memory_equal(window(&world, 0, 1, 2), window(&world, 1, 1, 2), SLOT_BYTES);
+    close_world(&world);
+
+    open_or_skip(&world, state, 3, hosts, 0);
+    reserve_windows(&world);
+    assert_non_null(window(&world, 0, 1, 1));
+    assert_null(window(&world, 0, 2, 1));
+    assert_null(window(&world, 2, 0, 1));
+    assert_non_null(window(&world, 2, 2, 1));
+    close_world(&world);
+}
+
+static void put_bytes_arrive_before_counter(void **state)
+{
+    static const uint16_t hosts[] = {0, 1};
+    struct contract_world world;
+    open_or_skip(&world, state, 2, hosts, 0);
+    reserve_windows(&world);
+    unsigned char *shared = world.factory->share(&world, 1, SLOT_BYTES);
+    assert_non_null(shared);
+    const shoal_location location = at(&world, 1)->ops->locate(at(&world, 1), shared + 64, SLOT_BYTES - 64);
+    assert_true(location != 0);
+    unsigned char source[1000];
+    for (uint64_t n = 1; n <= 30; n++) {
+        fill(source, sizeof(source), 0, n);
+        put(&world, 0, 1, 2, 0, 100, source, sizeof(source));
+        put(&world, 0, 1, 3, location, 8, source, sizeof(source));
+        UNTIL(&world, counter(&world, 1, 0, 3) == n);
+        assert_filled(shared + 72, sizeof(source), 0, n);
+        assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
+        UNTIL(&world, counter(&world, 1, 0, 2) == n);
+    }
+    close_world(&world);
+}
+
+static void locate_unknown_memory_is_zero(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    unsigned char plain[64];
+    unsigned char *shared = world.factory->share(&world, 0, SHOAL_PAGE);
+    assert_non_null(shared);
+    assert_int_equal(at(&world, 0)->ops->locate(at(&world, 0), plain, sizeof(plain)), 0);
+    assert_true(at(&world, 0)->ops->locate(at(&world, 0), shared, SHOAL_PAGE) != 0);
+    assert_int_equal(at(&world, 0)->ops->locate(at(&world, 0), shared, (size_t)1 << 39), 0);
+    assert_int_equal(at(&world, 1)->ops->locate(at(&world, 1), shared, SHOAL_PAGE), 0);
+    close_world(&world);
+}
+
+static void shared_memory_is_reached_by_peers(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    unsigned char *shared = world.factory->share(&world, 1, 3 * SHOAL_PAGE);
+    unsigned char *second = world.factory->share(&world, 1, SHOAL_PAGE);
+    assert_true(shared && second);
+    const shoal_location inner = at(&world, 1)->ops->locate(at(&world, 1), shared + 100, SHOAL_PAGE);
+    const shoal_location other = at(&world, 1)->ops->locate(at(&world, 1), second, SHOAL_PAGE);
+    assert_true(inner != 0 && other != 0 && inner != other);
+    fill(shared + 100, SHOAL_PAGE, 1, 9);
+    second[0] = 77;
+    for (int rank = 0; rank < 3; rank++) {
+        enum shoal_status error = SHOAL_OK;
+        unsigned char *reached = at(&world, rank)->ops->reach(at(&world, rank), 1, inner, SHOAL_PAGE, &error);
+        assert_non_null(reached);
+        assert_filled(reached, SHOAL_PAGE, 1, 9);
+        reached[3] = (unsigned char)(200 + rank);
+        assert_int_equal(shared[103], 200 + rank);
+        fill(shared + 100, SHOAL_PAGE, 1, 9);
+        unsigned char *also = at(&world, rank)->ops->reach(at(&world, rank), 1, other, SHOAL_PAGE, &error);
+        assert_non_null(also);
+        assert_int_equal(also[0], 77);
+    }
+    close_world(&world);
+}
+
+/* ---- Failure ---- */
+
+static struct shoal_failure cause(int reporter, enum shoal_status status, const char *text)
+{
+    struct shoal_failure failure = {.struct_bytes = sizeof(failure),
+                                    .status = status,
+                                    .rank = 2,
+                                    .reporter = reporter,
+                                    .pid = 42,
+                                    .sequence = 6,
+                                    .step = 3,
+                                    .waited_ms = 1234};
+    snprintf(failure.host, sizeof(failure.host), "a-host");
+    snprintf(failure.operation, sizeof(failure.operation), "all-reduce of 1024 float32, sum");
+    snprintf(failure.text, sizeof(failure.text), "%s", text);
+    return failure;
+}
+
+static void failure_first_cause_reaches_all(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    struct shoal_failure seen;
+    for (int rank = 0; rank < 3; rank++)
+        assert_false(has_failed(&world, rank, &seen));
+    const struct shoal_failure first = cause(1, SHOAL_ERR_TIMEOUT, "rank 2 did not come");
+    const struct shoal_failure second = cause(0, SHOAL_ERR_MEMORY, "no memory, later");
+    (at(&world, 1)->ops->fail)(at(&world, 1), &first);
+    (at(&world, 0)->ops->fail)(at(&world, 0), &second);
+    for (int rank = 0; rank < 3; rank++) {
+        UNTIL(&world, has_failed(&world, rank, &seen));
+        assert_int_equal(seen.status, SHOAL_ERR_TIMEOUT);
+        assert_int_equal(seen.rank, 2);
+        assert_int_equal(seen.reporter, 1);
+        assert_int_equal(seen.pid, 42);
+        assert_int_equal(seen.sequence, 6);
+        assert_int_equal(seen.step, 3);
+        assert_int_equal(seen.waited_ms, 1234);
+        assert_string_equal(seen.host, first.host);
+        assert_string_equal(seen.operation, first.operation);
+        assert_string_equal(seen.text, first.text);
+    }
+    close_world(&world);
+}
+
+static void abort_reaches_all(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    struct shoal_failure seen;
+    at(&world, 2)->ops->abort(at(&world, 2));
+    for (int rank = 0; rank < 3; rank++) {
+        UNTIL(&world, has_failed(&world, rank, &seen));
+        assert_int_equal(seen.status, SHOAL_ERR_ABORTED);
+    }
+    const struct shoal_failure later = cause(0, SHOAL_ERR_MEMORY, "no memory, later");
+    (at(&world, 0)->ops->fail)(at(&world, 0), &later);
+    assert_true(has_failed(&world, 0, &seen));
+    assert_int_equal(seen.status, SHOAL_ERR_ABORTED);
+    close_world(&world);
+}
+
+static void assert_blames(struct contract_world *world, int rank, int peer, const struct shoal_failure *failure)
+{
+    struct shoal_peer_name name;
+    at(world, rank)->ops->peer_name(at(world, rank), peer, &name);
+    assert_int_equal(failure->status, SHOAL_ERR_PEER_LOST);
+    assert_int_equal(failure->rank, peer);
+    assert_int_equal(failure->pid, name.pid);
+    assert_string_equal(failure->host, name.host);
+    assert_true(failure->text[0] != '\0');
+}
+
+static void killed_rank_is_lost(void **state)
+{
+    struct contract_world world;
+    const struct contract_factory *factory = *state;
+    if (!factory->kill) {
+        print_message("skipped: %s cannot kill a rank of this process\n", factory->name);
+        skip();
+    }
+    open_world(&world, state, 3);
+    struct shoal_failure failure;
+    assert_int_equal(lost(&world, 0, 1, &failure), -1);
+    factory->kill(&world, 2);
+    for (int rank = 0; rank < 2; rank++) {
+        UNTIL(&world, lost(&world, rank, 1, &failure) == 2);
+        assert_blames(&world, rank, 2, &failure);
+    }
+    close_world(&world);
+}
+
+static void rank_that_left_is_lost_only_for_later_operations(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    struct shoal_failure failure;
+    for (uint64_t n = 1; n <= 5; n++)
+        complete(&world, 2, n);
+    at(&world, 2)->ops->destroy(at(&world, 2), false);
+    world.ranks[2] = NULL;
+    for (int rank = 0; rank < 2; rank++) {
+        UNTIL(&world, lost(&world, rank, 6, &failure) == 2);
+        assert_blames(&world, rank, 2, &failure);
+        assert_non_null(strstr(failure.text, "freed the communicator"));
+        assert_int_equal(completed(&world, rank, 2), 5);
+        assert_int_equal(lost(&world, rank, 5, &failure), -1);
+    }
+    close_world(&world);
+}
+
+static void peer_name_filled(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    for (int peer = 0; peer < 3; peer++) {
+        struct shoal_peer_name name = {0};
+        char text[128] = "";
+        at(&world, 0)->ops->peer_name(at(&world, 0), peer, &name);
+        assert_true(name.host[0] != '\0' && memchr(name.host, '\0', sizeof(name.host)));
+        assert_true(name.pid > 0);
+        at(&world, 0)->ops->describe(at(&world, 0), peer, text, sizeof(text));
+        assert_true(text[0] != '\0');
+    }
+    close_world(&world);
+}
+
+/* ---- The list ---- */
+
+int contract_run(const struct contract_factory *factory)
+{
+    void *const state = (void *)(uintptr_t)factory; /* cmocka hands the state on as it is; no case writes to it */
+    const struct CMUnitTest cases[] = {
+        cmocka_unit_test_prestate(arrival_is_seen_by_every_peer_with_payload, state),
+        cmocka_unit_test_prestate(arrival_inline_and_beside_payload_sizes, state),
+        cmocka_unit_test_prestate(arrival_ring_reuse_after_completion, state),
+        cmocka_unit_test_prestate(completed_is_monotonic, state),
+        cmocka_unit_test_prestate(counter_counts_each_signal_once, state),
+        cmocka_unit_test_prestate(counters_of_slots_and_sources_are_apart, state),
+        cmocka_unit_test_prestate(signal_publishes_memory_written_before, state),
+        cmocka_unit_test_prestate(counters_start_near_2_32, state),
+        cmocka_unit_test_prestate(window_is_reachable_on_the_same_host_only, state),
+        cmocka_unit_test_prestate(put_bytes_arrive_before_counter, state),
+        cmocka_unit_test_prestate(locate_unknown_memory_is_zero, state),
+        cmocka_unit_test_prestate(shared_memory_is_reached_by_peers, state),
+        cmocka_unit_test_prestate(failure_first_cause_reaches_all, state),
+        cmocka_unit_test_prestate(abort_reaches_all, state),
+        cmocka_unit_test_prestate(killed_rank_is_lost, state),
+        cmocka_unit_test_prestate(rank_that_left_is_lost_only_for_later_operations, state),
+        cmocka_unit_test_prestate(peer_name_filled, state),
+    };
+    return cmocka_run_group_tests_name(factory->name, cases, NULL, NULL);
+}

@@ -1,0 +1,687 @@
+"""`shoal run` on real processes: prefixes, signals, first failures, exit codes, and that nothing stays behind.
+
+Prints TAP. SHOAL_COMMAND names the command. Exit code 0: all passed, 1: some failed, 77: there is no command to test."""
+import fcntl
+import os
+import pty
+import re
+import resource
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+SHOAL = os.environ.get("SHOAL_COMMAND", "")
+DEADLINE_S = 60
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
+             "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS")
+
+
+class Skip(Exception):
+    pass
+
+
+class Done:
+    def __init__(self, code, out, err, seconds):
+        self.code, self.out, self.err, self.seconds = code, out, err, seconds
+
+
+def environment(**more):
+    env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    env.update(more)
+    return env
+
+
+def start(*args, **options):
+    options.setdefault("env", environment())
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen([SHOAL, "run", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def finish(process):
+    begin = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError("shoal run did not end within %d s" % DEADLINE_S)
+    return Done(process.returncode, out, err, time.monotonic() - begin)
+
+
+def run(*args, **options):
+    return finish(start(*args, **options))
+
+
+def sh(script, n=2, *options, **more):
+    return run("-n", str(n), *options, "sh", "-c", script, **more)
+
+
+def equal(got, wanted):
+    if got != wanted:
+        raise AssertionError("got %r, wanted %r" % (got, wanted))
+
+
+def within(text, part):
+    if part not in text:
+        raise AssertionError("%r is not in %r" % (part, text[-2000:]))
+
+
+def refused(done, code, *parts):
+    """One clear line on stderr and nothing else."""
+    equal(done.code, code)
+    equal(done.out, "")
+    equal(done.err.count("\n"), 1)
+    for part in parts:
+        within(done.err, part)
+
+
+def wait_for(question, what, seconds=10):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answer = question()
+        if answer:
+            return answer
+        time.sleep(0.01)
+    raise AssertionError("no %s within %g s" % (what, seconds))
+
+
+def state_of(pid):
+    """The letter of /proc, or None when there is no such process."""
+    try:
+        with open("/proc/%d/stat" % pid) as stat:
+            return stat.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def is_gone(pid):
+    return state_of(pid) in (None, "Z", "X")
+
+
+def all_gone(pids, seconds=10):
+    wait_for(lambda: all(is_gone(pid) for pid in pids), "end of processes %r" % (pids,), seconds)
+
+
+def lines_read(process, count):
+    """The first lines of a run's output, as numbers: workers print the pids that the tests look at."""
+    return [int(process.stdout.readline().split("|")[1]) for _ in range(count)]
+
+
+# ---- environment and output ----
+
+
+def environment_of_workers():
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS")
+    done = sh("echo " + " ".join("$" + name for name in names), 3)
+    equal(done.code, 0)
+    equal(sorted(done.out.splitlines()), ["%d| %d %d 3 3 0 127.0.0.1 1" % (r, r, r) for r in range(3)])
+    equal(done.err, "")
+
+
+def environment_wins_over_inherited():
+    env = environment(MASTER_ADDR="elsewhere", MASTER_PORT="1", RANK="9", WORLD_SIZE="99", OMP_NUM_THREADS="7")
+    done = sh("echo $RANK $WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS", 1, env=env)
+    equal(done.out, "0| 0 1 127.0.0.1 7\n")
+    equal(sh("echo ${OMP_NUM_THREADS-none}", 1).out, "0| none\n")
+
+
+def secret_is_drawn_once_per_run():
+    seen = set()
+    for _ in range(2):
+        lines = sh("echo $SHOAL_SECRET").out.splitlines()
+        secrets = {line.split("| ")[1] for line in lines}
+        equal(len(secrets), 1)
+        seen |= secrets
+    equal(len(seen), 2)
+    for secret in seen:
+        assert re.fullmatch("[0-9a-f]{64}", secret), secret
+    equal(sh("echo $SHOAL_SECRET", 1, env=environment(SHOAL_SECRET="mine")).out, "0| mine\n")
+    equal(sh("echo ${SHOAL_SECRET-none}", 1, env=environment(SHOAL_SECRET_FILE="/f")).out, "0| none\n")
+
+
+def port_is_free_and_differs_between_runs():
+    code = ("import os,socket,time\nfirst=int(os.environ['MASTER_PORT'])\nprint(first,flush=True)\n"
+            "for port in range(first,first+17):\n socket.socket().bind(('127.0.0.1',port))\ntime.sleep(0.5)")
+    runs = [start("-n", "1", sys.executable, "-c", code) for _ in range(4)]
+    done = [finish(process) for process in runs]
+    equal([d.code for d in done], [0] * 4)
+    equal(len({d.out for d in done}), 4)
+
+
+def default_count_is_cores():
+    done = run("sh", "-c", "echo $WORLD_SIZE")
+    equal(len(done.out.splitlines()), min(len(os.sched_getaffinity(0)), 1024))
+
+
+def streams_stay_apart():
+    done = sh("echo out; echo err >&2", 1)
+    equal((done.out, done.err), ("0| out\n", "0| err\n"))
+
+
+def prefix_can_be_left_out():
+    equal(sh("echo text", 1, "--no-prefix").out, "text\n")
+
+
+def arguments_reach_the_program():
+    equal(run("-n1", "printf", "%s,", "-n", "--help", "a b").out, "0| -n,--help,a b,\n")
+    equal(run("-n", "1", "--", "echo", "--no-prefix").out, "0| --no-prefix\n")
+
+
+def partial_last_line_is_flushed():
+    equal(sh("printf 'one\\ntwo'", 1).out, "0| one\n0| two\n")
+
+
+def empty_lines_and_bytes_are_kept():
+    done = subprocess.run([SHOAL, "run", "-n", "1", "printf", "\\n\\000\\377\\n"], capture_output=True, timeout=DEADLINE_S)
+    equal(done.stdout, b"0| \n0| \0\xff\n")
+
+
+def carriage_returns_are_kept_in_files():
+    equal(subprocess.run([SHOAL, "run", "-n", "1", "printf", "1%%\\r2%%\\rdone\\n"], capture_output=True,
+                         timeout=DEADLINE_S).stdout, b"0| 1%\r2%\rdone\n")
+
+
+def long_lines_stay_whole():
+    code = ("import os,sys\nletter=os.environ['RANK']\n"
+            "for i in range(8):\n sys.stdout.write(letter*1000000+'\\n')\n sys.stderr.write(letter*1000+'\\n')")
+    done = run("-n", "4", sys.executable, "-c", code)
+    equal(done.code, 0)
+    equal(sorted(done.out.splitlines()), sorted("%d| %s" % (r, str(r) * 1000000) for r in range(4) for _ in range(8)))
+    equal(sorted(done.err.splitlines()), sorted("%d| %s" % (r, str(r) * 1000) for r in range(4) for _ in range(8)))
+
+
+def slow_reader_gets_everything():
+    process = start("-n", "2", sys.executable, "-c", "for i in range(200000): print('line',i)")
+    time.sleep(0.5)
+    done = finish(process)
+    equal(len(done.out.splitlines()), 400000)
+
+
+def closed_reader_ends_the_run():
+    done = subprocess.run(["sh", "-c", "%s run -n 2 yes | head -n 1" % SHOAL], capture_output=True, text=True, timeout=DEADLINE_S)
+    within(done.stdout, "| y\n")
+    within(done.stderr, "killed by signal 13")
+
+
+def output_files_hold_each_rank():
+    with tempfile.TemporaryDirectory() as folder:
+        logs = os.path.join(folder, "logs")
+        done = sh("echo out$RANK; printf err$RANK >&2", 2, "--output", logs)
+        equal(done.code, 0)
+        within(done.out, "1| out1\n")
+        for name, text in (("0.out", "out0\n"), ("1.out", "out1\n"), ("0.err", "err0"), ("1.err", "err1")):
+            with open(os.path.join(logs, "rank-" + name)) as file:
+                equal(file.read(), text)
+        refused(sh("true", 1, "--output", os.path.join(folder, "no/such")), 2, "cannot make the directory")
+
+
+def standard_input_goes_to_rank_0():
+    with tempfile.TemporaryFile("w+") as file:
+        file.write("question\n")
+        file.seek(0)
+        done = sh("cat", 2, stdin=file)
+    equal(done.out, "0| question\n")
+
+
+# ---- many workers, few descriptors ----
+
+
+def many_workers():
+    done = sh("echo $RANK", 32)
+    equal(done.code, 0)
+    equal(sorted(done.out.splitlines()), sorted("%d| %d" % (r, r) for r in range(32)))
+
+
+def descriptors_limited(count):
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+def few_descriptors_are_enough():
+    with tempfile.TemporaryDirectory() as folder:
+        done = sh("ls /proc/self/fd | wc -l", 32, "--output", folder, preexec_fn=descriptors_limited(256))
+    equal(done.code, 0)
+    # 0, 1, 2 and the one ls reads the folder with; nothing of the launcher's.
+    equal({line.split("| ")[1].strip() for line in done.out.splitlines()}, {"4"})
+
+
+def too_few_descriptors_are_named():
+    begin = time.monotonic()
+    done = sh("sleep 57", 32, preexec_fn=descriptors_limited(40))
+    refused(done, 125, "ulimit -n", "32 workers")
+    assert time.monotonic() - begin < 5
+
+
+def launcher_leaves_descriptors_closed():
+    process = start("-n", "1", "sh", "-c", "echo $$; sleep 5")
+    pid = lines_read(process, 1)[0]
+    equal(sorted(os.listdir("/proc/%d/fd" % pid)), ["0", "1", "2"])
+    process.send_signal(signal.SIGTERM)
+    finish(process)
+
+
+# ---- failures ----
+
+
+def first_failure_is_reported():
+    done = sh("echo text of $RANK; if [ $RANK = 1 ]; then for i in $(seq 30); do echo line $i; done; echo cause >&2; exit 3; fi; "
+              "sleep 0.5; exit 1", 3)
+    equal(done.code, 3)
+    assert re.search(r"^shoal run: rank 1 \(pid \d+\) failed first: exited with code 3$", done.err, re.M), done.err
+    # Its two streams are two pipes: the order between them is not known.
+    shown = [line.strip() for line in done.err.splitlines() if line.startswith("    ")]
+    equal(len(shown), 20)
+    within(shown, "cause")
+    within(shown, "line 30")
+    assert "line 11" not in shown, shown
+    for rank in (0, 2):
+        assert re.search(r"rank %d \(pid \d+\) ended as a consequence: exited with code 1" % rank, done.err), done.err
+
+
+def killed_worker_is_reported():
+    process = start("-n", "3", "sh", "-c", "echo $$; [ $RANK = 2 ] && { sleep 0.3; kill -9 $$; }; sleep 0.8; exit 1")
+    done = finish(process)
+    equal(done.code, 137)
+    assert re.search(r"rank 2 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", done.err), done.err
+
+
+def first_death_wins_at_once():
+    """Two deaths within one wake-up of the launcher, which is stopped meanwhile: the earlier is the first, by order of death alone."""
+    process = start("-n", "3", "sh", "-c", "echo $$; sleep 50")
+    pids = lines_read(process, 3)
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: state_of(process.pid) == "T", "stop")
+    os.kill(pids[2], signal.SIGKILL)
+    wait_for(lambda: is_gone(pids[2]), "end")
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: is_gone(pids[0]), "end")
+    process.send_signal(signal.SIGCONT)
+    done = finish(process)
+    within(done.err, "(pid %d) failed first: killed by signal 9" % pids[2])
+
+
+def success_beside_others_is_fine():
+    equal(sh("[ $RANK = 0 ] && exit 0; sleep 0.5; echo late", 2).out, "1| late\n")
+    equal(sh("[ $RANK = 0 ] && exit 0; sleep 0.3; exit 9", 2).code, 9)
+
+
+def survivors_are_ended():
+    done = sh("[ $RANK = 1 ] && exit 5; exec sleep 58", 2)
+    equal(done.code, 5)
+    within(done.err, "rank 0 did not end within 3 s")
+    within(done.err, "ended as a consequence: killed by signal 15")
+    assert 2.5 < done.seconds < 5, done.seconds
+
+
+def stubborn_survivors_are_killed():
+    done = sh("[ $RANK = 1 ] && exit 5; trap '' TERM; while :; do sleep 0.1; done", 2)
+    equal(done.code, 5)
+    within(done.err, "ended as a consequence: killed by signal 9")
+    assert 5 < done.seconds < 9, done.seconds
+
+
+def stopped_survivors_are_ended():
+    done = sh("[ $RANK = 1 ] && { sleep 0.2; exit 5; }; kill -STOP $$; sleep 59", 2)
+    equal(done.code, 5)
+    assert done.seconds < 6, done.seconds
+
+
+def children_of_workers_are_ended():
+    process = start("-n", "2", "sh", "-c", "sleep 61 & echo $!; [ $RANK = 1 ] && exit 4; wait")
+    children = lines_read(process, 2)
+    equal(finish(process).code, 4)
+    all_gone(children)
+
+
+def left_children_do_not_hold_the_run():
+    process = start("-n", "1", "sh", "-c", "sleep 62 & echo $!")
+    child = lines_read(process, 1)
+    done = finish(process)
+    equal(done.code, 0)
+    assert done.seconds < 3, done.seconds
+    all_gone(child)
+
+
+def missing_program_is_named():
+    refused(run("-n", "2", "no-such-program"), 127, "no-such-program")
+    with tempfile.TemporaryDirectory() as folder:
+        plain = os.path.join(folder, "plain")
+        with open(plain, "w") as file:
+            file.write("#!/no/such/interpreter\n")
+        refused(run("-n", "2", plain), 126, "not executable")
+        os.chmod(plain, 0o755)
+        refused(run("-n", "2", plain), 127, "interpreter")
+        refused(run("-n", "2", "plain", cwd=folder), 127, "did you mean ./plain?")
+
+
+# ---- signals, timeouts ----
+
+
+def forwarded(number):
+    """Each worker prints when the signal comes and ends with 0."""
+    name = signal.Signals(number).name[3:]
+    process = start("-n", "2", "sh", "-c", "trap 'echo got; exit 0' %s; echo $$; while :; do sleep 0.05; done" % name)
+    lines_read(process, 2)
+    process.send_signal(number)
+    done = finish(process)
+    equal(sorted(done.out.splitlines()), ["0| got", "1| got"])
+    equal(done.code, 0)
+
+
+def signals_are_forwarded():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        forwarded(number)
+
+
+def signal_reaches_children():
+    process = start("-n", "2", "sh", "-c", "sleep 63 & echo $!; wait")
+    children = lines_read(process, 2)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    equal(done.code, 143)
+    within(done.err, "ended by signal 15 (Terminated)")
+    assert "failed first" not in done.err, done.err
+    all_gone(children)
+
+
+STUBBORN = "trap '' INT TERM; echo $$; while :; do sleep 0.05; done"
+
+
+def second_interrupt_kills():
+    process = start("-n", "2", "sh", "-c", STUBBORN)
+    pids = lines_read(process, 2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None and not any(is_gone(pid) for pid in pids)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    equal(done.code, 130)
+    assert done.seconds < 2, done.seconds
+    all_gone(pids)
+
+
+def grace_passes_once():
+    process = start("-n", "2", "--grace", "0.5", "sh", "-c", STUBBORN)
+    pids = lines_read(process, 2)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    equal(done.code, 143)
+    within(done.err, "ranks 0, 1 did not end when told to: killing")
+    assert 0.3 < done.seconds < 3, done.seconds
+    all_gone(pids)
+
+
+def timeout_ends_the_run():
+    done = run("-n", "2", "--timeout", "0.5", "sleep", "64")
+    equal(done.code, 124)
+    within(done.err, "0.5 s have passed (--timeout) and ranks 0, 1 had not ended")
+    assert done.seconds < 3, done.seconds
+    equal(run("-n", "1", "--timeout=30", "true").code, 0)
+
+
+def killed_launcher_takes_workers_along():
+    process = start("-n", "4", "sh", "-c", "echo $$; exec sleep 65")
+    pids = lines_read(process, 4)
+    process.kill()
+    process.wait()
+    all_gone(pids)
+    process.communicate()
+
+
+def ignored_signals_stay_ignored():
+    process = start("-n", "1", "sh", "-c", "echo $$; sleep 0.7; echo end",
+                    preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    lines_read(process, 1)
+    process.send_signal(signal.SIGHUP)
+    done = finish(process)
+    equal((done.code, done.out), (0, "0| end\n"))
+
+
+def workers_get_default_signals():
+    done = sh("grep -E 'Sig(Blk|Ign)' /proc/self/status | tr -d '\\n\\t '", 1)
+    equal(done.out, "0| SigBlk:0000000000000000SigIgn:0000000000000000\n")
+
+
+def stop_and_continue():
+    process = start("-n", "2", "--timeout", "2", "sh", "-c", "echo $$; sleep 1; echo end", preexec_fn=lambda: os.setpgid(0, 0))
+    pids = lines_read(process, 2)
+    process.send_signal(signal.SIGTSTP)
+    wait_for(lambda: all(state_of(pid) == "T" for pid in [process.pid, *pids]), "stop")
+    time.sleep(2.5)  # the timeout stands still
+    process.send_signal(signal.SIGCONT)
+    done = finish(process)
+    equal((done.code, done.err), (0, ""))
+    equal(sorted(done.out.splitlines()), ["0| end", "1| end"])
+
+
+# ---- on a terminal ----
+
+
+class Terminal:
+    """A run on a pseudo-terminal of 40 columns."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm"
+            for name in VARIABLES:
+                os.environ.pop(name, None)
+            time.sleep(0.2)
+            os.execv(SHOAL, [SHOAL, "run", *args])
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        self.text = ""
+
+    def read(self, seconds=0.1):
+        if not select.select([self.fd], [], [], seconds)[0]:
+            return True
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        self.text += data.decode(errors="replace")
+        return bool(data)
+
+    def expect(self, text):
+        def found():
+            self.read(0.05)
+            return text in self.text
+        try:
+            wait_for(found, text)
+        except AssertionError:
+            raise AssertionError("%r did not come: %r" % (text, self.text))
+
+    def write(self, text):
+        os.write(self.fd, text.encode())
+
+    def finish(self):
+        end = time.monotonic() + DEADLINE_S
+        while self.read() and time.monotonic() < end:
+            pass
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+    def screen(self):
+        """What a person sees in the end: \\r goes to the line's begin, ESC [ K erases to its end."""
+        rows, column = [""], 0
+        for part in re.findall(r"\r|\n|\x1b\[K|[^\r\n\x1b]+", self.text):
+            row = rows[-1]
+            if part == "\r":
+                column = 0
+            elif part == "\n":
+                rows.append("")
+                column = 0
+            elif part == "\x1b[K":
+                rows[-1] = row[:column]
+            else:
+                rows[-1] = row[:column] + part + row[column + len(part):]
+                column += len(part)
+                assert len(rows[-1]) <= 40, rows[-1]
+        return rows
+
+
+def terminal_shows_the_bar():
+    code = ("import os,sys,time\nr=int(os.environ['RANK'])\nfor i in range(5):\n"
+            " sys.stderr.write('\\r%d0%% %s' % (i,'#'*10*i)); sys.stderr.flush()\n"
+            " if i==2 and r==1: print('hello',flush=True)\n time.sleep(0.1)\n"
+            "sys.stderr.write('\\rdone\\n')")
+    terminal = Terminal("-n", "2", sys.executable, "-c", code)
+    terminal.expect("0| 10% ##########")
+    equal(terminal.finish(), 0)
+    assert "1| 10%" not in terminal.text
+    equal(sorted(terminal.screen()), ["", "0| done", "1| done", "1| hello"])
+
+
+def terminal_input_reaches_rank_0():
+    terminal = Terminal("-n", "2", "sh", "-c", "if [ $RANK = 0 ]; then printf 'name? '; read name; echo hello $name; fi")
+    terminal.expect("0| name? ")
+    terminal.write("fish\n")
+    terminal.expect("0| hello fish")
+    equal(terminal.finish(), 0)
+
+
+def terminal_interrupt_ends_all():
+    terminal = Terminal("-n", "2", "sh", "-c", "echo up; sleep 66")
+    terminal.expect("0| up")
+    terminal.expect("1| up")
+    terminal.write("\x03")
+    equal(terminal.finish(), 130)
+    within(terminal.text, "ended by signal 2 (Interrupt)")
+
+
+# ---- the command line ----
+
+
+def wrong_arguments_get_one_line():
+    refused(run("-n", "0", "true"), 2, "-n takes a number from 1", "'0'")
+    refused(run("-n", "x", "true"), 2, "'x'")
+    refused(run("-n", "5000", "true"), 2, "'5000'")
+    refused(run("-n"), 2, "-n wants a value")
+    refused(run(), 2, "no program given")
+    refused(run("-n", "2"), 2, "no program given")
+    refused(run("--timeout", "soon", "true"), 2, "'soon'")
+    refused(run("--timeout", "0", "true"), 2, "more than 0")
+    refused(run("--no-prefix=1", "true"), 2, "takes no value")
+    refused(run("--zebra", "true"), 2, "there is no option '--zebra'")
+
+
+def mistyped_words_get_a_suggestion():
+    refused(run("--no-prefx", "true"), 2, "did you mean --no-prefix?")
+    refused(run("--gracee", "3", "true"), 2, "did you mean --grace?")
+    refused(command("rnu", "-n", "2"), 2, "did you mean 'shoal run'?")
+    refused(command("info", "--setings"), 2, "did you mean --settings?")
+    refused(command("explain", "allreduc"), 2, "did you mean allreduce?")
+
+
+def command(*args):
+    done = subprocess.run([SHOAL, *args], capture_output=True, text=True, timeout=DEADLINE_S, stdin=subprocess.DEVNULL)
+    return Done(done.returncode, done.stdout, done.stderr, 0)
+
+
+def help_teaches():
+    for words in (["--help"], ["run", "--help"], ["info", "--help"], ["explain", "--help"], ["help", "run"]):
+        done = command(*words)
+        equal((done.code, done.err), (0, ""))
+        within(done.out, "Usage")
+    for part in ("Examples:", "MASTER_PORT", "124", "--grace"):
+        within(command("run", "--help").out, part)
+    equal(command().code, 2)
+    assert re.fullmatch(r"shoal \d+\.\d+\.\d+\n", command("--version").out)
+
+
+def info_prints_the_tables():
+    for words in ([], ["--topology"], ["--settings"], ["--algorithms"], ["--settings", "--algorithms"]):
+        done = command("info", *words)
+        equal((done.code, done.err), (0, ""))
+        assert done.out.strip(), words
+    assert command("info").out.startswith("shoal "), command("info").out
+    refused(command("info", "extra"), 2, "'extra'")
+
+
+def explain_answers_and_refuses():
+    for words in (["--ranks", "4", "--bytes", "3MiB"], ["--hosts", "1", "--ranks-per-host", "8"],
+                  ["--memory", "shared", "--in-place", "--dtype", "bf16", "--rank", "1"]):
+        done = command("explain", "allreduce", *words)
+        equal((done.code, done.err), (0, ""))
+        assert done.out.strip(), words
+    refused(command("explain", "allreduce", "--hosts", "4"), 2, "one host")
+    refused(command("explain", "allreduce", "--bytes", "7"), 2, "no whole number of float32")
+    refused(command("explain", "allreduce", "--rank", "2"), 2, "no rank 2")
+    refused(command("explain", "allreduce", "--memory", "fast"), 2, "plain or shared")
+    refused(command("explain", "allreduce", "--dtype", "f16"), 2, "f32")
+    refused(command("explain"), 2, "which collective?")
+
+
+def full_disk_is_reported():
+    if not os.path.exists("/dev/full"):
+        raise Skip("there is no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([SHOAL, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    equal(done.returncode, 1)
+    within(done.stderr, "cannot write")
+
+
+def idle_launcher_uses_no_time():
+    process = start("-n", "2", "sleep", "1.5")
+    time.sleep(0.5)
+
+    def ticks():
+        with open("/proc/%d/stat" % process.pid) as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        with open("/proc/%d/status" % process.pid) as status:
+            switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read(), re.M).group(1)
+        return int(fields[11]) + int(fields[12]), int(switches)
+    before = ticks()
+    time.sleep(0.7)
+    equal(ticks(), before)
+    equal(finish(process).code, 0)
+
+
+TESTS = [
+    environment_of_workers, environment_wins_over_inherited, secret_is_drawn_once_per_run, port_is_free_and_differs_between_runs,
+    default_count_is_cores, streams_stay_apart, prefix_can_be_left_out, arguments_reach_the_program, partial_last_line_is_flushed,
+    empty_lines_and_bytes_are_kept, carriage_returns_are_kept_in_files, long_lines_stay_whole, slow_reader_gets_everything,
+    closed_reader_ends_the_run, output_files_hold_each_rank, standard_input_goes_to_rank_0, many_workers, few_descriptors_are_enough,
+    too_few_descriptors_are_named, launcher_leaves_descriptors_closed, first_failure_is_reported, killed_worker_is_reported,
+    first_death_wins_at_once, success_beside_others_is_fine, survivors_are_ended, stubborn_survivors_are_killed,
+    stopped_survivors_are_ended, children_of_workers_are_ended, left_children_do_not_hold_the_run, missing_program_is_named,
+    signals_are_forwarded, signal_reaches_children, second_interrupt_kills, grace_passes_once, timeout_ends_the_run,
+    killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals, stop_and_continue,
+    terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all, wrong_arguments_get_one_line,
+    mistyped_words_get_a_suggestion, help_teaches, info_prints_the_tables, explain_answers_and_refuses, full_disk_is_reported,
+    idle_launcher_uses_no_time,
+]
+
+
+def verdict(number, test):
+    name = "run_" + test.__name__
+    try:
+        test()
+    except Skip as reason:
+        print("ok %d - %s # SKIP %s" % (number, name, reason), flush=True)
+        return True
+    except Exception as fault:
+        print("not ok %d - %s" % (number, name))
+        print("".join("# %s\n" % line for line in ("%s: %s" % (type(fault).__name__, fault)).splitlines()), end="", flush=True)
+        return False
+    print("ok %d - %s" % (number, name), flush=True)
+    return True
+
+
+def main():
+    global SHOAL
+    if not shutil.which(SHOAL):
+        print("1..0 # SKIP SHOAL_COMMAND does not name the command shoal")
+        return 77
+    SHOAL = os.path.abspath(shutil.which(SHOAL))
+    chosen = [test for test in TESTS if len(sys.argv) < 2 or test.__name__ in sys.argv[1:]]
+    print("1..%d" % len(chosen), flush=True)
+    return 0 if all([verdict(i + 1, test) for i, test in enumerate(chosen)]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

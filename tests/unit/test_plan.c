@@ -1,0 +1,272 @@
+/* Plans: appending, printing, spans of blocks, and what is left of a plan after an error. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "alloc_limit.h"
+#include "collective/collective.h"
+
+static char *print(const struct shoal_plan *plan)
+{
+    static char text[16384];
+    FILE *file = fmemopen(text, sizeof text, "w");
+    assert_non_null(file);
+    shoal_plan_print(plan, file);
+    fclose(file);
+    return text;
+}
+
+static void plan_prints_each_kind_of_step(void **state)
+{
+    struct shoal_plan plan;
+    const struct shoal_block sources[] = {shoal_input(0, 2, 4), shoal_window(1, 0, 2, 4)};
+    const struct shoal_block dests[] = {shoal_output(0, 2, 4), shoal_window(0, 3, 2, 4)};
+
+    (void)state;
+    shoal_plan_init(&plan, 0, 4);
+    shoal_plan_wait_credit(&plan, 3);
+    shoal_plan_wait(&plan, 1);
+    shoal_plan_wait(&plan, 1);
+    shoal_plan_reduce(&plan, sources, 2, dests, 2);
+    shoal_plan_copy(&plan, sources[0], dests[0]);
+    shoal_plan_put(&plan, dests[0], shoal_output(2, 2, 4));
+    shoal_plan_signal(&plan, 3);
+    shoal_plan_expect_credit(&plan, 1);
+    assert_int_equal(plan.status, SHOAL_OK);
+    assert_string_equal(print(&plan), "  0  wait    3 credit\n"
+                                      "  1  wait    1 #1\n"
+                                      "  2  wait    1 #2\n"
+                                      "  3  reduce  in[0] 2/4 + win[1].0 2/4 -> out[0] 2/4, win[0].3 2/4\n"
+                                      "  4  copy    in[0] 2/4 -> out[0] 2/4\n"
+                                      "  5  put     out[0] 2/4 -> out[2] 2/4\n"
+                                      "  6  signal  3\n");
+    assert_int_equal(plan.steps[5].peer, 2);
+    assert_int_equal(plan.signals_in[1], 3);
+    assert_int_equal(plan.signals_in[3], 0);
+    assert_int_equal(plan.parts, 4);
+    shoal_plan_fini(&plan);
+}
+
+static void plan_step_text_is_cut_with_dots(void **state)
+{
+    struct shoal_plan plan;
+    char text[64];
+
+    (void)state;
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_copy(&plan, shoal_input(0, 1, 2), shoal_output(1, 1, 2));
+    shoal_plan_print_step(&plan, 0, text, sizeof text);
+    assert_string_equal(text, "copy    in[0] 1/2 -> out[1] 1/2");
+    shoal_plan_print_step(&plan, 0, text, 32);
+    assert_string_equal(text, "copy    in[0] 1/2 -> out[1] 1/2");
+    shoal_plan_print_step(&plan, 0, text, 31);
+    assert_string_equal(text, "copy    in[0] 1/2 -> out[1]...");
+    memset(text, 'x', sizeof text);
+    shoal_plan_print_step(&plan, 0, text, 1);
+    assert_int_equal(text[0], 0);
+    assert_int_equal(text[1], 'x');
+    shoal_plan_fini(&plan);
+}
+
+static void build(struct shoal_plan *plan, shoal_plan_build_fn fn, const struct shoal_view *view, int rank, int root)
+{
+    shoal_plan_init(plan, rank, view->size);
+    fn(plan, view, rank, root);
+}
+
+static void plan_of_owners_staged_reads_as_expected(void **state)
+{
+    const struct shoal_view view = {.size = 2};
+    struct shoal_plan plan;
+
+    (void)state;
+    build(&plan, shoal_allreduce_owners_build, &view, 1, 0);
+    assert_string_equal(print(&plan), "  0  wait    0 credit\n"
+                                      "  1  copy    in[1] 0/2 -> win[1].0 0/2\n"
+                                      "  2  signal  0\n"
+                                      "  3  wait    0 #1\n"
+                                      "  4  reduce  win[0].0 1/2 + in[1] 1/2 -> out[1] 1/2, win[1].0 1/2\n"
+                                      "  5  signal  0\n"
+                                      "  6  wait    0 #2\n"
+                                      "  7  copy    win[0].0 0/2 -> out[1] 0/2\n"
+                                      "  8  signal  0\n");
+    assert_int_equal(plan.parts, 1);
+    assert_int_equal(plan.signals_in[0], 3);
+    shoal_plan_fini(&plan);
+}
+
+static void plan_of_owners_shared_has_one_reduce(void **state)
+{
+    const uint8_t all[] = {1, 1, 1};
+    const struct shoal_view view = {.size = 3, .shared_input = all, .shared_output = all};
+    struct shoal_plan plan;
+
+    (void)state;
+    build(&plan, shoal_allreduce_owners_build, &view, 2, 0);
+    assert_string_equal(print(&plan), "  0  reduce  in[0] 2/3 + in[1] 2/3 + in[2] 2/3 -> out[0] 2/3, out[1] 2/3, out[2] 2/3\n"
+                                      "  1  signal  0\n"
+                                      "  2  signal  1\n"
+                                      "  3  wait    0 #1\n"
+                                      "  4  wait    1 #1\n");
+    assert_int_equal(plan.parts, 0);
+    shoal_plan_fini(&plan);
+}
+
+/* Three ranks on one host, one on another: the lone one carries all three slices, and sends its input as it is. */
+static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
+{
+    const uint16_t host[] = {0, 0, 0, 1};
+    const struct shoal_view view = {.size = 4, .host = host};
+    struct shoal_plan plan;
+
+    (void)state;
+    build(&plan, shoal_allreduce_mesh_build, &view, 3, 0);
+    assert_string_equal(print(&plan), "  0  wait    0 credit\n"
+                                      "  1  put     in[3] 0/6 -> win[0].2 0/6\n"
+                                      "  2  put     in[3] 2/6 -> win[1].2 2/6\n"
+                                      "  3  put     in[3] 4/6 -> win[2].2 4/6\n"
+                                      "  4  wait    0 #1\n"
+                                      "  5  reduce  win[3].2 1/6 + in[3] 1/6 -> out[3] 1/6\n"
+                                      "  6  put     out[3] 1/6 -> win[0].2 1/6\n"
+                                      "  7  wait    1 #1\n"
+                                      "  8  reduce  win[3].2 3/6 + in[3] 3/6 -> out[3] 3/6\n"
+                                      "  9  put     out[3] 3/6 -> win[1].2 3/6\n"
+                                      " 10  wait    2 #1\n"
+                                      " 11  reduce  win[3].2 5/6 + in[3] 5/6 -> out[3] 5/6\n"
+                                      " 12  put     out[3] 5/6 -> win[2].2 5/6\n"
+                                      " 13  wait    0 #2\n"
+                                      " 14  copy    win[3].2 0/6 -> out[3] 0/6\n"
+                                      " 15  wait    1 #2\n"
+                                      " 16  copy    win[3].2 2/6 -> out[3] 2/6\n"
+                                      " 17  wait    2 #2\n"
+                                      " 18  copy    win[3].2 4/6 -> out[3] 4/6\n"
+                                      " 19  signal  0\n"
+                                      " 20  signal  1\n"
+                                      " 21  signal  2\n");
+    shoal_plan_fini(&plan);
+}
+
+static void plan_too_large_sticks(void **state)
+{
+    struct shoal_plan plan;
+    uint16_t host[100];
+    const struct shoal_view view = {.size = 100, .host = host};
+
+    (void)state;
+    shoal_plan_init(&plan, 0, SHOAL_PLAN_RANKS_MAX + 1);
+    assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
+    shoal_plan_signal(&plan, 1);
+    shoal_plan_wait(&plan, 1);
+    shoal_plan_expect_credit(&plan, 1);
+    shoal_plan_copy(&plan, shoal_input(0, 0, 1), shoal_output(0, 0, 1));
+    assert_int_equal(plan.step_count, 0);
+    shoal_plan_fini(&plan);
+
+    for (int i = 0; i < 100; i++)
+        host[i] = (uint16_t)i;
+    build(&plan, shoal_allreduce_mesh_build, &view, 0, 0);
+    assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
+    assert_int_equal(plan.step_count, 0);
+    shoal_plan_fini(&plan);
+}
+
+static void plan_refuses_peers_and_parts_that_are_none(void **state)
+{
+    struct shoal_plan plan;
+
+    (void)state;
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_signal(&plan, 2);
+    assert_int_equal(plan.status, SHOAL_ERR_INTERNAL);
+    shoal_plan_fini(&plan);
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_expect_credit(&plan, -1);
+    assert_int_equal(plan.status, SHOAL_ERR_INTERNAL);
+    shoal_plan_fini(&plan);
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_copy(&plan, shoal_input(0, 0, 1), shoal_window(0, SHOAL_PLAN_PARTS_MAX, 0, 1));
+    assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
+    shoal_plan_fini(&plan);
+}
+
+static void plan_without_memory_says_so(void **state)
+{
+    const uint16_t host[] = {0, 0, 1, 1, 1};
+    const struct shoal_view view = {.size = 5, .host = host};
+    const shoal_plan_build_fn builders[] = {shoal_allreduce_owners_build, shoal_allreduce_mesh_build,
+                                            shoal_allgather_ring_build, shoal_broadcast_build, shoal_barrier_build};
+
+    (void)state;
+    for (size_t b = 0; b < SHOAL_COUNT_OF(builders); b++) {
+        enum shoal_status status = SHOAL_ERR_MEMORY;
+        long limit = 0;
+        const long live = alloc_live;
+
+        for (; status != SHOAL_OK; limit++) {
+            struct shoal_plan plan;
+            alloc_left = limit;
+            build(&plan, builders[b], &view, 1, 1);
+            alloc_left = LONG_MAX;
+            status = plan.status;
+            assert_true(status == SHOAL_OK || status == SHOAL_ERR_MEMORY);
+            shoal_plan_fini(&plan);
+            assert_int_equal(alloc_live, live);
+            assert_true(limit < 1000);
+        }
+        assert_true(limit > 2); /* there were allocations to fail */
+    }
+}
+
+/* The blocks follow each other without gap or overlap, all begin at multiples of grain, all but the last are equally long. */
+static void check_spans(size_t count, size_t grain, unsigned of)
+{
+    size_t at = 0, first_length = 0;
+    for (unsigned i = 0; i < of; i++) {
+        size_t length;
+        const size_t begin = shoal_block_span(count, grain, i, of, &length);
+
+        assert_int_equal(begin, at);
+        assert_true(begin % grain == 0 || begin == count);
+        if (i == 0)
+            first_length = length;
+        assert_true(length <= first_length);
+        assert_true(length == first_length || begin + length == count);
+        at += length;
+    }
+    assert_int_equal(at, count);
+}
+
+static void plan_spans_cover_the_piece(void **state)
+{
+    const size_t counts[] = {0, 1, 2, 31, 32, 33, 127, 1000, 65537, (size_t)5 << 32};
+    const size_t grains[] = {1, 2, 32, 64};
+
+    (void)state;
+    for (size_t c = 0; c < SHOAL_COUNT_OF(counts); c++) {
+        for (size_t g = 0; g < SHOAL_COUNT_OF(grains); g++) {
+            for (unsigned of = 1; of < 70; of++)
+                check_spans(counts[c], grains[g], of);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan_prints_each_kind_of_step),
+        cmocka_unit_test(plan_step_text_is_cut_with_dots),
+        cmocka_unit_test(plan_of_owners_staged_reads_as_expected),
+        cmocka_unit_test(plan_of_owners_shared_has_one_reduce),
+        cmocka_unit_test(plan_of_mesh_lone_rank_carries_all_slices),
+        cmocka_unit_test(plan_too_large_sticks),
+        cmocka_unit_test(plan_refuses_peers_and_parts_that_are_none),
+        cmocka_unit_test(plan_without_memory_says_so),
+        cmocka_unit_test(plan_spans_cover_the_piece),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}

@@ -1,0 +1,830 @@
+/* The checker accepts every builder, and finds every fault that is planted into a right plan. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "alloc_limit.h"
+#include "collective/collective.h"
+#include "plan/plan_check.h"
+
+#define RANKS_MAX 64
+
+struct algorithm {
+    const char *name;
+    shoal_plan_build_fn build;
+    enum shoal_promise promise;
+    bool has_root;
+    bool crosses_hosts;
+};
+
+static const struct algorithm owners = {"owners", shoal_allreduce_owners_build, SHOAL_PROMISE_ALLREDUCE, false, false};
+static const struct algorithm mesh = {"mesh", shoal_allreduce_mesh_build, SHOAL_PROMISE_ALLREDUCE, false, true};
+static const struct algorithm ring = {"ring", shoal_allgather_ring_build, SHOAL_PROMISE_ALLGATHER, false, true};
+static const struct algorithm broadcast = {"broadcast", shoal_broadcast_build, SHOAL_PROMISE_BROADCAST, true, false};
+static const struct algorithm barrier = {"barrier", shoal_barrier_build, SHOAL_PROMISE_BARRIER, false, true};
+static const struct algorithm *const algorithms[] = {&owners, &mesh, &ring, &broadcast, &barrier};
+
+/* Not an algorithm: a barrier in which every rank reads the windows of all that it reaches, as any plan may. What runs after it
+ * in the slot must wait for the credits. They are given upwards (root 0) or downwards, so that none can stand in for
+ * another. */
+static void build_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    for (int i = 0; i < view->size; i++) {
+        if (i != rank && shoal_view_reaches(view, rank, i))
+            shoal_plan_wait_credit(plan, i);
+    }
+    shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_window(rank, SHOAL_PART_OWN, 0, 1));
+    shoal_barrier_build(plan, view, rank, 0);
+    for (int n = 1; n < view->size; n++) {
+        const int i = (rank + (root == 0 ? n : view->size - n)) % view->size;
+        if (!shoal_view_reaches(view, rank, i))
+            continue;
+        shoal_plan_copy(plan, shoal_window(i, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
+        shoal_plan_signal(plan, i);
+        shoal_plan_expect_credit(plan, i);
+    }
+}
+
+static const struct algorithm readers = {"readers", build_readers, SHOAL_PROMISE_BARRIER, false, true};
+
+/* ---- A group of ranks and its plans -------------------------------------------------------------------------------------- */
+
+struct group {
+    const struct algorithm *algorithm;
+    struct shoal_view view;
+    struct shoal_plan_question question;
+    struct shoal_plan plans[RANKS_MAX];
+    uint16_t host[RANKS_MAX];
+    uint8_t shared_input[RANKS_MAX];
+    uint8_t shared_output[RANKS_MAX];
+};
+
+enum sharing { SHARE_NONE, SHARE_ALL, SHARE_INPUTS, SHARE_OUTPUTS, SHARE_RANDOM, SHARE_RANDOM_TOO, SHARE_END };
+
+static uint32_t random_state = 1;
+
+static unsigned draw(unsigned below)
+{
+    random_state = random_state * 1664525u + 1013904223u;
+    return (random_state >> 8) % below;
+}
+
+static void choose_sharing(struct group *group, enum sharing sharing)
+{
+    for (int i = 0; i < group->view.size; i++) {
+        group->shared_input[i] = sharing == SHARE_ALL || sharing == SHARE_INPUTS;
+        group->shared_output[i] = sharing == SHARE_ALL || sharing == SHARE_OUTPUTS;
+        if (sharing >= SHARE_RANDOM) {
+            group->shared_input[i] = (uint8_t)draw(2);
+            group->shared_output[i] = (uint8_t)draw(2);
+        }
+    }
+}
+
+/* host may be NULL: all on one. Where operands are in place, inputs are shared as outputs are. */
+static void group_init(struct group *group, const struct algorithm *algorithm, int size, const uint16_t *host, int root,
+                       enum sharing sharing, bool in_place)
+{
+    assert_true(size <= RANKS_MAX);
+    group->algorithm = algorithm;
+    group->view = (struct shoal_view){size, NULL, group->shared_input, group->shared_output};
+    if (host) {
+        memcpy(group->host, host, (size_t)size * sizeof *host);
+        group->view.host = group->host;
+    }
+    choose_sharing(group, sharing);
+    if (in_place)
+        memcpy(group->shared_input, group->shared_output, sizeof group->shared_input);
+    for (int rank = 0; rank < size; rank++) {
+        shoal_plan_init(&group->plans[rank], rank, size);
+        algorithm->build(&group->plans[rank], &group->view, rank, root);
+        assert_int_equal(group->plans[rank].status, SHOAL_OK);
+        assert_int_equal(group->plans[rank].parts, group->plans[0].parts);
+    }
+    group->question = (struct shoal_plan_question){algorithm->promise, group->plans, &group->view, root, in_place, 60, NULL};
+}
+
+static void group_fini(struct group *group)
+{
+    for (int rank = 0; rank < group->view.size; rank++)
+        shoal_plan_fini(&group->plans[rank]);
+}
+
+static void describe(const struct group *group, char *text, size_t bytes)
+{
+    size_t used =
+        (size_t)snprintf(text, bytes, "%s, %d ranks (host, input and output shared:", group->algorithm->name, group->view.size);
+    for (int i = 0; i < group->view.size && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, " %d%d%d", group->view.host ? group->host[i] : 0,
+                                 group->shared_input[i], group->shared_output[i]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, "), root %d, %s, %u units", group->question.root,
+                 group->question.in_place ? "in place" : "out of place", group->question.units);
+}
+
+static void expect_right(const struct group *group)
+{
+    char text[1024], what[512];
+    if (shoal_plan_check(&group->question, text, sizeof text) == SHOAL_OK)
+        return;
+    describe(group, what, sizeof what);
+    fail_msg("%s: %s", what, text);
+}
+
+/* ---- Every builder is right ---------------------------------------------------------------------------------------------- */
+
+static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 32, 64};
+
+static void check_units(struct group *group)
+{
+    const unsigned size = (unsigned)group->view.size;
+    const unsigned units[] = {1, 2, size - 1, size, size + 1, 3 * size + 1, 13, 127};
+    const unsigned gathered[] = {1, 2, 3, 5};
+    const bool gathers = group->algorithm->promise == SHOAL_PROMISE_ALLGATHER;
+
+    for (size_t i = 0; i < (gathers ? SHOAL_COUNT_OF(gathered) : SHOAL_COUNT_OF(units)); i++) {
+        group->question.units = gathers ? gathered[i] : units[i];
+        expect_right(group);
+    }
+}
+
+static void check_sharings(const struct algorithm *algorithm, int size, const uint16_t *host, int root)
+{
+    for (int i = 0; i < 2 * SHARE_END; i++) {
+        static struct group group;
+        const bool in_place = i >= SHARE_END;
+
+        group_init(&group, algorithm, size, host, root, (enum sharing)(i % SHARE_END), in_place);
+        check_units(&group);
+        group_fini(&group);
+    }
+}
+
+static void check_all_sizes(const struct algorithm *algorithm)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)
+        check_sharings(algorithm, sizes[i], NULL, 0);
+}
+
+static void plan_check_accepts_owners(void **state)
+{
+    (void)state;
+    check_all_sizes(&owners);
+}
+
+static void plan_check_accepts_ring(void **state)
+{
+    (void)state;
+    check_all_sizes(&ring);
+}
+
+static void plan_check_accepts_barrier(void **state)
+{
+    (void)state;
+    check_all_sizes(&barrier);
+}
+
+static void plan_check_accepts_broadcast_from_each_root(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++) {
+        const int step = sizes[i] < 6 ? 1 : (sizes[i] - 1) / 2;
+        for (int root = 0; root < sizes[i]; root += step)
+            check_sharings(&broadcast, sizes[i], NULL, root);
+    }
+}
+
+/* A layout is written as one letter per rank; equal letters are one host. */
+static int parse_hosts(const char *layout, uint16_t host[RANKS_MAX])
+{
+    const int size = (int)strlen(layout);
+    for (int i = 0; i < size; i++)
+        host[i] = (uint16_t)(layout[i] - 'a');
+    return size;
+}
+
+static const char *const layouts[] = {"a",
+                                      "ab",
+                                      "aaab",
+                                      "abbb",
+                                      "aabb",
+                                      "abab",
+                                      "aaaabb",
+                                      "aabc",
+                                      "abcc",
+                                      "aaabb",
+                                      "bbaaa",
+                                      "zzkazk",
+                                      "abcd",
+                                      "aaaabbbcc",
+                                      "abcabcab",
+                                      "aaaaaaab",
+                                      "abbbbbbbb",
+                                      "aabbccddee",
+                                      "aaaabbbbccccdddd",
+                                      "abcdefghijklmnopq",
+                                      "aaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbb",
+                                      "aaaaaaaabbbbbbbbccccccccddddddddeeeeeeeeffffffffgggggggghhhhhhhh"};
+
+static void plan_check_accepts_mesh_on_uneven_hosts(void **state)
+{
+    uint16_t host[RANKS_MAX];
+
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(layouts); i++) {
+        const int size = parse_hosts(layouts[i], host);
+        check_sharings(&mesh, size, host, 0);
+    }
+    for (int size = 1; size <= 17; size++) {
+        check_sharings(&mesh, size, NULL, 0);
+        for (int i = 0; i < size; i++)
+            host[i] = (uint16_t)draw(4);
+        check_sharings(&mesh, size, host, 0);
+    }
+}
+
+static void plan_check_accepts_ring_and_barrier_on_hosts(void **state)
+{
+    uint16_t host[RANKS_MAX];
+
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(layouts); i++) {
+        const int size = parse_hosts(layouts[i], host);
+        check_sharings(&ring, size, host, 0);
+        check_sharings(&barrier, size, host, 0);
+    }
+}
+
+/* ---- Different operations in one slot ------------------------------------------------------------------------------------ */
+
+static void init_any(struct group *group, int size, const uint16_t *host)
+{
+    const struct algorithm *algorithm = algorithms[draw(SHOAL_COUNT_OF(algorithms))];
+    while (host && !algorithm->crosses_hosts)
+        algorithm = algorithms[draw(SHOAL_COUNT_OF(algorithms))];
+    const int root = algorithm->has_root ? (int)draw((unsigned)size) : 0;
+    group_init(group, algorithm, size, host, root, (enum sharing)draw(SHARE_END), draw(2) == 0);
+    group->question.units = 1 + draw(40);
+}
+
+static void check_pair(struct group *first, struct group *second)
+{
+    char text[1024], what[512], then[512];
+
+    first->question.next = &second->question;
+    if (shoal_plan_check(&first->question, text, sizeof text) == SHOAL_OK)
+        return;
+    describe(first, what, sizeof what);
+    describe(second, then, sizeof then);
+    fail_msg("%s, then %s: %s", what, then, text);
+}
+
+static void plan_check_accepts_any_sequence(void **state)
+{
+    static struct group first, second;
+    uint16_t host[RANKS_MAX];
+
+    (void)state;
+    for (int i = 0; i < 1500; i++) {
+        const int size = 1 + (int)draw(7);
+        const bool on_hosts = i % 2 == 1;
+        for (int rank = 0; rank < size; rank++)
+            host[rank] = (uint16_t)draw(3);
+        init_any(&first, size, on_hosts ? host : NULL);
+        init_any(&second, size, on_hosts ? host : NULL);
+        check_pair(&first, &second);
+        group_fini(&first);
+        group_init(&first, &readers, size, on_hosts ? host : NULL, i % 4 / 2, SHARE_NONE, false);
+        check_pair(&first, &second);
+        group_fini(&first);
+        group_fini(&second);
+    }
+}
+
+/* ---- Planted faults ------------------------------------------------------------------------------------------------------ */
+
+static void remove_step(struct shoal_plan *plan, uint32_t step)
+{
+    plan->step_count--;
+    memmove(plan->steps + step, plan->steps + step + 1, (plan->step_count - step) * sizeof *plan->steps);
+}
+
+static bool is_wrong(struct shoal_plan_question first, const struct shoal_plan_question *then, char *text, size_t bytes)
+{
+    first.next = then;
+    return shoal_plan_check(&first, text, bytes) != SHOAL_OK;
+}
+
+/* Whether the operation is found to be wrong when it runs twice, with pieces of one length or of two: then blocks overlap
+ * others. */
+static bool is_found_alone(const struct group *group, char *text, size_t bytes)
+{
+    static const unsigned lengths[] = {60, 120, 24, 17, 30, 36, 44, 48, 54, 72, 80, 90, 100};
+
+    for (size_t i = 0; i < SHOAL_COUNT_OF(lengths); i++) {
+        struct shoal_plan_question then = group->question;
+        then.units = lengths[i];
+        if (is_wrong(group->question, &then, text, bytes))
+            return true;
+    }
+    return false;
+}
+
+/* The same after or before an operation of another kind in the slot. */
+static bool is_found_beside(const struct group *group, const struct algorithm *algorithm, int root, char *text, size_t bytes)
+{
+    static struct group other;
+
+    group_init(&other, algorithm, group->view.size, group->view.host, root, SHARE_NONE, false);
+    const bool found =
+        is_wrong(other.question, &group->question, text, bytes) || is_wrong(group->question, &other.question, text, bytes);
+    group_fini(&other);
+    return found;
+}
+
+static bool is_found(const struct group *group, char *text, size_t bytes)
+{
+    bool found = is_found_alone(group, text, bytes);
+
+    for (int root = 0; root < 2 && !found; root++)
+        found = is_found_beside(group, &readers, root, text, bytes);
+    for (int root = 0; root < group->view.size && !found && !group->view.host; root++)
+        found = is_found_beside(group, &broadcast, root, text, bytes);
+    return found;
+}
+
+struct planting {
+    const char *name;
+    bool (*plant)(struct group *group, int rank, uint32_t step);
+    const char *kinds; /* the fault must be of one of these */
+};
+
+static void expect_found(const struct planting *planting, const struct group *group, int rank, uint32_t step)
+{
+    char text[1024], kind[16] = "", what[512];
+
+    describe(group, what, sizeof what);
+    if (!is_found(group, text, sizeof text))
+        fail_msg("%s: %s of step %u of rank %d is not found", what, planting->name, step, rank);
+    sscanf(text, "%15[a-z]", kind);
+    if (!strstr(planting->kinds, kind))
+        fail_msg("%s: %s of step %u of rank %d is found as: %s", what, planting->name, step, rank, text);
+}
+
+static struct shoal_step *step_at(const struct group *group, int rank, uint32_t step)
+{
+    return &group->plans[rank].steps[step];
+}
+
+/* A mesh carrier that must know that all neighbours are done waits for the second signal of those that copy. They give it when
+ * they have the first signal of all: where nothing but waits stands between, the own wait for those first signals says no more.
+ */
+static bool is_redundant_wait(const struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_plan *plan = &group->plans[rank];
+
+    if (group->algorithm != &mesh || !shoal_view_reaches(&group->view, rank, plan->steps[step].peer))
+        return false;
+    for (uint32_t i = step + 1; i < plan->step_count && plan->steps[i].kind == SHOAL_STEP_WAIT; i++) {
+        const uint16_t peer = plan->steps[i].peer;
+        if (shoal_view_reaches(&group->view, rank, peer) && !group->shared_output[peer] &&
+            plan->steps[i].value == plan->signals_in[peer])
+            return true;
+    }
+    return false;
+}
+
+/* The signal still comes, and counts; only nobody waits. */
+static bool plant_no_wait(struct group *group, int rank, uint32_t step)
+{
+    if (step_at(group, rank, step)->kind != SHOAL_STEP_WAIT || is_redundant_wait(group, rank, step))
+        return false;
+    remove_step(&group->plans[rank], step);
+    return true;
+}
+
+static bool plant_no_signal(struct group *group, int rank, uint32_t step)
+{
+    if (step_at(group, rank, step)->kind != SHOAL_STEP_SIGNAL)
+        return false;
+    remove_step(&group->plans[rank], step);
+    return true;
+}
+
+/* A signal that nobody waits for and nobody announced any more: a credit that is not given. */
+static bool plant_no_credit(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *signal = step_at(group, rank, step);
+    const struct shoal_plan *mine = &group->plans[rank];
+    struct shoal_plan *theirs = &group->plans[signal->peer];
+    uint32_t waits = 0;
+
+    if (signal->kind != SHOAL_STEP_SIGNAL)
+        return false;
+    for (uint32_t i = 0; i < theirs->step_count; i++)
+        waits += theirs->steps[i].kind == SHOAL_STEP_WAIT && theirs->steps[i].value > 0 && theirs->steps[i].peer == rank;
+    for (uint32_t i = step + 1; i < mine->step_count; i++) {
+        if (mine->steps[i].kind == SHOAL_STEP_SIGNAL && mine->steps[i].peer == signal->peer)
+            return false;
+    }
+    if (waits == theirs->signals_in[rank])
+        return false;
+    theirs->signals_in[rank]--;
+    remove_step(&group->plans[rank], step);
+    return true;
+}
+
+static bool plant_signal_too_many(struct group *group, int rank, uint32_t step)
+{
+    if (step_at(group, rank, step)->kind != SHOAL_STEP_SIGNAL)
+        return false;
+    shoal_plan_signal(&group->plans[rank], step_at(group, rank, step)->peer);
+    return true;
+}
+
+static bool plant_credit_too_many(struct group *group, int rank, uint32_t step)
+{
+    if (step_at(group, rank, step)->kind != SHOAL_STEP_WAIT)
+        return false;
+    shoal_plan_expect_credit(&group->plans[rank], step_at(group, rank, step)->peer);
+    return true;
+}
+
+/* The first source stands in for the last one too. */
+static bool plant_contribution_twice(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *reduce = step_at(group, rank, step);
+    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
+
+    if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
+        return false;
+    blocks[reduce->source_count - 1] = blocks[0];
+    return true;
+}
+
+static bool plant_no_contribution(struct group *group, int rank, uint32_t step)
+{
+    struct shoal_step *reduce = step_at(group, rank, step);
+    struct shoal_block *blocks = group->plans[rank].blocks + reduce->first_block;
+
+    if (reduce->kind != SHOAL_STEP_REDUCE || reduce->source_count < 2)
+        return false;
+    reduce->source_count--;
+    memmove(blocks + reduce->source_count, blocks + reduce->source_count + 1, reduce->dest_count * sizeof *blocks);
+    return true;
+}
+
+/* The first source is taken from a rank on another host. */
+static bool plant_no_reach(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *reduce = step_at(group, rank, step);
+    struct shoal_block *block = group->plans[rank].blocks + reduce->first_block;
+
+    if (reduce->kind != SHOAL_STEP_REDUCE || !group->view.host)
+        return false;
+    for (int i = 0; i < group->view.size; i++) {
+        if (shoal_view_reaches(&group->view, rank, i))
+            continue;
+        block->rank = (uint16_t)i;
+        return true;
+    }
+    return false;
+}
+
+static bool plant_wrong_block(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *move = step_at(group, rank, step);
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block;
+
+    if (move->kind > SHOAL_STEP_PUT || block->of < 2)
+        return false;
+    block->index = (uint16_t)((block->index + 1) % block->of);
+    return true;
+}
+
+static bool plant_no_such_block(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *move = step_at(group, rank, step);
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+
+    if (move->kind > SHOAL_STEP_PUT)
+        return false;
+    block->index = block->of;
+    return true;
+}
+
+static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
+{
+    const struct shoal_step *move = step_at(group, rank, step);
+    struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
+
+    if (move->kind > SHOAL_STEP_PUT || block->operand != SHOAL_OPERAND_WINDOW)
+        return false;
+    block->part = (uint8_t)group->plans[0].parts;
+    return true;
+}
+
+/* Plants the fault into each step that takes it, one at a time. Returns how many there were. */
+static int plant_everywhere(const struct planting *planting, const struct algorithm *algorithm, int size, const uint16_t *host,
+                            enum sharing sharing, bool in_place)
+{
+    static struct group group;
+    int planted = 0;
+
+    for (int rank = 0; rank < size; rank++) {
+        for (uint32_t step = 0;; step++) {
+            const uint32_t seed = random_state;
+            group_init(&group, algorithm, size, host, 0, sharing, in_place);
+            random_state = seed; /* the same plans until all their steps are done */
+            const bool ends = step >= group.plans[rank].step_count;
+            if (!ends && planting->plant(&group, rank, step)) {
+                planted++;
+                expect_found(planting, &group, rank, step);
+            }
+            group_fini(&group);
+            if (ends)
+                break;
+        }
+    }
+    draw(2);
+    return planted;
+}
+
+/* On one host with 2, 3 and 4 ranks, and where there is more than one host. */
+static int plant_in_all(const struct planting *planting, const struct algorithm *algorithm)
+{
+    static const char *const hosts[] = {"ab", "aab", "aaab", "abbb", "aabb", "aabc", "aaabb"};
+    uint16_t host[RANKS_MAX];
+    int planted = 0;
+
+    for (int i = 0; i < 2 * SHARE_END; i++) {
+        const enum sharing sharing = (enum sharing)(i % SHARE_END);
+        for (int size = 2; size <= 4; size++)
+            planted += plant_everywhere(planting, algorithm, size, NULL, sharing, i >= SHARE_END);
+        for (size_t h = 0; h < SHOAL_COUNT_OF(hosts) && algorithm->crosses_hosts; h++) {
+            const int size = parse_hosts(hosts[h], host);
+            planted += plant_everywhere(planting, algorithm, size, host, sharing, i >= SHARE_END);
+        }
+    }
+    return planted;
+}
+
+static void plant_in_every_algorithm(const struct planting *planting)
+{
+    int planted = 0;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(algorithms); i++)
+        planted += plant_in_all(planting, algorithms[i]);
+    assert_true(planted > 100);
+}
+
+static void plan_check_finds_wait_left_out(void **state)
+{
+    static const struct planting planting = {"leaving out the wait", plant_no_wait, "race empty end result"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_signal_left_out(void **state)
+{
+    static const struct planting planting = {"leaving out the signal", plant_no_signal, "counter"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_credit_not_given(void **state)
+{
+    static const struct planting planting = {"not giving the credit", plant_no_credit, "race"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_unmatched_signals(void **state)
+{
+    static const struct planting signal = {"one more signal like that", plant_signal_too_many, "counter"};
+    static const struct planting credit = {"one more credit expected from the peer", plant_credit_too_many, "counter"};
+    (void)state;
+    plant_in_every_algorithm(&signal);
+    plant_in_every_algorithm(&credit);
+}
+
+static void plan_check_finds_contribution_taken_twice(void **state)
+{
+    static const struct planting planting = {"taking a contribution twice", plant_contribution_twice, "result"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_contribution_left_out(void **state)
+{
+    static const struct planting planting = {"leaving out a contribution", plant_no_contribution, "result"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_missing_reach(void **state)
+{
+    static const struct planting planting = {"reaching for another host", plant_no_reach, "reach"};
+    (void)state;
+    plant_in_every_algorithm(&planting);
+}
+
+static void plan_check_finds_wrong_blocks(void **state)
+{
+    static const struct planting wrong = {"taking another block", plant_wrong_block, "race empty result form"};
+    static const struct planting none = {"naming a block that is none", plant_no_such_block, "range"};
+    static const struct planting part = {"naming a part that is none", plant_no_such_part, "range"};
+    (void)state;
+    plant_in_every_algorithm(&wrong);
+    plant_in_every_algorithm(&none);
+    plant_in_every_algorithm(&part);
+}
+
+/* ---- What the text says -------------------------------------------------------------------------------------------------- */
+
+static void expect_text(const struct group *group, const char *wanted)
+{
+    char text[1024];
+    assert_int_equal(shoal_plan_check(&group->question, text, sizeof text), SHOAL_ERR_INTERNAL);
+    assert_string_equal(text, wanted);
+}
+
+static void plan_check_text_names_both_parties_of_a_race(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &broadcast, 2, NULL, 0, SHARE_NONE, false);
+    remove_step(&group.plans[0], 0);
+    expect_text(&group, "race: rank 1, step 1 of operation 1 [copy    win[0].0 0/1 -> out[1] 0/1] reads win[0].0 0/1, which "
+                        "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> win[0].0 0/1] writes; nothing orders the two");
+    group_fini(&group);
+    group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
+    remove_step(&group.plans[0], 1);
+    expect_text(&group,
+                "race: rank 1, step 0 of operation 1 [copy    in[0] 0/1 -> out[1] 0/1] reads in[0] 0/1, which the caller "
+                "of rank 0, after its plan of operation 1 has ended, writes; nothing orders the two");
+    group_fini(&group);
+}
+
+static void plan_check_text_says_where_ranks_stand_in_a_deadlock(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &barrier, 2, NULL, 0, SHARE_NONE, false);
+    for (int rank = 0; rank < 2; rank++) {
+        const struct shoal_step first = group.plans[rank].steps[0];
+        group.plans[rank].steps[0] = group.plans[rank].steps[1];
+        group.plans[rank].steps[1] = first;
+    }
+    expect_text(&group,
+                "deadlock: no rank can go on; rank 0, step 0 of operation 1 [wait    1 #1]; rank 1, step 0 of operation 1 "
+                "[wait    0 #1]");
+    group_fini(&group);
+}
+
+static void plan_check_text_says_what_an_output_holds(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &owners, 3, NULL, 0, SHARE_ALL, false);
+    plant_contribution_twice(&group, 1, 0);
+    expect_text(&group, "result: rank 2, operation 1: element 20 of the output has rank 0's part 2 times, not 1");
+    group_fini(&group);
+}
+
+static void plan_check_text_names_what_is_not_reached(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &owners, 2, NULL, 0, SHARE_ALL, false);
+    group.shared_output[1] = 0;
+    expect_text(&group, "reach: rank 0, step 0 of operation 1 [reduce  in[0] 0/2 + in[1] 0/2 -> out[0] 0/2, out[1] 0/2], block "
+                        "out[1] 0/2: its rank does not share it");
+    group.shared_output[1] = 1;
+    group.host[0] = 0;
+    group.host[1] = 1;
+    group.view.host = group.host;
+    expect_text(&group, "reach: rank 0, step 0 of operation 1 [reduce  in[0] 0/2 + in[1] 0/2 -> out[0] 0/2, out[1] 0/2], block "
+                        "in[1] 0/2: it is on another host");
+    group_fini(&group);
+}
+
+static void plan_check_text_counts_signals(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &barrier, 2, NULL, 0, SHARE_NONE, false);
+    shoal_plan_signal(&group.plans[1], 0);
+    expect_text(&group, "counter: operation 1: rank 1 signals rank 0 2 times, which waits for #1 and expects 1 in all");
+    group_fini(&group);
+}
+
+/* Rank 1 writes to the window after rank 0 has, in good order; still, the next piece could not tell whose credit to wait for.
+ */
+static void plan_check_finds_window_with_two_writers(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &barrier, 2, NULL, 0, SHARE_NONE, false);
+    for (int rank = 0; rank < 2; rank++) {
+        shoal_plan_copy(&group.plans[rank], shoal_input(rank, 0, 1), shoal_window(0, 0, 0, 1));
+        if (rank == 0)
+            shoal_plan_signal(&group.plans[0], 1);
+    }
+    shoal_plan_wait(&group.plans[1], 0);
+    struct shoal_step *steps = group.plans[1].steps;
+    const struct shoal_step copy = steps[2];
+    steps[2] = steps[3];
+    steps[3] = copy;
+    expect_text(&group, "writers: rank 1, step 3 of operation 1 [copy    in[1] 0/1 -> win[0].0 0/1] writes win[0].0 0/1, where "
+                        "rank 0 has written before; a window block has one writer");
+    group_fini(&group);
+}
+
+static void plan_check_fits_any_text_buffer(void **state)
+{
+    static struct group group;
+    char text[1024];
+
+    (void)state;
+    group_init(&group, &barrier, 8, NULL, 0, SHARE_NONE, false);
+    for (int rank = 0; rank < 8; rank++)
+        memmove(group.plans[rank].steps, group.plans[rank].steps + 7, 7 * sizeof *group.plans[rank].steps);
+    for (int rank = 0; rank < 8; rank++) {
+        for (int i = 0; i < 7; i++)
+            group.plans[rank].steps[7 + i] =
+                (struct shoal_step){.kind = SHOAL_STEP_SIGNAL, .peer = group.plans[rank].steps[i].peer};
+    }
+    for (size_t bytes = 0; bytes < sizeof text; bytes++) {
+        memset(text, 'x', sizeof text);
+        assert_int_equal(shoal_plan_check(&group.question, text, bytes), SHOAL_ERR_INTERNAL);
+        assert_int_equal(text[bytes], 'x');
+        assert_true(bytes == 0 || memchr(text, 0, bytes));
+    }
+    group_fini(&group);
+}
+
+static void plan_check_without_memory_says_so(void **state)
+{
+    static struct group group;
+    enum shoal_status status = SHOAL_ERR_MEMORY;
+    const long live = alloc_live;
+    char text[256];
+
+    (void)state;
+    group_init(&group, &owners, 5, NULL, 0, SHARE_NONE, false);
+    const long live_with_plans = alloc_live;
+    int failed = 0;
+    for (long limit = 0; status != SHOAL_OK; limit++) {
+        alloc_left = limit;
+        status = shoal_plan_check(&group.question, text, sizeof text);
+        alloc_left = LONG_MAX;
+        assert_true(status == SHOAL_OK || status == SHOAL_ERR_MEMORY);
+        assert_int_equal(alloc_live, live_with_plans);
+        failed += status == SHOAL_ERR_MEMORY;
+        assert_true(limit < 1000);
+    }
+    assert_true(failed >= 10);
+    group_fini(&group);
+    assert_int_equal(alloc_live, live);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan_check_accepts_owners),
+        cmocka_unit_test(plan_check_accepts_ring),
+        cmocka_unit_test(plan_check_accepts_barrier),
+        cmocka_unit_test(plan_check_accepts_broadcast_from_each_root),
+        cmocka_unit_test(plan_check_accepts_mesh_on_uneven_hosts),
+        cmocka_unit_test(plan_check_accepts_ring_and_barrier_on_hosts),
+        cmocka_unit_test(plan_check_accepts_any_sequence),
+        cmocka_unit_test(plan_check_finds_wait_left_out),
+        cmocka_unit_test(plan_check_finds_signal_left_out),
+        cmocka_unit_test(plan_check_finds_credit_not_given),
+        cmocka_unit_test(plan_check_finds_unmatched_signals),
+        cmocka_unit_test(plan_check_finds_contribution_taken_twice),
+        cmocka_unit_test(plan_check_finds_contribution_left_out),
+        cmocka_unit_test(plan_check_finds_missing_reach),
+        cmocka_unit_test(plan_check_finds_wrong_blocks),
+        cmocka_unit_test(plan_check_text_names_both_parties_of_a_race),
+        cmocka_unit_test(plan_check_text_says_where_ranks_stand_in_a_deadlock),
+        cmocka_unit_test(plan_check_text_says_what_an_output_holds),
+        cmocka_unit_test(plan_check_text_names_what_is_not_reached),
+        cmocka_unit_test(plan_check_text_counts_signals),
+        cmocka_unit_test(plan_check_finds_window_with_two_writers),
+        cmocka_unit_test(plan_check_fits_any_text_buffer),
+        cmocka_unit_test(plan_check_without_memory_says_so),
+    };
+    return cmocka_run_group_tests_name("plan_check", tests, NULL, NULL);
+}

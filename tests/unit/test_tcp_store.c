@@ -1,0 +1,571 @@
+/* The own store: one server, clients of all kinds, good and bad. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "bootstrap/tcp_client.h"
+#include "bootstrap/tcp_server.h"
+
+#define SIZE 4
+#define LINES_BYTES 65536
+
+/* Every line logged, by the server and by all clients. */
+struct lines {
+    char text[LINES_BYTES];
+};
+
+static void keep_line(void *arg, int level, const char *line)
+{
+    struct lines *lines = arg;
+    const size_t used = strlen(lines->text);
+    (void)level;
+    snprintf(lines->text + used, sizeof lines->text - used, "%s\n", line);
+}
+
+struct fixture {
+    struct shoal_log server_log, client_log;
+    struct lines server_lines, client_lines;
+    struct shoal_address address;
+    struct shoal_tcp_identity identity;
+    struct shoal_tcp_server *server;
+    struct shoal_tcp_client clients[SIZE];
+};
+
+static void start(struct fixture *f)
+{
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    struct sockaddr_in *in = (struct sockaddr_in *)(void *)&f->address.socket;
+    in->sin_family = AF_INET;
+    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    f->address.bytes = sizeof *in;
+    assert_int_equal(bind(fd, (struct sockaddr *)in, sizeof *in), 0);
+    assert_int_equal(listen(fd, 512), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)in, &f->address.bytes), 0);
+    assert_int_equal(shoal_tcp_server_start(fd, &f->identity, &f->server_log, &f->server), SHOAL_OK);
+}
+
+static int set_up_identity(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct shoal_settings settings;
+    char error[256];
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&f->server_log, &settings, keep_line, &f->server_lines);
+    shoal_log_init(&f->client_log, &settings, keep_line, &f->client_lines);
+    f->identity.hello.protocol = SHOAL_TCP_PROTOCOL;
+    f->identity.hello.size = SIZE;
+    f->identity.hello.job = 77;
+    f->identity.hello.settings = 88;
+    f->identity.hello.process = (uint32_t)getpid();
+    strcpy(f->identity.hello.version, "1.2.3");
+    strcpy(f->identity.hello.host, "here");
+    for (int i = 0; i < SIZE; i++)
+        shoal_tcp_client_init(&f->clients[i], &f->client_log);
+    *state = f;
+    return 0;
+}
+
+static int set_up(void **state)
+{
+    set_up_identity(state);
+    start(*state);
+    return 0;
+}
+
+static int set_up_secret(void **state)
+{
+    set_up_identity(state);
+    struct fixture *f = *state;
+    f->identity.hello.has_secret = 1;
+    memset(f->identity.secret, 5, sizeof f->identity.secret);
+    start(f);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct fixture *f = *state;
+    for (int i = 0; i < SIZE; i++)
+        shoal_tcp_client_leave(&f->clients[i]);
+    const uint64_t before_ns = shoal_clock_ns();
+    shoal_tcp_server_stop(f->server);
+    const bool is_prompt = shoal_clock_ns() - before_ns < 3 * SHOAL_NS_PER_S;
+    for (int i = 0; i < SIZE; i++)
+        shoal_tcp_client_fini(&f->clients[i]);
+    shoal_log_fini(&f->server_log);
+    shoal_log_fini(&f->client_log);
+    free(f);
+    return is_prompt ? 0 : -1;
+}
+
+static enum shoal_tcp_join join_as(struct fixture *f, int slot, struct shoal_tcp_identity identity, char *reason)
+{
+    char unused[SHOAL_TCP_REASON_MAX];
+    const uint64_t deadline_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_S;
+    return shoal_tcp_client_join(&f->clients[slot], &f->address, &identity, deadline_ns, deadline_ns, reason ? reason : unused);
+}
+
+static enum shoal_tcp_join join_rank(struct fixture *f, int rank)
+{
+    struct shoal_tcp_identity identity = f->identity;
+    identity.hello.rank = (uint32_t)rank;
+    return join_as(f, rank, identity, NULL);
+}
+
+static int connect_raw(const struct fixture *f)
+{
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct timeval limit = {.tv_sec = 8};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&f->address.socket, f->address.bytes), 0);
+    return fd;
+}
+
+/* True when the server has ended the connection, whatever it sent before. */
+static bool is_ended(int fd)
+{
+    char bytes[512];
+    ssize_t got;
+    while ((got = recv(fd, bytes, sizeof bytes, 0)) > 0)
+        continue;
+    return got == 0 || errno == ECONNRESET;
+}
+
+static void expect_alive(struct fixture *f, int rank)
+{
+    char value[8] = "";
+    assert_int_equal(shoal_tcp_client_set(&f->clients[rank], "alive", "yes", 4), 0);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[rank], "alive", value, sizeof value, 0), 4);
+    assert_string_equal(value, "yes");
+}
+
+static void tcp_store_keeps_any_bytes_up_to_64_kib(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+    static unsigned char in[SHOAL_VALUE_BYTES_MAX], out[SHOAL_VALUE_BYTES_MAX];
+    for (size_t i = 0; i < sizeof in; i++)
+        in[i] = (unsigned char)(i * 7 >> 3);
+    const size_t sizes[] = {0, 1, 4, 4096, sizeof in};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++) {
+        memset(out, 1, sizeof out);
+        assert_int_equal(shoal_tcp_client_set(&f->clients[0], "k", in, sizes[i]), 0);
+        assert_int_equal(shoal_tcp_client_get(&f->clients[1], "k", out, sizeof out, 1000), sizes[i]);
+        assert_memory_equal(in, out, sizes[i]);
+    }
+    unsigned char few[4] = {9, 9, 9, 9};
+    assert_int_equal(shoal_tcp_client_get(&f->clients[1], "k", few, 2, 1000), sizeof in);
+    assert_memory_equal(few, ((unsigned char[]){in[0], in[1], 9, 9}), 4);
+}
+
+static void tcp_store_refuses_what_is_too_long(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    static char big[SHOAL_VALUE_BYTES_MAX + 1];
+    assert_int_not_equal(shoal_tcp_client_set(&f->clients[0], "k", big, sizeof big), 0);
+    assert_int_equal(f->clients[0].failure, SHOAL_ERR_ARGUMENT);
+    memset(big, 'k', 256);
+    big[256] = 0;
+    assert_int_not_equal(shoal_tcp_client_set(&f->clients[0], big, "", 0), 0);
+    big[255] = 0;
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], big, "", 0), 0);
+    expect_alive(f, 0);
+}
+
+struct waiter {
+    struct shoal_tcp_client *client;
+    long got;
+    char value[16];
+};
+
+static void *wait_for_key(void *arg)
+{
+    struct waiter *waiter = arg;
+    waiter->got = shoal_tcp_client_get(waiter->client, "late", waiter->value, sizeof waiter->value, 5000);
+    return NULL;
+}
+
+static void tcp_store_get_waits_for_the_key(void **state)
+{
+    struct fixture *f = *state;
+    struct waiter waiters[2] = {{.client = &f->clients[1]}, {.client = &f->clients[2]}};
+    pthread_t threads[2];
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(join_rank(f, i), SHOAL_TCP_JOIN_DONE);
+    for (int i = 0; i < 2; i++)
+        pthread_create(&threads[i], NULL, wait_for_key, &waiters[i]);
+    usleep(50000);
+    const uint64_t before_ns = shoal_clock_ns();
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "late", "here", 5), 0);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(waiters[i].got, 5);
+        assert_string_equal(waiters[i].value, "here");
+    }
+    assert_true(shoal_clock_ns() - before_ns < 2 * SHOAL_NS_PER_S);
+}
+
+static void tcp_store_get_ends_at_its_deadline(void **state)
+{
+    struct fixture *f = *state;
+    char value[4];
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    const uint64_t before_ns = shoal_clock_ns();
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 100), -1);
+    const uint64_t took_ms = (shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS;
+    assert_in_range(took_ms, 99, 3000);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 0), -1);
+    expect_alive(f, 0);
+}
+
+static void tcp_store_erase_takes_a_key_away(void **state)
+{
+    struct fixture *f = *state;
+    char value[4];
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "k", "abc", 3), 0);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "k", "de", 2), 0);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "k", value, sizeof value, 0), 2);
+    assert_int_equal(shoal_tcp_client_erase(&f->clients[0], "k"), 0);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "k", value, sizeof value, 0), -1);
+    assert_int_equal(shoal_tcp_client_erase(&f->clients[0], "k"), 0);
+}
+
+static void tcp_store_survives_garbage(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    const char web[] = "GET / HTTP/1.1\r\nHost: here\r\n\r\n";
+    unsigned seed = 1;
+    for (int i = 0; i < 20; i++) {
+        unsigned char bytes[300];
+        for (size_t b = 0; b < sizeof bytes; b++)
+            bytes[b] = (unsigned char)(rand_r(&seed) >> 4);
+        const int fd = connect_raw(f);
+        assert_true(send(fd, i == 0 ? web : (const char *)bytes, i == 0 ? sizeof web : sizeof bytes, MSG_NOSIGNAL) > 0);
+        assert_true(is_ended(fd));
+        close(fd);
+    }
+    expect_alive(f, 0);
+}
+
+static void send_head(int fd, enum shoal_tcp_kind kind, size_t key_bytes, size_t value_bytes)
+{
+    const struct shoal_tcp_head head = {.magic = SHOAL_TCP_MAGIC,
+                                        .kind = (uint8_t)kind,
+                                        .key_bytes = (uint16_t)key_bytes,
+                                        .value_bytes = (uint32_t)value_bytes};
+    assert_int_equal(send(fd, &head, sizeof head, MSG_NOSIGNAL), sizeof head);
+}
+
+static void tcp_store_ends_frames_out_of_turn_or_size(void **state)
+{
+    struct fixture *f = *state;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    const struct {
+        enum shoal_tcp_kind kind;
+        size_t key_bytes, value_bytes;
+    } heads[] = {{SHOAL_TCP_SET, 0, 0},   {SHOAL_TCP_BYE, 0, 0},     {SHOAL_TCP_HELLO, 0, SHOAL_TCP_HELLO_BYTES_MAX + 1},
+                 {SHOAL_TCP_HELLO, 0, 0}, {SHOAL_TCP_SET, 256, 0},   {SHOAL_TCP_SET, 3, UINT32_MAX},
+                 {SHOAL_TCP_PROOF, 0, 0}, {SHOAL_TCP_WELCOME, 0, 0}, {SHOAL_TCP_KIND_END, 0, 0}};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(heads); i++) {
+        const int fd = connect_raw(f);
+        send_head(fd, heads[i].kind, heads[i].key_bytes, heads[i].value_bytes);
+        assert_true(is_ended(fd));
+        close(fd);
+    }
+    send_head(f->clients[0].fd, SHOAL_TCP_SET, 3, SHOAL_VALUE_BYTES_MAX + 1); /* a member may not either */
+    char byte;
+    usleep(50000);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "k", &byte, 1, 0), -2);
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+    expect_alive(f, 1);
+}
+
+static void tcp_store_is_not_held_up_by_silent_connections(void **state)
+{
+    struct fixture *f = *state;
+    int fds[SHOAL_TCP_STRANGERS_MAX * 2];
+    for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
+        fds[i] = connect_raw(f);
+        if (i % 3 == 0)
+            send_head(fds[i], SHOAL_TCP_HELLO, 0, sizeof(struct shoal_tcp_hello)); /* and nothing after it */
+    }
+    const uint64_t before_ns = shoal_clock_ns();
+    for (int i = 0; i < SIZE; i++)
+        assert_int_equal(join_rank(f, i), SHOAL_TCP_JOIN_DONE);
+    expect_alive(f, 3);
+    assert_true(shoal_clock_ns() - before_ns < 2 * SHOAL_NS_PER_S);
+    assert_true(is_ended(fds[0])); /* the oldest had to make room */
+    for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
+        close(fds[i]);
+    expect_alive(f, 0);
+}
+
+static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
+{
+    struct fixture *f = *state;
+    const int fd = connect_raw(f);
+    const uint64_t before_ns = shoal_clock_ns();
+    assert_true(is_ended(fd));
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, SHOAL_TCP_HANDSHAKE_MS - 100,
+                    SHOAL_TCP_HANDSHAKE_MS + 2000);
+    close(fd);
+}
+
+static void expect_both_say(const struct fixture *f, const char *text)
+{
+    usleep(20000);
+    if (!strstr(f->client_lines.text, text))
+        fail_msg("the client did not say \"%s\" but:\n%s", text, f->client_lines.text);
+    if (!strstr(f->server_lines.text, text))
+        fail_msg("the server did not say \"%s\" but:\n%s", text, f->server_lines.text);
+}
+
+static void tcp_store_refuses_another_version(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_identity identity = f->identity;
+    identity.hello.rank = 2;
+    strcpy(identity.hello.version, "1.2.4");
+    assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    assert_int_equal(f->clients[2].failure, SHOAL_ERR_AUTH);
+    expect_both_say(f, "rank 2 (here:");
+    expect_both_say(f, "1.2.3");
+    expect_both_say(f, "1.2.4");
+    strcpy(identity.hello.version, "1.2.3");
+    identity.hello.protocol = 9;
+    assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    expect_both_say(f, "protocol 9");
+}
+
+static void tcp_store_refuses_other_settings(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_identity identity = f->identity;
+    identity.hello.settings = 0x99;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
+    expect_both_say(f, "0000000000000099");
+    expect_both_say(f, "0000000000000058");
+}
+
+static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_identity identity = f->identity;
+    identity.hello.size = 3;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    assert_int_equal(f->clients[0].failure, SHOAL_ERR_ARGUMENT);
+    expect_both_say(f, "there are 3 ranks, and rank 0 that there are 4");
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+    identity.hello.size = SIZE;
+    identity.hello.rank = 1;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    expect_both_say(f, "two processes say that they are this rank");
+    identity.hello.rank = SIZE;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    expect_both_say(f, "only ranks 0 to 3");
+    expect_alive(f, 1);
+}
+
+static void tcp_store_of_another_job_is_passed_by(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_identity identity = f->identity;
+    char reason[SHOAL_TCP_REASON_MAX];
+    identity.hello.job = 78;
+    assert_int_equal(join_as(f, 0, identity, reason), SHOAL_TCP_JOIN_ELSEWHERE);
+    assert_non_null(strstr(reason, "another Shoal job"));
+    assert_string_equal(f->client_lines.text, "");
+}
+
+static void tcp_store_wants_the_secret(void **state)
+{
+    struct fixture *f = *state;
+    if (!shoal_auth_is_available()) {
+        print_message("libsodium is not installed\n");
+        skip();
+    }
+    struct shoal_tcp_identity identity = f->identity;
+    identity.secret[7] ^= 1;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
+    expect_both_say(f, "its secret is not rank 0's");
+    identity.hello.has_secret = 0;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
+    expect_both_say(f, "rank 0 has a secret and it has none");
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    expect_alive(f, 0);
+}
+
+static void tcp_store_without_secret_refuses_one(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_identity identity = f->identity;
+    identity.hello.has_secret = 1;
+    assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
+    expect_both_say(f, "it has a secret and rank 0 has none");
+}
+
+struct challenge {
+    struct shoal_tcp_head head;
+    struct shoal_tcp_hello server;
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+};
+
+static int say_hello(const struct fixture *f, const struct shoal_tcp_hello *hello, struct challenge *challenge)
+{
+    const int fd = connect_raw(f);
+    send_head(fd, SHOAL_TCP_HELLO, 0, sizeof *hello);
+    assert_int_equal(send(fd, hello, sizeof *hello, MSG_NOSIGNAL), sizeof *hello);
+    assert_int_equal(recv(fd, challenge, sizeof *challenge, MSG_WAITALL), sizeof *challenge);
+    assert_int_equal(challenge->head.verdict, SHOAL_TCP_OK);
+    return fd;
+}
+
+static uint8_t send_proof(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
+{
+    struct shoal_tcp_head head;
+    send_head(fd, SHOAL_TCP_PROOF, 0, SHOAL_AUTH_MAC_BYTES);
+    assert_int_equal(send(fd, proof, SHOAL_AUTH_MAC_BYTES, MSG_NOSIGNAL), SHOAL_AUTH_MAC_BYTES);
+    assert_int_equal(recv(fd, &head, sizeof head, MSG_WAITALL), sizeof head);
+    return head.verdict;
+}
+
+static void tcp_store_refuses_a_recorded_proof(void **state)
+{
+    struct fixture *f = *state;
+    if (!shoal_auth_is_available()) {
+        print_message("libsodium is not installed\n");
+        skip();
+    }
+    struct challenge first, second;
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+    const int a = say_hello(f, &f->identity.hello, &first);
+    const int b = say_hello(f, &f->identity.hello, &second);
+    assert_memory_not_equal(first.server.nonce, second.server.nonce, sizeof first.server.nonce);
+    assert_true(shoal_tcp_proof_build(f->identity.secret, false, &f->identity.hello, &first.server, proof));
+    assert_int_equal(send_proof(b, proof), SHOAL_TCP_SECRET_WRONG);
+    const int c = say_hello(f, &f->identity.hello, &second);
+    assert_int_equal(send_proof(c, second.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
+    assert_int_equal(send_proof(a, proof), SHOAL_TCP_OK);
+    close(a);
+    close(b);
+    close(c);
+}
+
+static void tcp_store_tells_who_waits_that_a_rank_ended(void **state)
+{
+    struct fixture *f = *state;
+    struct waiter waiter = {.client = &f->clients[1]};
+    pthread_t thread;
+    char value[4];
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(join_rank(f, i), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[2], "kept", "abc", 3), 0);
+    pthread_create(&thread, NULL, wait_for_key, &waiter);
+    usleep(20000);
+    const uint64_t before_ns = shoal_clock_ns();
+    shoal_tcp_client_fini(&f->clients[2]); /* no bye */
+    shoal_tcp_client_init(&f->clients[2], &f->client_log);
+    pthread_join(thread, NULL);
+    assert_true(shoal_clock_ns() - before_ns < SHOAL_NS_PER_S);
+    assert_int_equal(waiter.got, -2);
+    assert_int_equal(f->clients[1].failure, SHOAL_ERR_PEER_LOST);
+    assert_non_null(strstr(f->client_lines.text, "rank 2 (here:"));
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "kept", value, sizeof value, 100), 3);
+}
+
+static void tcp_store_rank_that_left_waits_for_the_next_server(void **state)
+{
+    struct fixture *f = *state;
+    char value[4];
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+    shoal_tcp_client_leave(&f->clients[1]);
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_ELSEWHERE);
+    assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 20), -1); /* nobody was lost */
+}
+
+/* The status line of the server's thread: "voluntary_ctxt_switches:", "SigBlk:". */
+static bool read_thread_status(const char *name, char *value, size_t value_bytes)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    bool is_found = false;
+    for (struct dirent *task; (task = readdir(tasks)) && !is_found;) {
+        char path[300], line[200];
+        snprintf(path, sizeof path, "/proc/self/task/%.100s/status", task->d_name);
+        FILE *file = fopen(path, "r");
+        bool is_ours = false;
+        while (file && fgets(line, sizeof line, file)) {
+            is_ours = is_ours || strcmp(line, "Name:\tshoal-store\n") == 0;
+            if (is_ours && strncmp(line, name, strlen(name)) == 0) {
+                snprintf(value, value_bytes, "%.60s", line + strlen(name));
+                is_found = true;
+            }
+        }
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return is_found;
+}
+
+static void tcp_store_server_sleeps_when_idle_and_takes_no_signals(void **state)
+{
+    struct fixture *f = *state;
+    char before[64], after[64], blocked[64];
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    usleep(50000);
+    assert_true(read_thread_status("voluntary_ctxt_switches:", before, sizeof before));
+    usleep(300000);
+    assert_true(read_thread_status("voluntary_ctxt_switches:", after, sizeof after));
+    assert_string_equal(before, after);
+    assert_true(read_thread_status("SigBlk:", blocked, sizeof blocked));
+    const unsigned long long mask = strtoull(blocked, NULL, 16);
+    for (int signal = 1; signal < 32; signal++)
+        assert_true(signal == 9 || signal == 19 || (mask >> (signal - 1) & 1));
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define SECRET_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_secret, tear_down)
+    const struct CMUnitTest tests[] = {
+        CASE(tcp_store_keeps_any_bytes_up_to_64_kib),
+        CASE(tcp_store_refuses_what_is_too_long),
+        CASE(tcp_store_get_waits_for_the_key),
+        CASE(tcp_store_get_ends_at_its_deadline),
+        CASE(tcp_store_erase_takes_a_key_away),
+        CASE(tcp_store_survives_garbage),
+        CASE(tcp_store_ends_frames_out_of_turn_or_size),
+        CASE(tcp_store_is_not_held_up_by_silent_connections),
+        CASE(tcp_store_ends_a_handshake_that_takes_too_long),
+        CASE(tcp_store_refuses_another_version),
+        CASE(tcp_store_refuses_other_settings),
+        CASE(tcp_store_refuses_wrong_ranks_and_sizes),
+        CASE(tcp_store_of_another_job_is_passed_by),
+        SECRET_CASE(tcp_store_wants_the_secret),
+        CASE(tcp_store_without_secret_refuses_one),
+        SECRET_CASE(tcp_store_refuses_a_recorded_proof),
+        CASE(tcp_store_tells_who_waits_that_a_rank_ended),
+        CASE(tcp_store_rank_that_left_waits_for_the_next_server),
+        CASE(tcp_store_server_sleeps_when_idle_and_takes_no_signals),
+    };
+    return cmocka_run_group_tests_name("tcp_store", tests, NULL, NULL);
+}

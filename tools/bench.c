@@ -1,0 +1,229 @@
+#include "bench.h"
+
+#include "tool.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* How long the other workers get to end by themselves once one has failed. */
+enum { GRACE_S = 5, RANKS_USUAL = 2 };
+
+static const char help_text[] =
+    "shoal bench: how long a collective takes here.\n"
+    "\n"
+    "  shoal bench allreduce [-n 2] [--min 8] [--max 256M] [--factor 8] [options]\n"
+    "\n"
+    "Collectives: allreduce, broadcast, barrier. It starts -n local workers; under shoal run, torchrun, mpirun or srun\n"
+    "it uses the ranks it finds. Sizes take K, M, G (powers of 1024); the range is inclusive.\n"
+    "\n"
+    "  -n N                     workers to start (2)\n"
+    "  --min, --max SIZE        smallest and largest vector (8, 256M)\n"
+    "  --factor N               from one size to the next (8)\n"
+    "  --memory plain|shared    ordinary memory, or from shoal_mem_alloc, which other ranks map (plain)\n"
+    "  --in-place               the output is the input\n"
+    "  --inputs fresh|warm      rewrite the input before each operation, as a backward pass would, or leave it (fresh)\n"
+    "  --dtype f32|f64|bf16|i64 (f32)      --op sum|avg|max (sum)\n"
+    "  --check                  verify every element after each operation, untimed; count the wrong ones\n"
+    "  --probe memory           also time reading and writing each rank's own buffer once, all ranks at the same time:\n"
+    "                           the bound for an all-reduce in place on shared memory\n"
+    "  --format table|json      json: one object per line and size (table)\n"
+    "  --iterations N           instead of 500 below 64 KiB, 60 below 8 MiB, 12 above, fewer where one size takes over 4 s\n"
+    "  --offset BYTES           move both buffers by this much from the page they start on\n"
+    "  --gap SIZE               distance from input to output; 256M is hard for some processors\n"
+    "  --timeout S              an operation that takes longer fails (60)\n"
+    "  --late MS                the last rank sleeps this long first; time counts from its arrival to the last rank's end\n"
+    "\n"
+    "One measurement: every rank rewrites its input (untimed), all meet in a barrier, each times the operation, the\n"
+    "slowest rank's time counts. Three warm-ups, then the median (and 99th percentile) of the iterations.\n"
+    "  algbw = bytes / time, bytes being the whole vector; GB are 10^9 bytes\n"
+    "  busbw = algbw * 2 (n-1)/n for all-reduce, algbw for broadcast: what the memory or wire of one rank must carry\n"
+    "  cpu   = CPU time of all ranks together per operation\n"
+    "  exchange = one bare cache-line exchange between ranks 0 and 1, measured just before. Virtual cores sometimes share a\n"
+    "          cache (about 40 ns) and sometimes do not (about 190 ns): compare figures of one state only.\n"
+    "\n"
+    "Examples:\n"
+    "  shoal bench allreduce\n"
+    "  shoal bench allreduce --memory shared --in-place --probe memory --min 64M\n"
+    "  shoal bench allreduce -n 3 --min 12345676 --max 12345676 --offset 4 --check --format json\n"
+    "  mpirun -n 2 shoal bench broadcast --max 16M\n"
+    "\n"
+    "Exit code: 0; 1 when a worker failed or an element was wrong; 2 when the request makes no sense.\n";
+
+static bool is_launched(void)
+{
+    return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK");
+}
+
+/* ---- Environment of the workers ------------------------------------------------------------------------------------------ */
+
+static void number_export(const char *name, size_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%zu", value);
+    setenv(name, text, 1);
+}
+
+static bool secret_export(void)
+{
+    unsigned char bytes[16];
+    char text[2 * sizeof bytes + 1];
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+        return false;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    return setenv("SHOAL_SECRET", text, 0) == 0;
+}
+
+/* A port that is free now. Another program may take it before rank 0 does; the library then says so. 0: none. */
+static uint16_t port_find(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return 0;
+    const bool found =
+        !bind(fd, (struct sockaddr *)&address, sizeof address) && !getsockname(fd, (struct sockaddr *)&address, &length);
+    close(fd);
+    return found ? ntohs(address.sin_port) : 0;
+}
+
+static bool environment_export(size_t ranks)
+{
+    const uint16_t port = port_find();
+    if (!port || !secret_export())
+        return false;
+    number_export("WORLD_SIZE", ranks);
+    number_export("LOCAL_WORLD_SIZE", ranks);
+    number_export("MASTER_PORT", port);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    return true;
+}
+
+/* ---- Workers ------------------------------------------------------------------------------------------------------------- */
+
+struct crew {
+    size_t ranks;
+    pid_t pids[BENCH_RANKS_MAX]; /* 0: ended */
+    size_t alive;
+    int code;       /* the first failure's exit code */
+    double kill_at; /* when the rest are killed; 0: never */
+};
+
+/* Never returns: runs one rank. It ends with its parent, so that a killed bench leaves nobody behind. */
+__attribute__((noreturn)) static void worker_become(const struct bench_options *options, struct bench_area *area, size_t rank,
+                                                    pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(1);
+    number_export("RANK", rank);
+    number_export("LOCAL_RANK", rank);
+    exit(bench_worker_run(options, area));
+}
+
+static bool crew_start(struct crew *crew, const struct bench_options *options, struct bench_area *area)
+{
+    const pid_t parent = getpid();
+    fflush(NULL);
+    for (size_t rank = 0; rank < crew->ranks; rank++) {
+        const pid_t pid = fork();
+        if (pid == 0)
+            worker_become(options, area, rank, parent);
+        if (pid < 0)
+            return false;
+        crew->pids[rank] = pid;
+        crew->alive++;
+    }
+    return true;
+}
+
+static void crew_kill(const struct crew *crew)
+{
+    for (size_t rank = 0; rank < crew->ranks; rank++)
+        if (crew->pids[rank])
+            kill(crew->pids[rank], SIGKILL);
+}
+
+/* Notes how a worker ended; the first failure is told, its code kept, and the others' time runs. */
+static void crew_note(struct crew *crew, pid_t pid, int ended)
+{
+    size_t rank = 0;
+    while (rank < crew->ranks && crew->pids[rank] != pid)
+        rank++;
+    if (rank == crew->ranks)
+        return;
+    crew->pids[rank] = 0;
+    crew->alive--;
+    if (!ended || crew->code)
+        return;
+    crew->code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
+    crew->kill_at = bench_now() + GRACE_S;
+    if (WIFSIGNALED(ended))
+        fprintf(stderr, "shoal bench: rank %zu (process %d) was ended by signal %d, %s\n", rank, (int)pid, WTERMSIG(ended),
+                strsignal(WTERMSIG(ended)));
+}
+
+/* Sleeps in waitpid while all is well, so that the parent takes no time from the workers. */
+static void crew_wait(struct crew *crew)
+{
+    while (crew->alive) {
+        int ended;
+        const pid_t pid = waitpid(-1, &ended, crew->kill_at > 0 ? WNOHANG : 0);
+        if (pid > 0)
+            crew_note(crew, pid, ended);
+        else if (pid < 0 && errno != EINTR)
+            return;
+        else if (crew->kill_at > 0 && bench_now() > crew->kill_at)
+            crew_kill(crew);
+        if (pid == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+}
+
+static int crew_run(const struct bench_options *options, struct bench_area *area)
+{
+    struct crew crew = {.ranks = options->ranks ? (size_t)options->ranks : RANKS_USUAL};
+    if (!environment_export(crew.ranks)) {
+        fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
+        return 1;
+    }
+    if (!crew_start(&crew, options, area)) {
+        fprintf(stderr, "shoal bench: worker %zu could not be started: %s\n", crew.alive, strerror(errno));
+        crew.code = 1;
+        crew_kill(&crew);
+    }
+    crew_wait(&crew);
+    return crew.code;
+}
+
+int shoal_tool_bench(int argc, char **argv)
+{
+    struct bench_options options;
+    if (!bench_options_parse(argc, argv, &options))
+        return TOOL_EXIT_USAGE;
+    if (options.help) {
+        fputs(help_text, stdout);
+        return tool_output_finish("bench", 0);
+    }
+    if (is_launched())
+        return bench_worker_run(&options, NULL);
+    struct bench_area *area = bench_area_create();
+    if (!area) {
+        fprintf(stderr, "shoal bench: no memory: %s\n", strerror(errno));
+        return 1;
+    }
+    const int code = crew_run(&options, area);
+    bench_area_destroy(area);
+    return code;
+}

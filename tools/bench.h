@@ -1,0 +1,96 @@
+/* What the files of `shoal bench` share: the options, one line of results, and the page the local workers share for the bare
+ * cache-line exchange. It knows Shoal by its public header only. Everything here runs on the main thread of its process. */
+#ifndef SHOAL_TOOLS_BENCH_H
+#define SHOAL_TOOLS_BENCH_H
+
+#include <shoal/shoal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum bench_collective { BENCH_ALLREDUCE, BENCH_BROADCAST, BENCH_BARRIER, BENCH_PROBE };
+
+enum { BENCH_WARMUPS = 3, BENCH_ITERATIONS_MAX = 100000, BENCH_RANKS_MAX = 1024 };
+
+struct bench_options {
+    bool help;
+    int collective; /* enum bench_collective; -1: none given */
+    int ranks;      /* 0: not given */
+    size_t bytes_min, bytes_max;
+    int factor;
+    int shared; /* 0 plain, 1 shared */
+    bool in_place;
+    int warm; /* 0 fresh, 1 warm */
+    enum shoal_type type;
+    int op; /* enum shoal_op */
+    bool check;
+    int json;       /* 0 table, 1 json */
+    int probe;      /* 0 none, 1 memory */
+    int iterations; /* 0: chosen by size */
+    size_t offset_bytes, gap_bytes;
+    int timeout_s;
+    int late_ms; /* the last rank comes this much later, and time counts from its arrival; 0: off */
+};
+
+/* Reads the arguments after the command's name. When one makes no sense it prints one line on stderr and returns false. */
+bool bench_options_parse(int argc, char **argv, struct bench_options *options_out);
+
+/* "sum" and so on; "allreduce" and so on. Static storage. */
+const char *bench_op_name(int op);
+const char *bench_collective_name(int collective);
+
+/* One line of results; times are the slowest rank's. */
+struct bench_result {
+    enum bench_collective collective;
+    int ranks;
+    size_t bytes;
+    const char *algorithm;
+    size_t iterations;
+    double median_us, p99_us;
+    double exchange_ns; /* negative: not measured */
+    double cpu_us;      /* per operation, all ranks together */
+    uint64_t errors;    /* wrong elements, all ranks and iterations together */
+};
+
+double bench_algbw_gb_s(const struct bench_result *result);
+double bench_busbw_gb_s(const struct bench_result *result);
+
+/* For rank 0. probe: the line of the memory probe for the same size, or NULL. */
+void bench_header_print(const struct bench_options *options, int ranks, double exchange_ns);
+void bench_result_print(const struct bench_options *options, const struct bench_result *result,
+                        const struct bench_result *probe);
+
+/* "2 MiB"; text_out holds 24 bytes. Returns text_out. */
+char *bench_size_print(size_t bytes, char text_out[24]);
+
+/* Seconds on the monotonic clock. */
+double bench_now(void);
+
+/* The page shared by local workers; made before the fork. NULL when there is no memory. */
+struct bench_area;
+struct bench_area *bench_area_create(void);
+void bench_area_destroy(struct bench_area *area);
+
+/* Times a bare cache-line exchange between ranks 0 and 1 while the others sleep. All ranks call it; number counts the calls
+ * from 1. *ns_out is meant for rank 0. False when the others did not come within timeout_s. */
+bool bench_exchange_measure(struct bench_area *area, int rank, uint64_t number, double timeout_s, double *ns_out);
+
+/* Reads and writes bytes at memory once, with ordinary stores. */
+void bench_memory_touch(void *memory, size_t bytes);
+
+/* Fills count elements with rank % 8 + (k + turn) % 7: sums are exact in any order, and a stale result never looks right. */
+void bench_pattern_write(void *memory, size_t count, enum shoal_type type, int rank, uint64_t turn);
+
+/* What a collective makes of these inputs. Returns the number of wrong elements. */
+struct bench_expectation {
+    enum bench_collective collective;
+    enum shoal_type type;
+    int op, ranks;
+    uint64_t turn;
+};
+uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_expectation *expectation);
+
+/* Runs the whole measurement as one rank of the job its environment describes. area is NULL under a foreign launcher.
+ * Returns the exit code; has printed why when it is not 0. */
+int bench_worker_run(const struct bench_options *options, struct bench_area *area);
+
+#endif

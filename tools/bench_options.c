@@ -1,0 +1,196 @@
+#include "bench.h"
+
+#include "tool.h"
+
+#include <stddef.h>
+#include <string.h>
+
+static const char *const memories[] = {"plain", "shared", NULL};
+static const char *const inputs[] = {"fresh", "warm", NULL};
+static const char *const formats[] = {"table", "json", NULL};
+static const char *const probes[] = {"none", "memory", NULL};
+static const char *const ops[] = {"sum", "avg", "max", NULL};
+static const char *const collectives[] = {"allreduce", "broadcast", "barrier", NULL};
+
+enum { SECONDS_MAX = 86400, LATE_MS_MAX = 10000, FACTOR_MAX = 1 << 20 };
+#define SIZE_MOST (SIZE_MAX / 8)
+
+/* Each is an index into rows. */
+enum {
+    RANKS = 1,
+    MIN,
+    MAX,
+    FACTOR,
+    MEMORY,
+    IN_PLACE,
+    INPUTS,
+    DTYPE,
+    OP,
+    CHECK,
+    FORMAT,
+    PROBE,
+    ITERATIONS,
+    OFFSET,
+    GAP,
+    LATE,
+    TIMEOUT,
+    HELP
+};
+
+static const struct tool_option options_known[] = {
+    {"-n", RANKS, "N"},
+    {"--min", MIN, "SIZE"},
+    {"--max", MAX, "SIZE"},
+    {"--factor", FACTOR, "N"},
+    {"--memory", MEMORY, "plain|shared"},
+    {"--in-place", IN_PLACE, NULL},
+    {"--inputs", INPUTS, "fresh|warm"},
+    {"--dtype", DTYPE, "TYPE"},
+    {"--op", OP, "sum|avg|max"},
+    {"--check", CHECK, NULL},
+    {"--format", FORMAT, "table|json"},
+    {"--probe", PROBE, "memory"},
+    {"--iterations", ITERATIONS, "N"},
+    {"--offset", OFFSET, "SIZE"},
+    {"--gap", GAP, "SIZE"},
+    {"--late", LATE, "MS"},
+    {"--timeout", TIMEOUT, "SECONDS"},
+    {"--help", HELP, NULL},
+    {"-h", HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+/* Where the value of an option goes and what it may be. */
+struct row {
+    enum { FLAG, SIZE, NUMBER, WORD, TYPE } kind;
+    size_t offset;
+    const char *const *words;
+    int least, most;
+};
+
+#define TO(field) offsetof(struct bench_options, field)
+static const struct row rows[] = {
+    [RANKS] = {NUMBER, TO(ranks), NULL, 1, BENCH_RANKS_MAX},
+    [MIN] = {SIZE, TO(bytes_min), NULL, 0, 0},
+    [MAX] = {SIZE, TO(bytes_max), NULL, 0, 0},
+    [FACTOR] = {NUMBER, TO(factor), NULL, 2, FACTOR_MAX},
+    [MEMORY] = {WORD, TO(shared), memories, 0, 0},
+    [IN_PLACE] = {FLAG, TO(in_place), NULL, 0, 0},
+    [INPUTS] = {WORD, TO(warm), inputs, 0, 0},
+    [DTYPE] = {TYPE, TO(type), NULL, 0, 0},
+    [OP] = {WORD, TO(op), ops, 0, 0},
+    [CHECK] = {FLAG, TO(check), NULL, 0, 0},
+    [FORMAT] = {WORD, TO(json), formats, 0, 0},
+    [PROBE] = {WORD, TO(probe), probes, 0, 0},
+    [ITERATIONS] = {NUMBER, TO(iterations), NULL, 1, BENCH_ITERATIONS_MAX},
+    [OFFSET] = {SIZE, TO(offset_bytes), NULL, 0, 0},
+    [GAP] = {SIZE, TO(gap_bytes), NULL, 0, 0},
+    [LATE] = {NUMBER, TO(late_ms), NULL, 1, LATE_MS_MAX},
+    [TIMEOUT] = {NUMBER, TO(timeout_s), NULL, 1, SECONDS_MAX},
+    [HELP] = {FLAG, TO(help), NULL, 0, 0},
+};
+
+const char *bench_op_name(int op)
+{
+    return ops[op];
+}
+
+const char *bench_collective_name(int collective)
+{
+    return collective == BENCH_PROBE ? "probe" : collectives[collective];
+}
+
+static bool word_find(const char *const *words, const char *text, int *index_out)
+{
+    for (int i = 0; words[i]; i++) {
+        if (!strcmp(words[i], text)) {
+            *index_out = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool word_read(const struct tool_args *args, const char *const *words, int *index_out)
+{
+    char takes[64] = "one of ";
+    if (word_find(words, args->value, index_out))
+        return true;
+    for (int i = 0; words[i]; i++)
+        snprintf(takes + strlen(takes), sizeof takes - strlen(takes), "%s%s", i ? ", " : "", words[i]);
+    return tool_value_fail(args, takes);
+}
+
+static bool option_read(const struct tool_args *args, const struct row *row, struct bench_options *options)
+{
+    void *field = (char *)options + row->offset;
+    switch (row->kind) {
+    case FLAG:
+        return *(bool *)field = true;
+    case SIZE:
+        return tool_size_read(args, field);
+    case NUMBER:
+        return tool_number_read(args, row->least, row->most, field);
+    case WORD:
+        return word_read(args, row->words, field);
+    case TYPE:
+        return tool_type_read(args, field);
+    }
+    return false;
+}
+
+static bool collective_read(const char *text, struct bench_options *options)
+{
+    if (options->collective >= 0)
+        return !tool_usage_fail("bench", "one collective at a time: '%s' is one too many", text);
+    if (word_find(collectives, text, &options->collective))
+        return true;
+    return !tool_usage_fail("bench", "it measures allreduce, broadcast and barrier, not '%s'", text);
+}
+
+/* What no single option can tell. */
+static bool options_agree(const struct bench_options *options)
+{
+    const size_t element = shoal_type_bytes(options->type);
+    const char *type = tool_type_name(options->type);
+    if (options->collective < 0)
+        return !tool_usage_fail("bench", "say what to measure: allreduce, broadcast or barrier");
+    if (options->bytes_min < element)
+        return !tool_usage_fail("bench", "--min %zu is less than one %s", options->bytes_min, type);
+    if (options->bytes_max < options->bytes_min)
+        return !tool_usage_fail("bench", "--max %zu is less than --min %zu", options->bytes_max, options->bytes_min);
+    if (options->bytes_max > SIZE_MOST || options->gap_bytes > SIZE_MOST || options->offset_bytes > SIZE_MOST)
+        return !tool_usage_fail("bench", "no memory has more than %zu bytes", SIZE_MOST);
+    if (options->offset_bytes % element)
+        return !tool_usage_fail("bench", "--offset must be a multiple of %zu bytes, one %s", element, type);
+    if (options->gap_bytes && options->in_place)
+        return !tool_usage_fail("bench", "--gap lies between input and output: it makes no sense with --in-place");
+    if (options->gap_bytes && (options->gap_bytes < options->bytes_max || options->gap_bytes % element))
+        return !tool_usage_fail("bench", "--gap must hold --max %zu bytes, in whole elements", options->bytes_max);
+    if (options->check && options->warm)
+        return !tool_usage_fail("bench", "--check needs --inputs fresh, so that a stale result is seen");
+    return true;
+}
+
+/* Options and the collective may come in any order. */
+static bool arguments_read(struct tool_args *args, struct bench_options *options)
+{
+    while (args->at < args->argc && !options->help) {
+        const int id = tool_option_next(args, options_known);
+        if (id == TOOL_OPTION_BAD || (id > 0 && !option_read(args, &rows[id], options)))
+            return false;
+        if (id == TOOL_OPTION_END && args->at < args->argc && !collective_read(args->argv[args->at++], options))
+            return false;
+    }
+    return true;
+}
+
+bool bench_options_parse(int argc, char **argv, struct bench_options *options_out)
+{
+    struct tool_args args = {.command = "bench", .argc = argc, .argv = argv, .at = 1};
+    struct bench_options options = {.collective = -1, .bytes_min = 8, .bytes_max = 256u << 20, .factor = 8, .timeout_s = 60};
+    if (!arguments_read(&args, &options) || (!options.help && !options_agree(&options)))
+        return false;
+    *options_out = options;
+    return true;
+}

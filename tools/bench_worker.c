@@ -1,0 +1,358 @@
+#include "bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+/* One size takes about this long at most; fewer iterations then, but never fewer than ITERATIONS_MIN. */
+enum { CAP_S = 4, ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
+
+struct worker {
+    const struct bench_options *options;
+    struct bench_area *area;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    int rank, ranks;
+    void *memory; /* holds both buffers */
+    size_t memory_bytes;
+    char *input, *output;
+    double *took_s; /* of each iteration; with --late the time of its end */
+    double *late_s; /* with --late, on the last rank: the time it arrived; elsewhere 0 */
+    uint64_t exchanges;
+    uint64_t turn; /* iterations so far; the pattern moves on with it */
+    uint64_t errors;
+};
+
+/* What is measured now. */
+struct task {
+    enum bench_collective collective;
+    size_t count, bytes;
+};
+
+#define TRY(expression)                                    \
+    do {                                                   \
+        const enum shoal_status try_status = (expression); \
+        if (try_status != SHOAL_OK)                        \
+            return try_status;                             \
+    } while (0)
+
+static enum shoal_status complain(const struct worker *worker, const char *text)
+{
+    fprintf(stderr, "shoal bench: rank %d: %s\n", worker->rank, text);
+    return SHOAL_ERR_SYSTEM;
+}
+
+/* ---- Buffers ------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status memory_map(struct worker *worker)
+{
+    worker->memory = mmap(NULL, worker->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (worker->memory != MAP_FAILED)
+        return SHOAL_OK;
+    worker->memory = NULL;
+    char size[24], text[96];
+    snprintf(text, sizeof text, "no memory for buffers of %s; choose a smaller --max or --gap",
+             bench_size_print(worker->memory_bytes, size));
+    return complain(worker, text);
+}
+
+/* Input and output lie in one allocation. Without --gap they are a page further apart than they are long: buffers that agree
+ * modulo a large power of two are slow on some processors, and that is measured only when asked for. */
+static enum shoal_status buffers_open(struct worker *worker)
+{
+    const struct bench_options *options = worker->options;
+    const size_t pages = (options->bytes_max + PAGE_BYTES - 1) / PAGE_BYTES;
+    const size_t apart = options->in_place ? 0 : options->gap_bytes ? options->gap_bytes : (pages + 1) * PAGE_BYTES;
+    worker->memory_bytes = options->offset_bytes + apart + pages * PAGE_BYTES;
+    if (options->shared)
+        TRY(shoal_mem_alloc(worker->context, worker->memory_bytes, &worker->memory));
+    else
+        TRY(memory_map(worker));
+    worker->input = (char *)worker->memory + options->offset_bytes;
+    worker->output = worker->input + apart;
+    memset(worker->input, 0, options->bytes_max);
+    memset(worker->output, 0, options->bytes_max);
+    return SHOAL_OK;
+}
+
+static void buffers_close(struct worker *worker)
+{
+    if (!worker->memory)
+        return;
+    if (!worker->options->shared)
+        munmap(worker->memory, worker->memory_bytes);
+    else if (shoal_mem_free(worker->context, worker->memory))
+        complain(worker, "the shared memory could not be freed");
+}
+
+/* ---- One operation ------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status operate(struct worker *worker, const struct task *task)
+{
+    const enum shoal_type type = worker->options->type;
+    switch (task->collective) {
+    case BENCH_ALLREDUCE:
+        return shoal_allreduce(worker->comm, worker->input, worker->output, task->count, type,
+                               (enum shoal_op)worker->options->op, NULL);
+    case BENCH_BROADCAST:
+        return shoal_broadcast(worker->comm, worker->rank ? NULL : worker->input, worker->output, task->count, type, 0, NULL);
+    case BENCH_BARRIER:
+        return shoal_barrier(worker->comm, NULL);
+    case BENCH_PROBE:
+        bench_memory_touch(worker->input, task->bytes);
+        return SHOAL_OK;
+    }
+    return SHOAL_ERR_ARGUMENT;
+}
+
+static void input_rewrite(struct worker *worker, const struct task *task)
+{
+    const bool reads_input = task->collective != BENCH_BROADCAST || worker->rank == 0;
+    if (task->count && reads_input)
+        bench_pattern_write(worker->input, task->count, worker->options->type, worker->rank, worker->turn);
+}
+
+static void output_verify(struct worker *worker, const struct task *task)
+{
+    const struct bench_expectation expectation = {task->collective, worker->options->type, worker->options->op, worker->ranks,
+                                                  worker->turn};
+    if (task->count && task->collective != BENCH_PROBE)
+        worker->errors += bench_pattern_verify(worker->output, task->count, &expectation);
+}
+
+static bool is_late(const struct worker *worker)
+{
+    return worker->options->late_ms && worker->rank == worker->ranks - 1;
+}
+
+/* The last rank, with --late, comes late; the others wait for it inside the operation. */
+static void late_sleep(const struct worker *worker)
+{
+    const int ms = worker->options->late_ms;
+    if (is_late(worker))
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static enum shoal_status iterate(struct worker *worker, const struct task *task, size_t index)
+{
+    worker->turn++;
+    if (!worker->options->warm)
+        input_rewrite(worker, task);
+    TRY(shoal_barrier(worker->comm, NULL));
+    late_sleep(worker);
+    const double start = bench_now();
+    TRY(operate(worker, task));
+    const double end = bench_now();
+    worker->took_s[index] = worker->options->late_ms ? end : end - start;
+    worker->late_s[index] = is_late(worker) ? start : 0;
+    if (worker->options->check)
+        output_verify(worker, task);
+    return SHOAL_OK;
+}
+
+/* ---- One size ------------------------------------------------------------------------------------------------------------ */
+
+static size_t iterations_usual(size_t bytes)
+{
+    return bytes < 65536 ? 500 : bytes < (8u << 20) ? 60 : 12;
+}
+
+/* Warms up and says how many iterations fit the cap: the same number on every rank, as the slowest rank's time decides. */
+static enum shoal_status warm_up(struct worker *worker, const struct task *task, size_t *iterations_out)
+{
+    double took_s, slowest_s;
+    if (worker->options->warm)
+        input_rewrite(worker, task);
+    const double start = bench_now();
+    for (int i = 0; i < BENCH_WARMUPS; i++)
+        TRY(iterate(worker, task, (size_t)i));
+    took_s = (bench_now() - start) / BENCH_WARMUPS;
+    TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    const size_t usual = iterations_usual(task->bytes);
+    const double fit = CAP_S / slowest_s;
+    const size_t capped = fit >= (double)usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : (size_t)fit;
+    *iterations_out = worker->options->iterations ? (size_t)worker->options->iterations : capped;
+    return SHOAL_OK;
+}
+
+static double cpu_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* CPU time per operation of this rank, from a run of its own: reading that clock is a system call, which would disturb the
+ * timed operations. */
+static enum shoal_status cpu_measure(struct worker *worker, const struct task *task, size_t iterations, double *us_out)
+{
+    const size_t rounds = iterations / 4 + 1;
+    TRY(shoal_barrier(worker->comm, NULL));
+    const double start = cpu_s();
+    for (size_t i = 0; i < rounds; i++)
+        TRY(operate(worker, task));
+    *us_out = (cpu_s() - start) * 1e6 / (double)rounds;
+    return SHOAL_OK;
+}
+
+static enum shoal_status exchange_measure(struct worker *worker, double *ns_out)
+{
+    *ns_out = -1;
+    if (!worker->area || worker->ranks < 2)
+        return SHOAL_OK;
+    if (bench_exchange_measure(worker->area, worker->rank, ++worker->exchanges, (double)worker->options->timeout_s, ns_out))
+        return SHOAL_OK;
+    return complain(worker, "another rank did not come to the exchange measured before each size");
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Joins what the ranks saw: the slowest time of each iteration, the sum of CPU time and errors. */
+static enum shoal_status result_join(struct worker *worker, size_t iterations, struct bench_result *result)
+{
+    double sums[2] = {result->cpu_us, (double)worker->errors};
+    TRY(shoal_allreduce(worker->comm, worker->took_s, worker->took_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    TRY(shoal_allreduce(worker->comm, worker->late_s, worker->late_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    TRY(shoal_allreduce(worker->comm, sums, sums, 2, SHOAL_FLOAT64, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < iterations; i++)
+        worker->took_s[i] -= worker->late_s[i];
+    qsort(worker->took_s, iterations, sizeof worker->took_s[0], by_value);
+    result->iterations = iterations;
+    result->median_us = worker->took_s[iterations / 2] * 1e6;
+    result->p99_us = worker->took_s[iterations * 99 / 100] * 1e6;
+    result->cpu_us = sums[0];
+    result->errors = (uint64_t)sums[1];
+    return SHOAL_OK;
+}
+
+static enum shoal_status algorithm_ask(struct worker *worker, const struct task *task, const char **name_out)
+{
+    struct shoal_operation operation = {.struct_bytes = sizeof operation};
+    *name_out = "read-write";
+    if (task->collective == BENCH_PROBE)
+        return SHOAL_OK;
+    TRY(shoal_last_operation(worker->comm, &operation));
+    *name_out = operation.algorithm;
+    return SHOAL_OK;
+}
+
+static enum shoal_status measure(struct worker *worker, const struct task *task, struct bench_result *result_out)
+{
+    struct bench_result result = {.collective = task->collective, .ranks = worker->ranks, .bytes = task->bytes};
+    size_t iterations;
+    worker->errors = 0;
+    TRY(exchange_measure(worker, &result.exchange_ns));
+    TRY(warm_up(worker, task, &iterations));
+    for (size_t i = 0; i < iterations; i++)
+        TRY(iterate(worker, task, i));
+    TRY(algorithm_ask(worker, task, &result.algorithm));
+    TRY(cpu_measure(worker, task, iterations, &result.cpu_us));
+    TRY(result_join(worker, iterations, &result));
+    *result_out = result;
+    return SHOAL_OK;
+}
+
+/* ---- All sizes ----------------------------------------------------------------------------------------------------------- */
+
+/* One line on a terminal, gone when the size is done. Only between sizes, where nothing is timed. */
+static void progress_print(const struct worker *worker, size_t bytes, bool done)
+{
+    char size[24];
+    if (worker->rank || !isatty(STDERR_FILENO))
+        return;
+    if (done)
+        fputs("\r\033[K", stderr);
+    else
+        fprintf(stderr, "\rmeasuring %s ...\033[K", bench_size_print(bytes, size));
+    fflush(stderr);
+}
+
+static enum shoal_status size_run(struct worker *worker, size_t bytes, uint64_t *errors)
+{
+    const size_t element = shoal_type_bytes(worker->options->type), count = bytes / element;
+    struct task task = {(enum bench_collective)worker->options->collective, count, count * element};
+    struct task touch = {BENCH_PROBE, task.count, task.bytes};
+    struct bench_result result, probe;
+    progress_print(worker, task.bytes, false);
+    if (worker->options->probe)
+        TRY(measure(worker, &touch, &probe));
+    TRY(measure(worker, &task, &result));
+    progress_print(worker, task.bytes, true);
+    if (worker->rank == 0)
+        bench_result_print(worker->options, &result, worker->options->probe ? &probe : NULL);
+    *errors += result.errors;
+    return SHOAL_OK;
+}
+
+static enum shoal_status sizes_run(struct worker *worker, uint64_t *errors)
+{
+    const struct bench_options *options = worker->options;
+    double exchange_ns;
+    TRY(exchange_measure(worker, &exchange_ns));
+    if (worker->rank == 0)
+        bench_header_print(options, worker->ranks, exchange_ns);
+    if (options->collective == BENCH_BARRIER)
+        return size_run(worker, 0, errors);
+    for (size_t bytes = options->bytes_min; bytes <= options->bytes_max; bytes *= (size_t)options->factor) {
+        TRY(size_run(worker, bytes, errors));
+        if (bytes > options->bytes_max / (size_t)options->factor)
+            break;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- One rank ------------------------------------------------------------------------------------------------------------ */
+
+static enum shoal_status worker_open(struct worker *worker)
+{
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    options.timeout_ms = (uint32_t)worker->options->timeout_s * 1000;
+    TRY(shoal_context_create(NULL, &worker->context));
+    TRY(shoal_comm_create(worker->context, &options, &worker->comm));
+    worker->rank = shoal_comm_rank(worker->comm);
+    worker->ranks = shoal_comm_size(worker->comm);
+    worker->took_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->took_s[0]);
+    worker->late_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->late_s[0]);
+    if (!worker->took_s || !worker->late_s)
+        return complain(worker, "no memory");
+    return buffers_open(worker);
+}
+
+static void worker_close(struct worker *worker)
+{
+    shoal_comm_free(worker->comm);
+    buffers_close(worker);
+    shoal_context_destroy(worker->context);
+    free(worker->took_s);
+    free(worker->late_s);
+}
+
+static enum shoal_status worker_run(struct worker *worker, uint64_t *errors)
+{
+    TRY(worker_open(worker));
+    if (worker->options->ranks && worker->options->ranks != worker->ranks && worker->rank == 0)
+        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", worker->options->ranks, worker->ranks);
+    TRY(sizes_run(worker, errors));
+    return shoal_comm_finalize(worker->comm);
+}
+
+int bench_worker_run(const struct bench_options *options, struct bench_area *area)
+{
+    struct worker worker = {.options = options, .area = area, .rank = -1};
+    uint64_t errors = 0;
+    const enum shoal_status status = worker_run(&worker, &errors);
+    if (status && worker.comm)
+        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", worker.rank, shoal_status_name(status), shoal_status_text(status));
+    else if (status)
+        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
+    if (errors && worker.rank == 0)
+        fprintf(stderr, "shoal bench: %llu elements were wrong\n", (unsigned long long)errors);
+    worker_close(&worker);
+    return status || errors ? 1 : 0;
+}

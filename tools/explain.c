@@ -1,0 +1,178 @@
+/* `shoal explain`: which algorithm a call would use, why, and its plan. */
+#include "tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum option {
+    OPTION_HELP = 1,
+    OPTION_RANKS,
+    OPTION_HOSTS,
+    OPTION_RANKS_PER_HOST,
+    OPTION_BYTES,
+    OPTION_DTYPE,
+    OPTION_MEMORY,
+    OPTION_IN_PLACE,
+    OPTION_RANK
+};
+
+static const struct tool_option options[] = {
+    {"--ranks", OPTION_RANKS, "N"},
+    {"-n", OPTION_RANKS, "N"},
+    {"--hosts", OPTION_HOSTS, "N"},
+    {"--ranks-per-host", OPTION_RANKS_PER_HOST, "N"},
+    {"--bytes", OPTION_BYTES, "SIZE"},
+    {"--dtype", OPTION_DTYPE, "TYPE"},
+    {"--memory", OPTION_MEMORY, "plain|shared"},
+    {"--in-place", OPTION_IN_PLACE, NULL},
+    {"--rank", OPTION_RANK, "R"},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+static const char *const collectives[] = {"allreduce", "broadcast", "barrier", NULL};
+
+static const char help[] =
+    "Usage: shoal explain allreduce|broadcast|barrier [options]\n"
+    "\n"
+    "Shows what a call would do, without doing it: which algorithm would run and why, how the vector is cut, and the plan,\n"
+    "the list of steps each rank takes. A real run takes exactly these steps.\n"
+    "\n"
+    "    --ranks N, -n N          how many ranks, all on one host (default 2)\n"
+    "    --bytes SIZE             the whole vector, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024)\n"
+    "    --dtype TYPE             f32, f64, bf16 or i64 (default f32)\n"
+    "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
+    "    --in-place               output is input; this changes no plan yet, and is accepted so that the options of\n"
+    "                             'shoal bench' can be pasted here\n"
+    "    --rank R                 the plan of this rank only (default all)\n"
+    "    --hosts 1 --ranks-per-host N   the same as --ranks N; this version explains one host\n"
+    "\n"
+    "Examples:\n"
+    "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
+    "    shoal explain allreduce --ranks 2 --bytes 64M --memory shared --rank 0\n"
+    "\n"
+    "Exit codes: 0 success, 2 the question makes no sense.\n";
+
+enum { RANKS_MAX = 1024 };
+
+struct request {
+    struct shoal_question question;
+    int hosts;
+};
+
+static bool memory_read(const struct tool_args *args, struct shoal_question *question)
+{
+    const bool is_shared = !strcmp(args->value, "shared");
+    if (!is_shared && strcmp(args->value, "plain") != 0)
+        return tool_value_fail(args, "plain or shared");
+    question->shared_input = is_shared;
+    question->shared_output = is_shared;
+    return true;
+}
+
+static bool option_apply(int id, const struct tool_args *args, struct request *request)
+{
+    switch (id) {
+    case OPTION_RANKS:
+    case OPTION_RANKS_PER_HOST:
+        return tool_number_read(args, 1, RANKS_MAX, &request->question.ranks);
+    case OPTION_HOSTS:
+        return tool_number_read(args, 1, RANKS_MAX, &request->hosts);
+    case OPTION_BYTES:
+        return tool_size_read(args, &request->question.bytes);
+    case OPTION_DTYPE:
+        return tool_type_read(args, &request->question.type);
+    case OPTION_MEMORY:
+        return memory_read(args, &request->question);
+    case OPTION_RANK:
+        return tool_number_read(args, 0, RANKS_MAX - 1, &request->question.rank);
+    default:
+        return true;
+    }
+}
+
+static bool collective_read(const char *text, struct shoal_question *question)
+{
+    if (question->collective) {
+        tool_usage_fail("explain", "'%s' is one collective too many after '%s'", text, question->collective);
+        return false;
+    }
+    for (const char *const *name = collectives; *name; name++)
+        if (!strcmp(text, *name))
+            question->collective = *name;
+    if (question->collective)
+        return true;
+    const char *nearest = tool_word_nearest(text, collectives);
+    if (nearest)
+        tool_usage_fail("explain", "there is no collective '%s'; did you mean %s?", text, nearest);
+    else
+        tool_usage_fail("explain", "there is no collective '%s'; this version has allreduce, broadcast and barrier", text);
+    return false;
+}
+
+/* Returns 0, or the exit code when one line has been printed. */
+static int request_check(const struct request *request)
+{
+    const struct shoal_question *question = &request->question;
+    const size_t element = shoal_type_bytes(question->type);
+    if (!question->collective)
+        return tool_usage_fail("explain", "which collective? Such as: shoal explain allreduce --ranks 4 --bytes 3MiB");
+    if (request->hosts > 1)
+        return tool_usage_fail("explain", "this version explains one host, not %d", request->hosts);
+    if (question->rank >= question->ranks)
+        return tool_usage_fail("explain", "there is no rank %d among %d ranks", question->rank, question->ranks);
+    if (element && question->bytes % element)
+        return tool_usage_fail("explain", "--bytes %zu is no whole number of %s elements of %zu bytes", question->bytes,
+                               tool_type_name(question->type), element);
+    return 0;
+}
+
+/* The library puts its reason into what it prints: on success that belongs on stdout, otherwise on stderr. */
+static int question_ask(const struct shoal_question *question)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    if (!out) {
+        fputs("shoal explain: no memory\n", stderr);
+        return 1;
+    }
+    const enum shoal_status status = shoal_explain(question, out);
+    if (fclose(out) != 0)
+        fputs("shoal explain: no memory\n", stderr);
+    else if (status == SHOAL_OK)
+        fwrite(text, 1, length, stdout);
+    else if (length)
+        fprintf(stderr, "shoal explain: %s%s", text, text[length - 1] == '\n' ? "" : "\n");
+    else
+        fprintf(stderr, "shoal explain: %s\n", shoal_status_text(status));
+    free(text);
+    if (status == SHOAL_ERR_ARGUMENT)
+        return TOOL_EXIT_USAGE;
+    return tool_output_finish("explain", status == SHOAL_OK ? 0 : 1);
+}
+
+int shoal_tool_explain(int argc, char **argv)
+{
+    struct request request = {
+        .question = {.struct_bytes = sizeof request.question, .ranks = 2, .bytes = 1 << 20, .type = SHOAL_FLOAT32, .rank = -1},
+        .hosts = 1,
+    };
+    struct tool_args args = {.command = "explain", .argc = argc, .argv = argv, .at = 1};
+    for (;;) {
+        const int id = tool_option_next(&args, options);
+        if (id == OPTION_HELP) {
+            fputs(help, stdout);
+            return tool_output_finish("explain", 0);
+        }
+        if (id == TOOL_OPTION_END && args.at >= argc)
+            break;
+        if (id == TOOL_OPTION_BAD)
+            return TOOL_EXIT_USAGE;
+        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &request.question) : !option_apply(id, &args, &request))
+            return TOOL_EXIT_USAGE;
+    }
+    const int code = request_check(&request);
+    return code ? code : question_ask(&request.question);
+}

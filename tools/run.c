@@ -1,0 +1,689 @@
+/* `shoal run`: starts local workers, waits for them, and says clearly what became of them. */
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "run_output.h"
+#include "tool.h"
+
+/* After a failure the other workers have so long to end on their own, then so long after SIGTERM. */
+#define FAILURE_TERM_MS UINT64_C(3000)
+#define FAILURE_KILL_MS UINT64_C(3000)
+/* A worker that outlives SIGKILL for so long hangs in the kernel and is left behind. */
+#define ABANDON_MS UINT64_C(10000)
+/* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
+#define DRAIN_MS UINT64_C(500)
+#define GRACE_MS UINT64_C(10000)
+#define NEVER UINT64_MAX
+
+enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
+
+struct worker {
+    pid_t pid;
+    bool is_alive;       /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
+    bool is_consequence; /* it ended after the first failure */
+    int how;             /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
+    int code;            /* the exit code or the signal */
+};
+
+/* Rank 0's stdin when ours is a terminal. Only the terminal's foreground group may read it, and rank 0 is in a group of its
+ * own. */
+struct relay {
+    int to; /* -1: there is none, or it has ended */
+    char bytes[4096];
+    size_t start, length;
+};
+
+/* The places in the array for poll(); the rest belongs to the output. */
+enum { POLL_SIGNALS, POLL_RELAY_FROM, POLL_RELAY_TO, POLL_OUTPUT };
+
+struct run {
+    struct run_options options;
+    struct run_inherited inherited;
+    struct run_output output;
+    struct relay relay;
+    struct worker *workers;
+    struct pollfd *polls;
+    int signal_fd;
+    int lock_fd;
+    int started, alive;
+    enum cause cause;
+    int first;       /* the rank that failed first */
+    int signal;      /* the one that asked for the end */
+    int stops;       /* how often the end was asked for */
+    bool must_leave; /* asked for the end while only output was left */
+    uint64_t timeout_at, term_at, kill_at, abandon_at, drain_at;
+};
+
+/* ---- options ---- */
+
+enum option { OPTION_HELP = 1, OPTION_WORKERS, OPTION_NO_PREFIX, OPTION_OUTPUT, OPTION_GRACE, OPTION_TIMEOUT };
+
+static const struct tool_option option_list[] = {
+    {"-n", OPTION_WORKERS, "N"},
+    {"--no-prefix", OPTION_NO_PREFIX, NULL},
+    {"--output", OPTION_OUTPUT, "DIR"},
+    {"--grace", OPTION_GRACE, "SECONDS"},
+    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+static const char help[] =
+    "Usage: shoal run [-n N] [options] program [arguments...]\n"
+    "\n"
+    "Starts N copies of a program on this machine, the workers (ranks 0 to N-1), with all they need to\n"
+    "find each other. Options stand before the program; what follows it is the program's.\n"
+    "\n"
+    "    -n N                how many workers (default: one per core this process may use)\n"
+    "    --no-prefix         do not put the rank before each line\n"
+    "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
+    "    --timeout SECONDS   end the run after so long\n"
+    "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
+    "                        (default 10)\n"
+    "\n"
+    "Examples:\n"
+    "    shoal run -n 2 ./train --epochs 3\n"
+    "    shoal run -n 4 python3 train.py\n"
+    "    shoal run -n 2 --output logs ./train         as on the screen, and a file for each rank\n"
+    "    shoal run -n 2 sh -c 'echo I am $RANK of $WORLD_SIZE'\n"
+    "    shoal run -n 2 sh -c 'exec taskset -c $RANK ./train'\n"
+    "\n"
+    "Environment of the workers (torchrun's names; all else is inherited):\n"
+    "    RANK, LOCAL_RANK               0 to N-1\n"
+    "    WORLD_SIZE, LOCAL_WORLD_SIZE   N\n"
+    "    GROUP_RANK                     0\n"
+    "    MASTER_ADDR, MASTER_PORT       127.0.0.1 and a free port; Shoal meets at one of the 16 after it\n"
+    "    SHOAL_SECRET                   drawn for this run, unless it or SHOAL_SECRET_FILE is set\n"
+    "    OMP_NUM_THREADS                1, unless it is set or N is 1\n"
+    "\n"
+    "Input and output:\n"
+    "    Lines stay whole and begin with the worker's rank (\"0| \"). On a terminal a progress bar of\n"
+    "    rank 0 moves in place, bars of other ranks show their last state; elsewhere every byte is kept.\n"
+    "    Rank 0 reads this command's input, the others /dev/null.\n"
+    "\n"
+    "Signals:\n"
+    "    INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all workers and their children. After the\n"
+    "    first four, what has not ended within the grace time is killed; a second Ctrl-C kills at once.\n"
+    "    Ctrl-Z stops all, fg continues all. When this command dies, its workers get SIGTERM. What\n"
+    "    workers leave running in their process groups is killed at the end.\n"
+    "\n"
+    "When a worker fails:\n"
+    "    The others have 3 seconds to notice and end, then get SIGTERM, 3 seconds later SIGKILL. The\n"
+    "    report names who failed first, how, and with which last lines.\n"
+    "\n"
+    "Exit codes:\n"
+    "    0     all workers ended with 0\n"
+    "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run\n"
+    "    2     the arguments make no sense\n"
+    "    124   --timeout has passed\n"
+    "    125   this command could not do its work (no memory, no file descriptors)\n"
+    "    126   the program is not executable\n"
+    "    127   there is no such program\n";
+
+static int cores_count(void)
+{
+    cpu_set_t set;
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)online;
+    if (count > RUN_WORKERS_MAX)
+        count = RUN_WORKERS_MAX;
+    return count < 1 ? 1 : count;
+}
+
+static bool option_apply(int id, const struct tool_args *args, struct run_options *options)
+{
+    switch (id) {
+    case OPTION_WORKERS:
+        return tool_number_read(args, 1, RUN_WORKERS_MAX, &options->workers);
+    case OPTION_NO_PREFIX:
+        options->has_prefix = false;
+        return true;
+    case OPTION_OUTPUT:
+        options->directory = args->value;
+        return *args->value || tool_value_fail(args, "a directory");
+    case OPTION_GRACE:
+        return tool_seconds_read(args, &options->grace_ms);
+    default:
+        if (!tool_seconds_read(args, &options->timeout_ms))
+            return false;
+        return options->timeout_ms || tool_value_fail(args, "more than 0 seconds");
+    }
+}
+
+/* Returns -1, or the exit code when there is nothing to run. */
+static int options_read(int argc, char **argv, struct run_options *options_out)
+{
+    struct tool_args args = {.command = "run", .argc = argc, .argv = argv, .at = 1};
+    int id;
+    *options_out = (struct run_options){.workers = cores_count(), .has_prefix = true, .grace_ms = GRACE_MS};
+    while ((id = tool_option_next(&args, option_list)) > 0) {
+        if (id == OPTION_HELP) {
+            fputs(help, stdout);
+            return tool_output_finish("run", 0);
+        }
+        if (!option_apply(id, &args, options_out))
+            return TOOL_EXIT_USAGE;
+    }
+    if (id == TOOL_OPTION_BAD)
+        return TOOL_EXIT_USAGE;
+    if (args.at >= argc || !*argv[args.at])
+        return tool_usage_fail("run", "no program given, as in: shoal run -n 2 ./train");
+    options_out->program = argv + args.at;
+    return -1;
+}
+
+/* ---- time and words ---- */
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void earlier_set(uint64_t *at, uint64_t other)
+{
+    if (other < *at)
+        *at = other;
+}
+
+struct words {
+    char text[96];
+};
+
+static struct words ending_text(const struct worker *worker)
+{
+    struct words words;
+    if (worker->how == CLD_EXITED)
+        snprintf(words.text, sizeof words.text, "exited with code %d", worker->code);
+    else
+        snprintf(words.text, sizeof words.text, "killed by signal %d (%s%s)", worker->code, strsignal(worker->code),
+                 worker->how == CLD_DUMPED ? ", core dumped" : "");
+    return words;
+}
+
+/* "rank 3" or "ranks 0, 2"; a long list is cut. */
+static struct words alive_text(const struct run *run)
+{
+    struct words words;
+    size_t used = (size_t)snprintf(words.text, sizeof words.text, run->alive == 1 ? "rank" : "ranks");
+    const char *comma = "";
+    for (int rank = 0; rank < run->started; rank++) {
+        if (!run->workers[rank].is_alive)
+            continue;
+        if (used + 16 > sizeof words.text) {
+            snprintf(words.text + used, sizeof words.text - used, ", ...");
+            break;
+        }
+        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s %d", comma, rank);
+        comma = ",";
+    }
+    return words;
+}
+
+static int exit_code(const struct worker *worker)
+{
+    return worker->how == CLD_EXITED ? worker->code : 128 + worker->code;
+}
+
+/* ---- signals ---- */
+
+static void workers_signal(const struct run *run, int signal)
+{
+    for (int rank = 0; rank < run->started; rank++)
+        if (run->workers[rank].is_alive && kill(-run->workers[rank].pid, signal))
+            kill(run->workers[rank].pid, signal);
+}
+
+/* A stopped worker cannot act on SIGTERM before it is continued. */
+static void workers_end(const struct run *run, int signal)
+{
+    workers_signal(run, signal);
+    workers_signal(run, SIGCONT);
+}
+
+static void workers_kill(struct run *run)
+{
+    workers_signal(run, SIGKILL);
+    run->term_at = NEVER;
+    run->kill_at = NEVER;
+    earlier_set(&run->abandon_at, now_ms() + ABANDON_MS);
+}
+
+/* The launcher and its workers share no process group, so the terminal's stop reaches only the launcher: it stops them, then
+ * itself, and continues them when it is continued. Deadlines stand still meanwhile. */
+static void all_pause(struct run *run)
+{
+    sigset_t stop;
+    uint64_t *const deadlines[] = {&run->timeout_at, &run->term_at, &run->kill_at, &run->abandon_at, &run->drain_at};
+    const uint64_t begin = now_ms();
+    workers_signal(run, SIGTSTP);
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    raise(SIGTSTP);
+    sigprocmask(SIG_UNBLOCK, &stop, NULL);
+    sigprocmask(SIG_BLOCK, &stop, NULL);
+    workers_signal(run, SIGCONT);
+    for (size_t i = 0; i < sizeof deadlines / sizeof deadlines[0]; i++)
+        if (*deadlines[i] != NEVER)
+            *deadlines[i] += now_ms() - begin;
+}
+
+static void end_asked(struct run *run, int signal)
+{
+    if (!run->alive) {
+        run->must_leave = true;
+        return;
+    }
+    if (run->cause == CAUSE_NONE) {
+        run->cause = CAUSE_SIGNAL;
+        run->signal = signal;
+    }
+    if (++run->stops > 1 && signal == SIGINT) {
+        run_output_say(&run->output, "asked again to end: killing %s", alive_text(run).text);
+        workers_kill(run);
+        return;
+    }
+    workers_end(run, signal);
+    earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
+}
+
+/* Signals that an invoking shell has set to be ignored (nohup, background jobs of scripts) stay ignored. */
+static bool signals_open(struct run *run)
+{
+    static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+    struct sigaction action = {.sa_handler = SIG_IGN}, found;
+    sigset_t caught;
+    sigemptyset(&caught);
+    for (size_t i = 0; i < sizeof forwarded / sizeof forwarded[0]; i++)
+        if (sigaction(forwarded[i], NULL, &found) == 0 && found.sa_handler != SIG_IGN)
+            sigaddset(&caught, forwarded[i]);
+    sigaddset(&caught, SIGCHLD);
+    sigaction(SIGPIPE, &action, &run->inherited.on_pipe);
+    action = (struct sigaction){.sa_handler = SIG_DFL, .sa_flags = SA_NOCLDSTOP};
+    sigaction(SIGCHLD, &action, NULL);
+    sigprocmask(SIG_BLOCK, &caught, &run->inherited.mask);
+    run->signal_fd = signalfd(-1, &caught, SFD_CLOEXEC | SFD_NONBLOCK);
+    return run->signal_fd >= 0;
+}
+
+/* ---- deaths ---- */
+
+static bool has_failed(const struct worker *worker)
+{
+    return !worker->is_alive && (worker->how != CLD_EXITED || worker->code != 0);
+}
+
+static bool is_killed(const struct worker *worker)
+{
+    return worker->how != CLD_EXITED && worker->code != SIGTERM;
+}
+
+/* True when the worker has just died. */
+static bool worker_look(struct worker *worker)
+{
+    siginfo_t info = {0};
+    if (!worker->is_alive || waitid(P_PID, (id_t)worker->pid, &info, WEXITED | WNOHANG | WNOWAIT) || !info.si_pid)
+        return false;
+    worker->is_alive = false;
+    worker->how = info.si_code;
+    worker->code = info.si_status;
+    return true;
+}
+
+/* A SIGCHLD that is pending swallows later ones, so pid, its sender, died before all others now found dead. If that one did not
+ * fail, a worker killed from outside comes before one that ended by itself, and a low rank before a high one. */
+static int first_choose(const struct run *run, pid_t pid)
+{
+    int first = -1;
+    for (int rank = 0; rank < run->started; rank++) {
+        const struct worker *worker = &run->workers[rank];
+        if (!has_failed(worker))
+            continue;
+        if (worker->pid == pid)
+            return rank;
+        if (first < 0 || (is_killed(worker) && !is_killed(&run->workers[first])))
+            first = rank;
+    }
+    return first;
+}
+
+static void failure_note(struct run *run, pid_t pid)
+{
+    const int first = first_choose(run, pid);
+    if (first < 0)
+        return;
+    run->cause = CAUSE_FAILURE;
+    run->first = first;
+    run->term_at = now_ms() + FAILURE_TERM_MS;
+}
+
+static void deaths_take(struct run *run, pid_t pid)
+{
+    for (int rank = 0; rank < run->started; rank++) {
+        struct worker *worker = &run->workers[rank];
+        if (!worker_look(worker))
+            continue;
+        run->alive--;
+        worker->is_consequence = run->cause == CAUSE_FAILURE || has_failed(worker);
+    }
+    if (run->cause == CAUSE_NONE)
+        failure_note(run, pid);
+    if (!run->alive)
+        earlier_set(&run->drain_at, now_ms() + DRAIN_MS);
+}
+
+static void signals_take(struct run *run)
+{
+    struct signalfd_siginfo info;
+    while (read(run->signal_fd, &info, sizeof info) == sizeof info) {
+        const int signal = (int)info.ssi_signo;
+        if (signal == SIGCHLD)
+            deaths_take(run, (pid_t)info.ssi_pid);
+        else if (signal == SIGTSTP)
+            all_pause(run);
+        else if (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGCONT)
+            workers_signal(run, signal);
+        else
+            end_asked(run, signal);
+    }
+}
+
+/* ---- rank 0's input ---- */
+
+/* Returns what rank 0 shall have as its stdin; the relay holds the other end. */
+static int relay_open(struct relay *relay)
+{
+    int pair[2];
+    relay->to = -1;
+    if (!isatty(0) || pipe2(pair, O_CLOEXEC))
+        return 0;
+    fcntl(pair[1], F_SETFL, O_NONBLOCK);
+    relay->to = pair[1];
+    return pair[0];
+}
+
+static void relay_close(struct relay *relay)
+{
+    if (relay->to >= 0)
+        close(relay->to);
+    relay->to = -1;
+}
+
+static bool is_foreground(void)
+{
+    return tcgetpgrp(0) == getpgrp();
+}
+
+static void relay_fill(const struct relay *relay, struct pollfd *from, struct pollfd *to)
+{
+    const bool may_read = relay->to >= 0 && !relay->length && is_foreground();
+    *from = (struct pollfd){.fd = may_read ? 0 : -1, .events = POLLIN};
+    *to = (struct pollfd){.fd = relay->to, .events = relay->length ? POLLOUT : 0};
+}
+
+static void relay_serve(struct relay *relay, const struct pollfd *from, const struct pollfd *to)
+{
+    if (relay->to >= 0 && (to->revents & (POLLERR | POLLHUP)))
+        relay_close(relay);
+    if (relay->to >= 0 && from->fd >= 0 && from->revents && is_foreground()) {
+        const ssize_t count = read(0, relay->bytes, sizeof relay->bytes);
+        relay->start = 0;
+        relay->length = count > 0 ? (size_t)count : 0;
+        if (!relay->length && (count == 0 || errno != EINTR))
+            relay_close(relay);
+    }
+    if (relay->to < 0 || !relay->length)
+        return;
+    const ssize_t count = write(relay->to, relay->bytes + relay->start, relay->length);
+    if (count > 0) {
+        relay->start += (size_t)count;
+        relay->length -= (size_t)count;
+    } else if (errno != EAGAIN && errno != EINTR) {
+        relay_close(relay);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void timeout_reached(struct run *run)
+{
+    run->timeout_at = NEVER;
+    if (!run->alive || run->cause != CAUSE_NONE)
+        return;
+    run->cause = CAUSE_TIMEOUT;
+    run_output_say(&run->output, "%g s have passed (--timeout) and %s had not ended: stopping",
+                   (double)run->options.timeout_ms / 1000.0, alive_text(run).text);
+    workers_end(run, SIGTERM);
+    earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
+}
+
+static void term_reached(struct run *run)
+{
+    run->term_at = NEVER;
+    if (!run->alive)
+        return;
+    run_output_say(&run->output, "%s did not end within %g s after rank %d failed: sending SIGTERM", alive_text(run).text,
+                   (double)FAILURE_TERM_MS / 1000.0, run->first);
+    workers_end(run, SIGTERM);
+    earlier_set(&run->kill_at, now_ms() + FAILURE_KILL_MS);
+}
+
+static void kill_reached(struct run *run)
+{
+    run->kill_at = NEVER;
+    if (!run->alive)
+        return;
+    run_output_say(&run->output, "%s did not end when told to: killing", alive_text(run).text);
+    workers_kill(run);
+}
+
+static void deadlines_check(struct run *run)
+{
+    const uint64_t now = now_ms();
+    if (now >= run->timeout_at)
+        timeout_reached(run);
+    if (now >= run->term_at)
+        term_reached(run);
+    if (now >= run->kill_at)
+        kill_reached(run);
+}
+
+/* When poll() must return although nothing happened. */
+static int wait_ms(const struct run *run)
+{
+    const uint64_t now = now_ms();
+    uint64_t at = NEVER;
+    if (run->alive) {
+        earlier_set(&at, run->timeout_at);
+        earlier_set(&at, run->term_at);
+        earlier_set(&at, run->kill_at);
+        earlier_set(&at, run->abandon_at);
+        /* Nothing tells when a launcher in the background has come to the foreground. */
+        if (run->relay.to >= 0 && !is_foreground())
+            earlier_set(&at, now + 1000);
+    } else if (run_output_has_streams(&run->output)) {
+        at = run->drain_at;
+    }
+    if (at == NEVER)
+        return -1;
+    if (at <= now)
+        return 0;
+    return at - now < INT_MAX ? (int)(at - now) : INT_MAX;
+}
+
+/* Waits for one thing and deals with it. */
+static void turn(struct run *run)
+{
+    struct pollfd *polls = run->polls;
+    polls[POLL_SIGNALS] = (struct pollfd){.fd = run->signal_fd, .events = POLLIN};
+    relay_fill(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
+    run_output_fill(&run->output, polls + POLL_OUTPUT);
+    if (poll(polls, POLL_OUTPUT + run_output_polls(&run->output), wait_ms(run)) >= 0) {
+        if (polls[POLL_SIGNALS].revents)
+            signals_take(run);
+        relay_serve(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
+        run_output_serve(&run->output, polls + POLL_OUTPUT);
+    }
+    deadlines_check(run);
+}
+
+static bool is_finished(const struct run *run)
+{
+    if (run->alive)
+        return now_ms() >= run->abandon_at;
+    return run->must_leave || !run_output_has_streams(&run->output) || now_ms() >= run->drain_at;
+}
+
+/* ---- the report ---- */
+
+static int failure_report(struct run *run)
+{
+    const struct worker *first = &run->workers[run->first];
+    run_output_say(&run->output, "rank %d (pid %d) failed first: %s", run->first, (int)first->pid, ending_text(first).text);
+    if (run->output.tails[run->first].count)
+        run_output_say(&run->output, "the last lines of rank %d:", run->first);
+    else
+        run_output_say(&run->output, "rank %d had printed nothing", run->first);
+    run_output_tail_print(&run->output, run->first);
+    for (int rank = 0; rank < run->started; rank++) {
+        const struct worker *worker = &run->workers[rank];
+        if (rank != run->first && worker->is_consequence && !worker->is_alive)
+            run_output_say(&run->output, "rank %d (pid %d) ended %s: %s", rank, (int)worker->pid,
+                           has_failed(worker) ? "as a consequence" : "then", ending_text(worker).text);
+    }
+    return exit_code(first);
+}
+
+static int signal_report(struct run *run)
+{
+    bool is_clean = true;
+    for (int rank = 0; rank < run->started; rank++)
+        is_clean = is_clean && !run->workers[rank].is_alive && !has_failed(&run->workers[rank]);
+    run_output_say(&run->output, "ended by signal %d (%s)%s", run->signal, strsignal(run->signal),
+                   is_clean ? "; all workers ended with code 0" : "");
+    return is_clean ? 0 : 128 + run->signal;
+}
+
+static int report(struct run *run)
+{
+    if (run->alive)
+        run_output_say(&run->output, "%s cannot be killed (it hangs in the kernel) and is left behind", alive_text(run).text);
+    if (run->cause == CAUSE_FAILURE)
+        return failure_report(run);
+    if (run->cause == CAUSE_SIGNAL)
+        return signal_report(run);
+    return run->cause == CAUSE_TIMEOUT ? RUN_EXIT_TIMEOUT : 0;
+}
+
+/* ---- from begin to end ---- */
+
+/* Kills what the workers have left in their groups and lets go of their numbers. */
+static void workers_reap(struct run *run)
+{
+    for (int rank = 0; rank < run->started; rank++) {
+        kill(-run->workers[rank].pid, SIGKILL);
+        waitpid(run->workers[rank].pid, NULL, run->workers[rank].is_alive ? WNOHANG : 0);
+    }
+}
+
+/* Returns 0, or the exit code when a worker could not be started; those before it have been killed then. */
+static int workers_start(struct run *run)
+{
+    int code = 0;
+    const int input = relay_open(&run->relay);
+    while (!code && run->started < run->options.workers) {
+        struct run_spawn spawn = {.rank = run->started, .input = run->started ? -1 : input};
+        code = run_worker_spawn(&run->options, &run->inherited, &spawn);
+        if (code)
+            break;
+        run->workers[run->started++] = (struct worker){.pid = spawn.pid, .is_alive = true};
+        run->alive++;
+        run_output_attach(&run->output, spawn.rank, spawn.outputs);
+    }
+    if (input > 0)
+        close(input);
+    if (code) {
+        workers_signal(run, SIGKILL);
+        for (int rank = 0; rank < run->started; rank++)
+            run->workers[rank].is_alive = false;
+        workers_reap(run);
+    }
+    return code;
+}
+
+static int run_prepare(struct run *run)
+{
+    const int code = run_output_open(&run->output, &run->options);
+    if (code)
+        return code;
+    run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
+    run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
+    if (run->workers && run->polls && signals_open(run))
+        return run_environment_set(run->options.workers, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
+    fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
+    return RUN_EXIT_LAUNCHER;
+}
+
+static int run_follow(struct run *run)
+{
+    if (run->options.timeout_ms)
+        run->timeout_at = now_ms() + run->options.timeout_ms;
+    while (!is_finished(run))
+        turn(run);
+    workers_reap(run);
+    run_output_drain(&run->output);
+    const int code = report(run);
+    run->alive = 0;
+    while (run_output_has_queued(&run->output) && !run->must_leave)
+        turn(run);
+    return code;
+}
+
+static void run_release(struct run *run)
+{
+    relay_close(&run->relay);
+    run_output_close(&run->output);
+    if (run->signal_fd >= 0)
+        close(run->signal_fd);
+    if (run->lock_fd >= 0)
+        close(run->lock_fd);
+    free(run->workers);
+    free(run->polls);
+}
+
+int shoal_tool_run(int argc, char **argv)
+{
+    struct run run = {
+        .relay.to = -1,
+        .signal_fd = -1,
+        .lock_fd = -1,
+        .timeout_at = NEVER,
+        .term_at = NEVER,
+        .kill_at = NEVER,
+        .abandon_at = NEVER,
+        .drain_at = NEVER,
+    };
+    int code = options_read(argc, argv, &run.options);
+    if (code >= 0)
+        return code;
+    code = run_prepare(&run);
+    if (!code)
+        code = workers_start(&run);
+    if (!code)
+        code = run_follow(&run);
+    run_release(&run);
+    return code;
+}

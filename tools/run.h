@@ -1,0 +1,48 @@
+/* What the files of `shoal run` share: its options, and how workers are started. run.c waits and decides, run_spawn.c starts
+ * workers, run_output.c handles what they print. It needs libc only. One thread; all waiting is done by the one poll() in
+ * run.c. */
+#ifndef SHOAL_TOOLS_RUN_H
+#define SHOAL_TOOLS_RUN_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Exit codes of `shoal run` itself; the last two are the shell's. */
+enum { RUN_EXIT_TIMEOUT = 124, RUN_EXIT_LAUNCHER = 125, RUN_EXIT_NOT_EXECUTABLE = 126, RUN_EXIT_NOT_FOUND = 127 };
+
+enum { RUN_WORKERS_MAX = 1024 };
+
+struct run_options {
+    int workers;
+    bool has_prefix;
+    const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
+    uint64_t grace_ms;
+    uint64_t timeout_ms; /* 0: none */
+    char **program;      /* NULL-terminated */
+};
+
+/* What a worker must have back before it becomes the program. */
+struct run_inherited {
+    sigset_t mask;
+    struct sigaction on_pipe;
+};
+
+/* One worker to be started, and what came of it. */
+struct run_spawn {
+    int rank;
+    int input; /* its stdin; -1: /dev/null */
+    pid_t pid;
+    int outputs[2]; /* the ends of its stdout and stderr to read from, non-blocking */
+};
+
+/* Prepares the environment all workers share: the variables of the rendezvous, the secret. Takes *lock_fd_out, which keeps the
+ * ports from other launchers while it is open. Prints one line and returns false when it cannot. */
+bool run_environment_set(int workers, int *lock_fd_out);
+
+/* Starts one worker, in a process group of its own. Returns 0, or an exit code after one line on stderr; then nothing is left
+ * of it. */
+int run_worker_spawn(const struct run_options *options, const struct run_inherited *inherited, struct run_spawn *spawn);
+
+#endif

@@ -1,0 +1,80 @@
+/* What workers print, on its way to the terminal, file or pipe that is the launcher's own: lines stay whole and get their rank
+ * in front; a progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a
+ * failure. Never blocks: what cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
+#ifndef SHOAL_TOOLS_RUN_OUTPUT_H
+#define SHOAL_TOOLS_RUN_OUTPUT_H
+
+#include <poll.h>
+#include <stddef.h>
+
+#include "run.h"
+
+enum { RUN_TAIL_LINES = 20, RUN_TAIL_BYTES = 512 };
+
+/* The last lines of one worker, as a ring: line i is in lines[i % RUN_TAIL_LINES]. */
+struct run_tail {
+    size_t count;
+    char lines[RUN_TAIL_LINES][RUN_TAIL_BYTES];
+};
+
+/* A queue of bytes. */
+struct run_text {
+    char *bytes;
+    size_t start, length, capacity;
+};
+
+/* Where the launcher writes: its stdout or stderr. */
+struct run_sink {
+    int fd;
+    bool is_terminal;
+    bool is_pollable;        /* a pipe or terminal, not a file */
+    bool is_broken;          /* nobody reads it any more */
+    struct run_stream *live; /* whose unfinished line stands at the bottom of the terminal; NULL: nobody's */
+    bool is_live_drawn;
+    struct run_text queue;
+};
+
+/* A worker's stdout or stderr. */
+struct run_stream {
+    int fd; /* -1: ended */
+    int file;
+    int rank;
+    struct run_sink *sink;
+    struct run_tail *tail;
+    struct run_text line; /* unfinished */
+};
+
+struct run_output {
+    bool has_prefix;
+    int workers;
+    struct run_sink sinks[2]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
+    struct run_sink *route[2];
+    struct run_stream *streams; /* two per worker */
+    struct run_tail *tails;
+};
+
+/* Opens the files of --output. Prints one line and returns an exit code when it cannot; 0 otherwise. */
+int run_output_open(struct run_output *output, const struct run_options *options);
+void run_output_close(struct run_output *output);
+
+/* From now on fds[0] and [1] are the stdout and stderr of a rank. */
+void run_output_attach(struct run_output *output, int rank, const int fds[2]);
+
+/* How many entries for poll() it takes; fill writes them, serve acts on what poll() said. */
+size_t run_output_polls(const struct run_output *output);
+void run_output_fill(struct run_output *output, struct pollfd *polls);
+void run_output_serve(struct run_output *output, const struct pollfd *polls);
+
+/* Takes what the pipes hold at this moment, then closes them: whoever still holds their other ends is not waited for. */
+void run_output_drain(struct run_output *output);
+
+bool run_output_has_streams(const struct run_output *output);
+bool run_output_has_queued(const struct run_output *output);
+
+/* Queues a line of the launcher's own for stderr. */
+void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Queues the last lines of a rank for stderr. Returns how many there were. */
+size_t run_output_tail_print(struct run_output *output, int rank);
+
+#endif

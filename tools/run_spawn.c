@@ -1,0 +1,249 @@
+/* Starting workers: a free range of ports, the environment, fork and exec. */
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Below the ports that Linux hands to outgoing connections. A slot is MASTER_PORT and the 16 after it, where Shoal's store
+ * listens. */
+enum { PORT_FIRST = 20000, PORT_STEP = 17, PORT_SLOTS = 750 };
+
+enum { SECRET_BYTES = 32 };
+
+static bool port_is_free(int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    const int yes = 1;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    const bool is_free = bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    close(fd);
+    return is_free;
+}
+
+static bool slot_is_free(int port)
+{
+    for (int i = 0; i < PORT_STEP; i++)
+        if (!port_is_free(port + i))
+            return false;
+    return true;
+}
+
+/* Two launchers may not look at one slot and both find it free, as its ports are not bound before the workers run: a name in
+ * the abstract Unix namespace, which has the reach of the ports and ends with the process, is the lock. Returns -1 when it is
+ * taken. */
+static int slot_lock(int port)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const int length = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "shoal-run-port-%d", port);
+    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
+    if (bind(fd, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length)) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool random_fill(void *bytes, size_t count)
+{
+    if (getrandom(bytes, count, 0) == (ssize_t)count)
+        return true;
+    fprintf(stderr, "shoal run: the system gives no random bytes: %s\n", strerror(errno));
+    return false;
+}
+
+static bool port_choose(int *port_out, int *lock_fd_out)
+{
+    uint32_t start;
+    if (!random_fill(&start, sizeof start))
+        return false;
+    for (int i = 0; i < PORT_SLOTS; i++) {
+        const int port = PORT_FIRST + PORT_STEP * (int)((start + (uint32_t)i) % PORT_SLOTS);
+        const int fd = slot_lock(port);
+        if (fd < 0)
+            continue;
+        if (slot_is_free(port)) {
+            *port_out = port;
+            *lock_fd_out = fd;
+            return true;
+        }
+        close(fd);
+    }
+    fprintf(stderr, "shoal run: no %d free ports in a row from %d to %d: %s\n", PORT_STEP, PORT_FIRST,
+            PORT_FIRST + PORT_STEP * PORT_SLOTS - 1, strerror(errno));
+    return false;
+}
+
+static bool is_set(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value;
+}
+
+static bool number_set(const char *name, int number)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    return setenv(name, text, 1) == 0;
+}
+
+/* A secret that the user has chosen stays. */
+static bool secret_set(void)
+{
+    unsigned char bytes[SECRET_BYTES];
+    char text[2 * SECRET_BYTES + 1];
+    if (is_set("SHOAL_SECRET") || is_set("SHOAL_SECRET_FILE"))
+        return true;
+    if (!random_fill(bytes, sizeof bytes))
+        return false;
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
+    return setenv("SHOAL_SECRET", text, 1) == 0;
+}
+
+bool run_environment_set(int workers, int *lock_fd_out)
+{
+    int port, lock_fd;
+    if (!port_choose(&port, &lock_fd))
+        return false;
+    bool is_done = secret_set() && setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && number_set("MASTER_PORT", port) &&
+                   number_set("WORLD_SIZE", workers) && number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", 0);
+    /* One worker may use all cores; several would each start as many threads as there are cores. */
+    if (is_done && workers > 1 && !is_set("OMP_NUM_THREADS"))
+        is_done = number_set("OMP_NUM_THREADS", 1);
+    if (is_done)
+        *lock_fd_out = lock_fd;
+    else
+        close(lock_fd);
+    return is_done;
+}
+
+/* Runs in the child; returns only with errno set, when it could not become the program. */
+static void program_become(const struct run_options *options, const struct run_inherited *inherited,
+                           const struct run_spawn *spawn, const int writers[2], pid_t launcher)
+{
+    const int input = spawn->input >= 0 ? spawn->input : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    setpgid(0, 0);
+    /* The launcher may have died before the kernel was told to report it. */
+    if (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != launcher)
+        _exit(RUN_EXIT_LAUNCHER);
+    if (input < 0 || (input > 0 && dup2(input, 0) < 0) || dup2(writers[0], 1) < 0 || dup2(writers[1], 2) < 0)
+        return;
+    if (!number_set("RANK", spawn->rank) || !number_set("LOCAL_RANK", spawn->rank))
+        return;
+    sigaction(SIGPIPE, &inherited->on_pipe, NULL);
+    sigprocmask(SIG_SETMASK, &inherited->mask, NULL);
+    execvp(options->program[0], options->program);
+}
+
+static void pair_close(const int pair[2])
+{
+    close(pair[0]);
+    close(pair[1]);
+}
+
+/* pairs[0] and [1] become the worker's stdout and stderr; through pairs[2] it says why it could not start. */
+static bool pipes_open(int pairs[3][2])
+{
+    for (int i = 0; i < 3; i++) {
+        if (pipe2(pairs[i], O_CLOEXEC) == 0)
+            continue;
+        const int error = errno;
+        while (i-- > 0)
+            pair_close(pairs[i]);
+        errno = error;
+        return false;
+    }
+    for (int i = 0; i < 2; i++)
+        fcntl(pairs[i][0], F_SETFL, O_NONBLOCK);
+    return true;
+}
+
+static int trouble_print(const struct run_options *options, int rank, int error)
+{
+    struct rlimit limit = {0, 0};
+    if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0)
+        fprintf(stderr, "shoal run: no file descriptor left for rank %d: %d workers need about %d, 'ulimit -n' allows %llu\n",
+                rank, options->workers, 16 + options->workers * (options->directory ? 4 : 2),
+                (unsigned long long)limit.rlim_cur);
+    else
+        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->workers, strerror(error));
+    return RUN_EXIT_LAUNCHER;
+}
+
+/* What the shell would say, and the slip that is most often behind it. */
+static int exec_trouble_print(const struct run_options *options, int rank, int error)
+{
+    const char *program = options->program[0];
+    const bool is_here = !strchr(program, '/') && access(program, X_OK) == 0;
+    if (error == ENOENT && strchr(program, '/') && access(program, F_OK) == 0)
+        fprintf(stderr, "shoal run: cannot start '%s': the interpreter or loader that it names is not there\n", program);
+    else if ((error == ENOENT || error == ENOTDIR) && is_here)
+        fprintf(stderr, "shoal run: there is no program '%s'; did you mean ./%s?\n", program, program);
+    else if (error == ENOENT || error == ENOTDIR)
+        fprintf(stderr, "shoal run: there is no program '%s'\n", program);
+    else if (error == EACCES)
+        fprintf(stderr,
+                "shoal run: '%s' is not executable; chmod +x it, or name its interpreter, as in: shoal run python3 train.py\n",
+                program);
+    else
+        trouble_print(options, rank, error);
+    return error == ENOENT || error == ENOTDIR ? RUN_EXIT_NOT_FOUND : RUN_EXIT_NOT_EXECUTABLE;
+}
+
+/* Waits until the child is the program (its end closes by exec), or has said that it cannot be. */
+static int child_error_read(int fd)
+{
+    int error = 0;
+    ssize_t count;
+    do
+        count = read(fd, &error, sizeof error);
+    while (count < 0 && errno == EINTR);
+    return count == sizeof error ? error : 0;
+}
+
+int run_worker_spawn(const struct run_options *options, const struct run_inherited *inherited, struct run_spawn *spawn)
+{
+    int pairs[3][2];
+    if (!pipes_open(pairs))
+        return trouble_print(options, spawn->rank, errno);
+    const pid_t launcher = getpid();
+    spawn->pid = fork();
+    if (spawn->pid == 0) {
+        const int writers[2] = {pairs[0][1], pairs[1][1]};
+        program_become(options, inherited, spawn, writers, launcher);
+        const int error = errno;
+        _exit(write(pairs[2][1], &error, sizeof error) == sizeof error ? RUN_EXIT_NOT_FOUND : RUN_EXIT_LAUNCHER);
+    }
+    const int fork_error = errno;
+    for (int i = 0; i < 3; i++)
+        close(pairs[i][1]);
+    const int exec_error = spawn->pid > 0 ? child_error_read(pairs[2][0]) : 0;
+    close(pairs[2][0]);
+    if (spawn->pid > 0 && !exec_error) {
+        spawn->outputs[0] = pairs[0][0];
+        spawn->outputs[1] = pairs[1][0];
+        return 0;
+    }
+    close(pairs[0][0]);
+    close(pairs[1][0]);
+    if (spawn->pid < 0)
+        return trouble_print(options, spawn->rank, fork_error);
+    waitpid(spawn->pid, NULL, 0);
+    return exec_trouble_print(options, spawn->rank, exec_error);
+}

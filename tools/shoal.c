@@ -1,0 +1,102 @@
+/* The command `shoal`: finds the subcommand and runs it. */
+#include "tool.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+};
+
+static const struct command commands[] = {
+    {"run", shoal_tool_run, "start a program as N local workers that find each other"},
+    {"bench", shoal_tool_bench, "measure collectives on this machine"},
+    {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
+    {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void help_print(FILE *out)
+{
+    fputs("shoal: collective communication for data-parallel training.\n\nUsage:\n", out);
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(out, "    shoal %-8s %s\n", commands[i].name, commands[i].summary);
+    fputs("    shoal --version\n"
+          "    shoal COMMAND --help     what a command does, its options, examples\n"
+          "\n"
+          "To begin:\n"
+          "    shoal run -n 2 ./train                          two workers on this machine\n"
+          "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
+          "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
+          "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
+          "\n"
+          "Exit codes: 0 success, 1 failure, 2 the arguments make no sense; 'shoal run' passes on its workers' codes.\n",
+          out);
+}
+
+static const struct command *command_find(const char *name)
+{
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (!strcmp(commands[i].name, name))
+            return &commands[i];
+    return NULL;
+}
+
+static int command_unknown(const char *name)
+{
+    const char *words[COMMANDS + 3] = {"--help", "--version"};
+    for (size_t i = 0; i < COMMANDS; i++)
+        words[i + 2] = commands[i].name;
+    const char *nearest = tool_word_nearest(name, words);
+    if (nearest)
+        fprintf(stderr, "shoal: there is no command '%s'; did you mean 'shoal %s'? (shoal --help lists them)\n", name, nearest);
+    else
+        fprintf(stderr, "shoal: there is no command '%s' (shoal --help lists them)\n", name);
+    return TOOL_EXIT_USAGE;
+}
+
+/* Started with a standard descriptor closed, the next file opened would take its number and its output. False: cannot be
+ * helped. */
+static bool descriptors_fill(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_WRONLY : O_RDONLY) != fd)
+            return false;
+    return true;
+}
+
+/* shoal help run = shoal run --help */
+static int help_command(int argc, char **argv)
+{
+    char help[] = "--help";
+    if (argc < 3) {
+        help_print(stdout);
+        return tool_output_finish("help", 0);
+    }
+    const struct command *command = command_find(argv[2]);
+    if (!command)
+        return command_unknown(argv[2]);
+    char *words[] = {argv[2], help, NULL};
+    return command->run(2, words);
+}
+
+int main(int argc, char **argv)
+{
+    if (!descriptors_fill())
+        return 1;
+    if (argc < 2) {
+        help_print(stderr);
+        return TOOL_EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
+        return help_command(argc, argv);
+    if (!strcmp(argv[1], "--version")) {
+        printf("shoal %s\n", shoal_version());
+        return tool_output_finish("--version", 0);
+    }
+    const struct command *command = command_find(argv[1]);
+    return command ? command->run(argc - 1, argv + 1) : command_unknown(argv[1]);
+}

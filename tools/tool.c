@@ -1,0 +1,221 @@
+#include "tool.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORD_MAX = 32, OPTIONS_MAX = 32 };
+
+int tool_usage_fail(const char *command, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "shoal %s: ", command);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, " (shoal %s --help explains)\n", command);
+    va_end(args);
+    return TOOL_EXIT_USAGE;
+}
+
+bool tool_value_fail(const struct tool_args *args, const char *takes)
+{
+    tool_usage_fail(args->command, "%s takes %s, not '%s'", args->name, takes, args->value);
+    return false;
+}
+
+static size_t least_of(size_t a, size_t b, size_t c)
+{
+    const size_t d = a < b ? a : b;
+    return d < c ? d : c;
+}
+
+/* How many letters must be put in, left out, changed or swapped with their neighbour to make b of a. */
+static size_t word_distance(const char *a, const char *b)
+{
+    size_t rows[3][WORD_MAX + 1] = {{0}};
+    size_t *before = rows[0], *above = rows[1], *row = rows[2];
+    const size_t a_length = strlen(a), b_length = strlen(b);
+    for (size_t j = 0; j <= b_length; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= a_length; i++) {
+        size_t *const spare = before;
+        before = above;
+        above = row;
+        row = spare;
+        row[0] = i;
+        for (size_t j = 1; j <= b_length; j++) {
+            row[j] = least_of(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < row[j])
+                row[j] = before[j - 2] + 1;
+        }
+    }
+    return row[b_length];
+}
+
+/* A third of the letters may be wrong. A word of which text is the beginning is near, too. */
+const char *tool_word_nearest(const char *text, const char *const *words)
+{
+    const size_t length = strlen(text);
+    const char *nearest = NULL;
+    size_t least = length / 3 + 1;
+    if (length == 0 || length > WORD_MAX)
+        return NULL;
+    for (; *words; words++) {
+        if (strlen(*words) > WORD_MAX)
+            continue;
+        const bool is_beginning = length > 2 && !strncmp(text, *words, length);
+        const size_t distance = is_beginning ? 1 : word_distance(text, *words);
+        if (distance <= least && (!nearest || distance < least)) {
+            least = distance;
+            nearest = *words;
+        }
+    }
+    return nearest;
+}
+
+static int option_unknown(const struct tool_args *args, const struct tool_option *options, const char *name)
+{
+    const char *words[OPTIONS_MAX] = {NULL};
+    for (size_t i = 0; options[i].name && i + 1 < OPTIONS_MAX; i++)
+        words[i] = options[i].name;
+    const char *nearest = tool_word_nearest(name, words);
+    if (nearest)
+        tool_usage_fail(args->command, "there is no option '%s'; did you mean %s?", name, nearest);
+    else
+        tool_usage_fail(args->command, "there is no option '%s'", name);
+    return TOOL_OPTION_BAD;
+}
+
+/* How much of text names the option: all of "--timeout", the front of "--timeout=5" and of "-n4"; 0: it is another one. */
+static size_t option_match(const struct tool_option *option, const char *text)
+{
+    const size_t length = strlen(option->name);
+    if (strncmp(text, option->name, length) != 0)
+        return 0;
+    if (!text[length] || text[length] == '=')
+        return length;
+    return length == 2 && option->value ? length : 0;
+}
+
+static int option_take(struct tool_args *args, const struct tool_option *option, const char *rest)
+{
+    args->name = option->name;
+    args->value = NULL;
+    if (!option->value && *rest) {
+        tool_usage_fail(args->command, "%s takes no value", option->name);
+        return TOOL_OPTION_BAD;
+    }
+    if (!option->value)
+        return option->id;
+    if (*rest)
+        args->value = rest + (*rest == '=');
+    else if (args->at < args->argc)
+        args->value = args->argv[args->at++];
+    else {
+        tool_usage_fail(args->command, "%s wants a value: %s %s", option->name, option->name, option->value);
+        return TOOL_OPTION_BAD;
+    }
+    return option->id;
+}
+
+int tool_option_next(struct tool_args *args, const struct tool_option *options)
+{
+    if (args->at >= args->argc || args->argv[args->at][0] != '-' || !args->argv[args->at][1])
+        return TOOL_OPTION_END;
+    const char *text = args->argv[args->at++];
+    if (!strcmp(text, "--"))
+        return TOOL_OPTION_END;
+    for (const struct tool_option *option = options; option->name; option++) {
+        const size_t length = option_match(option, text);
+        if (length)
+            return option_take(args, option, text + length);
+    }
+    return option_unknown(args, options, text);
+}
+
+bool tool_number_read(const struct tool_args *args, int least, int most, int *number_out)
+{
+    char takes[64], *end;
+    errno = 0;
+    const long number = strtol(args->value, &end, 10);
+    if (!isdigit((unsigned char)args->value[0]) || *end || errno || number < least || number > most) {
+        snprintf(takes, sizeof takes, "a number from %d to %d", least, most);
+        return tool_value_fail(args, takes);
+    }
+    *number_out = (int)number;
+    return true;
+}
+
+bool tool_size_read(const struct tool_args *args, size_t *bytes_out)
+{
+    static const char units[] = "KMG";
+    static const char takes[] = "a size such as 4096, 64K or 3MiB";
+    char *end;
+    unsigned shift = 0;
+    errno = 0;
+    const unsigned long long number = strtoull(args->value, &end, 10);
+    if (!isdigit((unsigned char)args->value[0]) || errno)
+        return tool_value_fail(args, takes);
+    const char *unit = *end ? strchr(units, toupper((unsigned char)*end)) : NULL;
+    if (unit) {
+        shift = 10 * (unsigned)(unit - units + 1);
+        end += end[1] == 'i' && end[2] == 'B' ? 2 : 1;
+    }
+    end += *end == 'B';
+    if (*end || number > SIZE_MAX >> shift)
+        return tool_value_fail(args, takes);
+    *bytes_out = (size_t)number << shift;
+    return true;
+}
+
+bool tool_seconds_read(const struct tool_args *args, uint64_t *ms_out)
+{
+    char *end;
+    const double seconds = strtod(args->value, &end);
+    if (!isdigit((unsigned char)args->value[0]) || *end || !(seconds <= 1e7))
+        return tool_value_fail(args, "a number of seconds");
+    *ms_out = (uint64_t)(seconds * 1000.0 + 0.5);
+    return true;
+}
+
+struct type_word {
+    const char *word;
+    enum shoal_type type;
+};
+
+static const struct type_word type_words[] = {
+    {"f32", SHOAL_FLOAT32},   {"float32", SHOAL_FLOAT32},   {"f64", SHOAL_FLOAT64}, {"float64", SHOAL_FLOAT64},
+    {"bf16", SHOAL_BFLOAT16}, {"bfloat16", SHOAL_BFLOAT16}, {"i64", SHOAL_INT64},   {"int64", SHOAL_INT64},
+};
+enum { TYPE_WORDS = sizeof type_words / sizeof type_words[0] };
+
+bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out)
+{
+    for (size_t i = 0; i < TYPE_WORDS; i++) {
+        if (!strcmp(args->value, type_words[i].word)) {
+            *type_out = type_words[i].type;
+            return true;
+        }
+    }
+    return tool_value_fail(args, "one of f32, f64, bf16, i64");
+}
+
+/* The long names stand at the odd places of the table. */
+const char *tool_type_name(enum shoal_type type)
+{
+    for (size_t i = 1; i < TYPE_WORDS; i += 2)
+        if (type_words[i].type == type)
+            return type_words[i].word;
+    return "no type";
+}
+
+int tool_output_finish(const char *command, int code)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "shoal %s: cannot write to stdout: %s\n", command, errno ? strerror(errno) : "an earlier write failed");
+    return 1;
+}

@@ -1,0 +1,65 @@
+/* What the subcommands of `shoal` share: reading options, numbers and sizes, the one line about a wrong argument, the nearest
+ * word to a mistyped one. It knows Shoal by its public header only. Everything here runs on the main thread. */
+#ifndef SHOAL_TOOLS_TOOL_H
+#define SHOAL_TOOLS_TOOL_H
+
+#include <shoal/shoal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Exit code of a command whose arguments make no sense. */
+enum { TOOL_EXIT_USAGE = 2 };
+
+/* The subcommands. argv[0] is the subcommand's name; each returns the exit code. */
+int shoal_tool_run(int argc, char **argv);
+int shoal_tool_bench(int argc, char **argv);
+int shoal_tool_info(int argc, char **argv);
+int shoal_tool_explain(int argc, char **argv);
+
+/* One option of a subcommand. Lists end with a row without a name. */
+struct tool_option {
+    const char *name;  /* "-n" or "--timeout" */
+    int id;            /* above 0 */
+    const char *value; /* what it takes, such as "SECONDS"; NULL: nothing */
+};
+
+enum { TOOL_OPTION_END = 0, TOOL_OPTION_BAD = -1 };
+
+/* Where the reading of argv has come to. Begins with at = 1. */
+struct tool_args {
+    const char *command;
+    int argc;
+    char **argv;
+    int at;
+    const char *name;  /* of the option just read */
+    const char *value; /* what it was given */
+};
+
+/* Reads one option ("-n 4", "-n4", "--timeout 5", "--timeout=5") and returns its id; TOOL_OPTION_END at the first argument that
+ * is none, or after "--"; TOOL_OPTION_BAD when one line about it has been printed. */
+int tool_option_next(struct tool_args *args, const struct tool_option *options);
+
+/* Prints "shoal COMMAND: text (shoal COMMAND --help explains)" on stderr and returns TOOL_EXIT_USAGE. */
+int tool_usage_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The same for the value of the option just read: "-n takes a number from 1 to 1024, not 'x'". Returns false. */
+bool tool_value_fail(const struct tool_args *args, const char *takes);
+
+/* Read the value of the option just read; print the line and return false when it makes no sense. Sizes take K, M, G (powers of
+ * 1024) with an optional iB or B. Seconds may have a fraction. */
+bool tool_number_read(const struct tool_args *args, int least, int most, int *number_out);
+bool tool_size_read(const struct tool_args *args, size_t *bytes_out);
+bool tool_seconds_read(const struct tool_args *args, uint64_t *ms_out);
+bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out);
+
+/* "float32" and so on. Static storage. */
+const char *tool_type_name(enum shoal_type type);
+
+/* The word of a NULL-terminated list that text was probably meant to be; NULL when none is near. */
+const char *tool_word_nearest(const char *text, const char *const *words);
+
+/* Flushes stdout; returns code, or 1 with a line on stderr when what was printed could not be written. */
+int tool_output_finish(const char *command, int code);
+
+#endif
