@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,6 @@
 #define ABANDON_MS UINT64_C(10000)
 /* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
 #define DRAIN_MS UINT64_C(500)
-#define GRACE_MS UINT64_C(10000)
 #define NEVER UINT64_MAX
 
 enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
@@ -36,14 +34,6 @@ struct worker {
     int code;            /* the exit code or the signal */
 };
 
-/* Rank 0's stdin when ours is a terminal. Only the terminal's foreground group may read it, and rank 0 is in a group of its
- * own. */
-struct relay {
-    int to; /* -1: there is none, or it has ended */
-    char bytes[4096];
-    size_t start, length;
-};
-
 /* The places in the array for poll(); the rest belongs to the output. */
 enum { POLL_SIGNALS, POLL_RELAY_FROM, POLL_RELAY_TO, POLL_OUTPUT };
 
@@ -51,7 +41,7 @@ struct run {
     struct run_options options;
     struct run_inherited inherited;
     struct run_output output;
-    struct relay relay;
+    struct run_relay relay;
     struct worker *workers;
     struct pollfd *polls;
     int signal_fd;
@@ -64,125 +54,6 @@ struct run {
     bool must_leave; /* asked for the end while only output was left */
     uint64_t timeout_at, term_at, kill_at, abandon_at, drain_at;
 };
-
-/* ---- options ---- */
-
-enum option { OPTION_HELP = 1, OPTION_WORKERS, OPTION_NO_PREFIX, OPTION_OUTPUT, OPTION_GRACE, OPTION_TIMEOUT };
-
-static const struct tool_option option_list[] = {
-    {"-n", OPTION_WORKERS, "N"},
-    {"--no-prefix", OPTION_NO_PREFIX, NULL},
-    {"--output", OPTION_OUTPUT, "DIR"},
-    {"--grace", OPTION_GRACE, "SECONDS"},
-    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
-    {"--help", OPTION_HELP, NULL},
-    {"-h", OPTION_HELP, NULL},
-    {NULL, 0, NULL},
-};
-
-static const char help[] =
-    "Usage: shoal run [-n N] [options] program [arguments...]\n"
-    "\n"
-    "Starts N copies of a program on this machine, the workers (ranks 0 to N-1), with all they need to\n"
-    "find each other. Options stand before the program; what follows it is the program's.\n"
-    "\n"
-    "    -n N                how many workers (default: one per core this process may use)\n"
-    "    --no-prefix         do not put the rank before each line\n"
-    "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
-    "    --timeout SECONDS   end the run after so long\n"
-    "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
-    "                        (default 10)\n"
-    "\n"
-    "Examples:\n"
-    "    shoal run -n 2 ./train --epochs 3\n"
-    "    shoal run -n 4 python3 train.py\n"
-    "    shoal run -n 2 --output logs ./train         as on the screen, and a file for each rank\n"
-    "    shoal run -n 2 sh -c 'echo I am $RANK of $WORLD_SIZE'\n"
-    "    shoal run -n 2 sh -c 'exec taskset -c $RANK ./train'\n"
-    "\n"
-    "Environment of the workers (torchrun's names; all else is inherited):\n"
-    "    RANK, LOCAL_RANK               0 to N-1\n"
-    "    WORLD_SIZE, LOCAL_WORLD_SIZE   N\n"
-    "    GROUP_RANK                     0\n"
-    "    MASTER_ADDR, MASTER_PORT       127.0.0.1 and a free port; Shoal meets at one of the 16 after it\n"
-    "    SHOAL_SECRET                   drawn for this run, unless it or SHOAL_SECRET_FILE is set\n"
-    "    OMP_NUM_THREADS                1, unless it is set or N is 1\n"
-    "\n"
-    "Input and output:\n"
-    "    Lines stay whole and begin with the worker's rank (\"0| \"). On a terminal a progress bar of\n"
-    "    rank 0 moves in place, bars of other ranks show their last state; elsewhere every byte is kept.\n"
-    "    Rank 0 reads this command's input, the others /dev/null.\n"
-    "\n"
-    "Signals:\n"
-    "    INT, TERM, HUP, QUIT, USR1 and USR2 are passed on to all workers and their children. After the\n"
-    "    first four, what has not ended within the grace time is killed; a second Ctrl-C kills at once.\n"
-    "    Ctrl-Z stops all, fg continues all. When this command dies, its workers get SIGTERM. What\n"
-    "    workers leave running in their process groups is killed at the end.\n"
-    "\n"
-    "When a worker fails:\n"
-    "    The others have 3 seconds to notice and end, then get SIGTERM, 3 seconds later SIGKILL. The\n"
-    "    report names who failed first, how, and with which last lines.\n"
-    "\n"
-    "Exit codes:\n"
-    "    0     all workers ended with 0\n"
-    "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run\n"
-    "    2     the arguments make no sense\n"
-    "    124   --timeout has passed\n"
-    "    125   this command could not do its work (no memory, no file descriptors)\n"
-    "    126   the program is not executable\n"
-    "    127   there is no such program\n";
-
-static int cores_count(void)
-{
-    cpu_set_t set;
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)online;
-    if (count > RUN_WORKERS_MAX)
-        count = RUN_WORKERS_MAX;
-    return count < 1 ? 1 : count;
-}
-
-static bool option_apply(int id, const struct tool_args *args, struct run_options *options)
-{
-    switch (id) {
-    case OPTION_WORKERS:
-        return tool_number_read(args, 1, RUN_WORKERS_MAX, &options->workers);
-    case OPTION_NO_PREFIX:
-        options->has_prefix = false;
-        return true;
-    case OPTION_OUTPUT:
-        options->directory = args->value;
-        return *args->value || tool_value_fail(args, "a directory");
-    case OPTION_GRACE:
-        return tool_seconds_read(args, &options->grace_ms);
-    default:
-        if (!tool_seconds_read(args, &options->timeout_ms))
-            return false;
-        return options->timeout_ms || tool_value_fail(args, "more than 0 seconds");
-    }
-}
-
-/* Returns -1, or the exit code when there is nothing to run. */
-static int options_read(int argc, char **argv, struct run_options *options_out)
-{
-    struct tool_args args = {.command = "run", .argc = argc, .argv = argv, .at = 1};
-    int id;
-    *options_out = (struct run_options){.workers = cores_count(), .has_prefix = true, .grace_ms = GRACE_MS};
-    while ((id = tool_option_next(&args, option_list)) > 0) {
-        if (id == OPTION_HELP) {
-            fputs(help, stdout);
-            return tool_output_finish("run", 0);
-        }
-        if (!option_apply(id, &args, options_out))
-            return TOOL_EXIT_USAGE;
-    }
-    if (id == TOOL_OPTION_BAD)
-        return TOOL_EXIT_USAGE;
-    if (args.at >= argc || !*argv[args.at])
-        return tool_usage_fail("run", "no program given, as in: shoal run -n 2 ./train");
-    options_out->program = argv + args.at;
-    return -1;
-}
 
 /* ---- time and words ---- */
 
@@ -401,61 +272,6 @@ static void signals_take(struct run *run)
     }
 }
 
-/* ---- rank 0's input ---- */
-
-/* Returns what rank 0 shall have as its stdin; the relay holds the other end. */
-static int relay_open(struct relay *relay)
-{
-    int pair[2];
-    relay->to = -1;
-    if (!isatty(0) || pipe2(pair, O_CLOEXEC))
-        return 0;
-    fcntl(pair[1], F_SETFL, O_NONBLOCK);
-    relay->to = pair[1];
-    return pair[0];
-}
-
-static void relay_close(struct relay *relay)
-{
-    if (relay->to >= 0)
-        close(relay->to);
-    relay->to = -1;
-}
-
-static bool is_foreground(void)
-{
-    return tcgetpgrp(0) == getpgrp();
-}
-
-static void relay_fill(const struct relay *relay, struct pollfd *from, struct pollfd *to)
-{
-    const bool may_read = relay->to >= 0 && !relay->length && is_foreground();
-    *from = (struct pollfd){.fd = may_read ? 0 : -1, .events = POLLIN};
-    *to = (struct pollfd){.fd = relay->to, .events = relay->length ? POLLOUT : 0};
-}
-
-static void relay_serve(struct relay *relay, const struct pollfd *from, const struct pollfd *to)
-{
-    if (relay->to >= 0 && (to->revents & (POLLERR | POLLHUP)))
-        relay_close(relay);
-    if (relay->to >= 0 && from->fd >= 0 && from->revents && is_foreground()) {
-        const ssize_t count = read(0, relay->bytes, sizeof relay->bytes);
-        relay->start = 0;
-        relay->length = count > 0 ? (size_t)count : 0;
-        if (!relay->length && (count == 0 || errno != EINTR))
-            relay_close(relay);
-    }
-    if (relay->to < 0 || !relay->length)
-        return;
-    const ssize_t count = write(relay->to, relay->bytes + relay->start, relay->length);
-    if (count > 0) {
-        relay->start += (size_t)count;
-        relay->length -= (size_t)count;
-    } else if (errno != EAGAIN && errno != EINTR) {
-        relay_close(relay);
-    }
-}
-
 /* ---- the loop ---- */
 
 static void timeout_reached(struct run *run)
@@ -511,8 +327,7 @@ static int wait_ms(const struct run *run)
         earlier_set(&at, run->term_at);
         earlier_set(&at, run->kill_at);
         earlier_set(&at, run->abandon_at);
-        /* Nothing tells when a launcher in the background has come to the foreground. */
-        if (run->relay.to >= 0 && !is_foreground())
+        if (run_relay_is_in_background(&run->relay))
             earlier_set(&at, now + 1000);
     } else if (run_output_has_streams(&run->output)) {
         at = run->drain_at;
@@ -529,12 +344,13 @@ static void turn(struct run *run)
 {
     struct pollfd *polls = run->polls;
     polls[POLL_SIGNALS] = (struct pollfd){.fd = run->signal_fd, .events = POLLIN};
-    relay_fill(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
+    run_relay_fill(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
     run_output_fill(&run->output, polls + POLL_OUTPUT);
     if (poll(polls, POLL_OUTPUT + run_output_polls(&run->output), wait_ms(run)) >= 0) {
         if (polls[POLL_SIGNALS].revents)
             signals_take(run);
-        relay_serve(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
+        if (run_relay_serve(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]))
+            run_output_typed(&run->output);
         run_output_serve(&run->output, polls + POLL_OUTPUT);
     }
     deadlines_check(run);
@@ -603,7 +419,7 @@ static void workers_reap(struct run *run)
 static int workers_start(struct run *run)
 {
     int code = 0;
-    const int input = relay_open(&run->relay);
+    const int input = run_relay_open(&run->relay);
     while (!code && run->started < run->options.workers) {
         struct run_spawn spawn = {.rank = run->started, .input = run->started ? -1 : input};
         code = run_worker_spawn(&run->options, &run->inherited, &spawn);
@@ -654,7 +470,7 @@ static int run_follow(struct run *run)
 
 static void run_release(struct run *run)
 {
-    relay_close(&run->relay);
+    run_relay_close(&run->relay);
     run_output_close(&run->output);
     if (run->signal_fd >= 0)
         close(run->signal_fd);
@@ -676,7 +492,7 @@ int shoal_tool_run(int argc, char **argv)
         .abandon_at = NEVER,
         .drain_at = NEVER,
     };
-    int code = options_read(argc, argv, &run.options);
+    int code = run_options_read(argc, argv, &run.options);
     if (code >= 0)
         return code;
     code = run_prepare(&run);

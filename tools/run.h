@@ -4,6 +4,7 @@
 #ifndef SHOAL_TOOLS_RUN_H
 #define SHOAL_TOOLS_RUN_H
 
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -22,6 +23,28 @@ struct run_options {
     uint64_t timeout_ms; /* 0: none */
     char **program;      /* NULL-terminated */
 };
+
+/* Reads argv. Returns -1, or the exit code when there is nothing to run. */
+int run_options_read(int argc, char **argv, struct run_options *options_out);
+
+/* Rank 0's stdin when ours is a terminal. Only the terminal's foreground group may read it, and rank 0 is in a group of its
+ * own. */
+struct run_relay {
+    int to; /* -1: there is none, or it has ended */
+    char bytes[4096];
+    size_t start, length;
+};
+
+/* Returns what rank 0 shall have as its stdin: ours, or a pipe whose other end the relay holds. */
+int run_relay_open(struct run_relay *relay);
+void run_relay_close(struct run_relay *relay);
+
+/* Fill the two entries for poll(), and act on what it said. Serve returns true when the person at the terminal has ended a line. */
+void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct pollfd *to);
+bool run_relay_serve(struct run_relay *relay, const struct pollfd *from, const struct pollfd *to);
+
+/* Then it must look again from time to time: nothing tells when a launcher has come to the foreground. */
+bool run_relay_is_in_background(const struct run_relay *relay);
 
 /* What a worker must have back before it becomes the program. */
 struct run_inherited {

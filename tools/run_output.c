@@ -174,6 +174,19 @@ static void live_update(const struct run_output *output, struct run_stream *stre
     live_draw(output, sink);
 }
 
+void run_output_typed(struct run_output *output)
+{
+    for (int i = 0; i < 2; i++) {
+        struct run_sink *sink = &output->sinks[i];
+        if (!sink->live)
+            continue;
+        tail_push(sink->live->tail, line_shown(&sink->live->line));
+        text_drop(&sink->live->line, sink->live->line.length);
+        sink->live = NULL;
+        sink->is_live_drawn = false;
+    }
+}
+
 /* ---- streams ---- */
 
 static void file_write(struct run_output *output, struct run_stream *stream, const char *bytes, size_t count)

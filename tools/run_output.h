@@ -71,6 +71,9 @@ void run_output_drain(struct run_output *output);
 bool run_output_has_streams(const struct run_output *output);
 bool run_output_has_queued(const struct run_output *output);
 
+/* Somebody has typed a line on our terminal: its echo has ended the unfinished line there. */
+void run_output_typed(struct run_output *output);
+
 /* Queues a line of the launcher's own for stderr. */
 void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

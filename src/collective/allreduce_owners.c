@@ -5,7 +5,7 @@
  * that is not shared costs its rank n (p - 1) / p more read and written, an output the same. */
 #include "collective/collective.h"
 
-/* Where the owner of block `index` finds what the rank contributes. */
+/* Where an owner finds what a rank contributes to its block. */
 static struct shoal_block contribution(const struct shoal_view *view, int owner, int rank)
 {
     if (rank == owner || shoal_view_shares_input(view, rank))

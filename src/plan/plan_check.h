@@ -30,7 +30,7 @@ struct shoal_plan_question {
     int root;
     bool in_place;  /* input and output are the same memory (for all-gather: the input is the rank's block of the output) */
     unsigned units; /* elements of a piece (all-gather: of an input); take odd numbers, fewer and more than there are blocks */
-    /* The operation that follows in the slot, perhaps with pieces of another length; its own next is ignored. NULL: the same. */
+    /* The operation that follows in the slot, perhaps with pieces of another length; its next is ignored. NULL: the same. */
     const struct shoal_plan_question *next;
 };
 

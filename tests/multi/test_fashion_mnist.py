@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The examples, run as a user runs them: the ladder with 1 to 3 workers, and the main job fashion_mnist with 1, 2 and 4.
 
-Prints TAP. SHOAL_COMMAND is the `shoal` command, SHOAL_EXAMPLES the folder with the built examples, SHOAL_DATA (optional) the folder
-with Fashion-MNIST. A case fails with an AssertionError and is skipped, with its reason, by Skip.
+Prints TAP. SHOAL_COMMAND is the `shoal` command, SHOAL_EXAMPLES the folder of the built examples, SHOAL_DATA (optional) that
+of Fashion-MNIST. A case fails with an AssertionError and is skipped, with its reason, by Skip.
 """
 import csv
 import gzip

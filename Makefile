@@ -1,0 +1,43 @@
+# The front door. Meson does the building; these targets install what is missing, build and run.
+#
+#   make demo    trains the Fashion-MNIST example with two workers
+#   make test    builds in several ways and runs every test
+#   make bench   measures all-reduce beside Open MPI and MPICH
+#   make build   the command at build/shoal, the libraries beside it
+#   make deps    installs what the targets need, and nothing else
+#   make check   the checks that need no build: arrows between rooms, symbols, format
+#   make clean   removes build directories
+
+WORKERS ?= 2
+
+.PHONY: all build demo test bench check deps clean
+
+all: build
+
+deps:
+	@dev/deps.sh build test bench
+
+build/build.ninja:
+	@dev/deps.sh build
+	@meson setup build >/dev/null || { cat build/meson-logs/meson-log.txt; exit 1; }
+
+build: build/build.ninja
+	@ninja -C build --quiet
+
+demo: build
+	@dev/deps.sh demo
+	build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
+
+test:
+	@dev/deps.sh build demo test
+	@dev/test.py $(ARGS)
+
+bench: build
+	@dev/deps.sh bench
+	@dev/bench.py $(ARGS)
+
+check:
+	@dev/check.py
+
+clean:
+	rm -rf build build-*

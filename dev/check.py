@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Checks that need no build; prints file, line, rule and how to mend it. Exit code 1 when something is found.
+
+  arrows    a room includes only rooms below it (docs/architecture.md draws them)
+  public    tools, examples see the public header only
+  symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
+  headers   each header compiles alone, as C11 and (the public one) as C++17
+  words     getenv, printf to stdout, abort and exit stay in their rooms; memory order is written at each atomic of shared memory
+"""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+ALLOWED = {
+    "base": set(),
+    "observe": {"base"},
+    "plan": {"base", "observe"},
+    "topology": {"base", "observe"},
+    "device": {"base", "observe"},
+    "bootstrap": {"base", "observe"},
+    "transport": {"base", "observe", "plan", "topology", "device", "bootstrap"},
+    "collective": {"base", "observe", "plan", "topology", "device", "transport"},
+    "engine": {"base", "observe", "plan", "topology", "device", "bootstrap", "transport", "collective"},
+    "comm": {"base", "observe", "plan", "topology", "device", "bootstrap", "transport", "collective", "engine"},
+}
+found = []
+
+
+def say(path, line, rule, mend):
+    found.append(f"{path.relative_to(TOP)}:{line}: {rule}: {mend}")
+
+
+def lines_of(path):
+    return enumerate(path.read_text().splitlines(), 1)
+
+
+def sources(folder):
+    return sorted(p for p in (TOP / folder).rglob("*.[ch]"))
+
+
+def check_arrows():
+    for path in sources("src"):
+        room = path.relative_to(TOP / "src").parts[0]
+        if room not in ALLOWED:
+            say(path, 1, "arrows", f"room \"{room}\" is not in the table of dev/check.py")
+            continue
+        for number, line in lines_of(path):
+            match = re.match(r'#include "([a-z_]+)/', line)
+            other = match.group(1) if match else room
+            if other not in ALLOWED[room] | {room, "shoal"}:
+                say(path, number, "arrows", f"{room} may not see {other}: move the concept down, or turn the arrow round")
+
+
+def check_public():
+    for folder in ("tools", "examples"):
+        for path in sources(folder):
+            for number, line in lines_of(path):
+                match = re.match(r'#include "([^"]+)"', line)
+                if match and not (path.parent / match.group(1)).exists():
+                    say(path, number, "public", "include <shoal/shoal.h> and files of the same folder only")
+
+
+def check_symbols():
+    header = (TOP / "include/shoal/shoal.h").read_text()
+    declared = set(re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", header, re.M | re.S))
+    listed = set(re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
+    for name in sorted(declared - listed):
+        say(TOP / "src/shoal.map", 1, "symbols", f"add {name}, which the header declares")
+    for name in sorted(listed - declared):
+        say(TOP / "src/shoal.map", 1, "symbols", f"remove {name}, which the header does not declare")
+    library = TOP / "build/libshoal.so"
+    if library.exists():
+        output = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
+        exported = {line.split()[-1].split("@")[0] for line in output.splitlines() if " A " not in line}
+        for name in sorted(exported ^ listed):
+            say(TOP / "src/shoal.map", 1, "symbols", f"{name} is exported or listed, but not both: build again, or mend the map")
+    tests = "\n".join(p.read_text() for p in (TOP / "tests").rglob("*.c")) + "\n".join(p.read_text() for p in sources("examples"))
+    tests += "\n".join(p.read_text() for p in sources("tools"))
+    for name in sorted(declared):
+        if not re.search(rf"\b{name}\b", tests):
+            say(TOP / "include/shoal/shoal.h", 1, "symbols", f"no test, tool or example calls {name}")
+
+
+def compiles(path, language, standard, compiler):
+    command = [compiler, "-fsyntax-only", "-Wall", "-Wextra", f"-std={standard}", "-D_GNU_SOURCE", f"-I{TOP}/include", f"-I{TOP}/src",
+               "-x", language, str(path)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def check_headers():
+    for path in sources("include") + [p for p in sources("src") if p.suffix == ".h"]:
+        if path.name == "kernel_body.h":  # a template, included by the file of each instruction set
+            continue
+        result = compiles(path, "c", "c11" if "include" in path.parts else "gnu11", "gcc")
+        if result.returncode:
+            say(path, 1, "headers", "does not compile alone:\n" + result.stderr.strip())
+    public = TOP / "include/shoal/shoal.h"
+    if shutil.which("g++") and compiles(public, "c++", "c++17", "g++").returncode:
+        say(public, 1, "headers", "does not compile as C++17")
+
+
+WORDS = [
+    (r"\bgetenv\(", {"base/settings.c", "bootstrap"}, "settings are read through base/settings.h"),
+    (r"\bprintf\(|\bputs\(", set(), "print to a FILE the caller gave, or log"),
+    (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
+    (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/driver.c"),
+    (r"\batomic_(load|store|fetch_add|fetch_sub|exchange)\(", {"bootstrap"}, "name the memory order (_explicit)"),
+]
+
+
+def check_words():
+    for path in sources("src"):
+        place = path.relative_to(TOP / "src").as_posix()
+        for number, line in lines_of(path):
+            for pattern, where, mend in WORDS:
+                if re.search(pattern, line) and not any(place.startswith(w) for w in where):
+                    say(path, number, "words", mend)
+            if len(line) > 140:
+                say(path, number, "words", "longer than 140 columns")
+
+
+def main():
+    for check in (check_arrows, check_public, check_symbols, check_headers, check_words):
+        check()
+    print("\n".join(found) if found else "checks: arrows, public, symbols, headers, words: nothing found")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Installs what is missing for the given purposes (build, demo, test, bench) through apt. Without root or apt: lists it and exits with 2.
+set -eu
+
+packages_for() {
+    case $1 in
+    build) echo "gcc libc6-dev meson ninja-build pkg-config python3 zlib1g-dev libopenblas-dev libsodium23 libpmix-dev" ;;
+    demo) echo "dataset-fashion-mnist libopenblas0" ;;
+    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 util-linux" ;;
+    bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev" ;;
+    *) echo "deps.sh: unknown purpose \"$1\": build, demo, test or bench" >&2; exit 2 ;;
+    esac
+}
+
+missing=
+for purpose in "$@"; do
+    for package in $(packages_for "$purpose"); do
+        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+    done
+done
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    echo "These Debian packages are missing; install them (or their like) and run again:" >&2
+    printf '   %s\n' $missing >&2
+    exit 2
+fi
+echo "installing:$missing"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+{ apt-get update -q && apt-get install -y -q --no-install-recommends $missing; } >"$log" 2>&1 || { cat "$log" >&2; exit 1; }

@@ -1,0 +1,801 @@
+/* Ranks find each other: by address and by a caller's store as threads of this process, by the environment as processes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "bootstrap/auth.h"
+#include "bootstrap/bootstrap.h"
+#include "bootstrap/key_table.h"
+
+#define RANKS_MAX 8
+#define LINES_BYTES 8192
+
+static void keep_line(void *arg, int level, const char *line)
+{
+    char *lines = arg;
+    const size_t used = strlen(lines);
+    (void)level;
+    snprintf(lines + used, LINES_BYTES - used, "%s\n", line);
+}
+
+static int open_port(uint16_t port, int backlog, uint16_t *port_out)
+{
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port)};
+    socklen_t bytes = sizeof in;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (bind(fd, (struct sockaddr *)&in, sizeof in) != 0 || (backlog > 0 && listen(fd, backlog) != 0)) {
+        close(fd);
+        return -1;
+    }
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&in, &bytes), 0);
+    *port_out = ntohs(in.sin_port);
+    return fd;
+}
+
+/* The first of 18 ports that are free just now. */
+static uint16_t find_ports(void)
+{
+    for (unsigned port = 20000 + (unsigned)getpid() % 10000;; port += 20) {
+        int free_count = 0;
+        for (unsigned i = 0; i < 18; i++) {
+            uint16_t unused;
+            const int fd = open_port((uint16_t)(port + i), 1, &unused);
+            free_count += fd >= 0;
+            if (fd >= 0)
+                close(fd);
+        }
+        if (free_count == 18)
+            return (uint16_t)port;
+    }
+}
+
+/* ---- ranks as threads ---- */
+
+struct rank {
+    int rank, size;
+    const char *address; /* NULL: store */
+    const struct shoal_store *store;
+    const char *overrides[4];
+    uint32_t timeout_ms;
+    int rounds;
+    size_t bytes;
+    enum shoal_status status;
+    struct shoal_bootstrap bootstrap; /* closed, but for the test of the secret */
+    unsigned char secret[SHOAL_SECRET_BYTES];
+    char lines[LINES_BYTES];
+};
+
+static bool exchange_is_right(struct rank *rank, struct shoal_log *log, int round)
+{
+    char name[32];
+    unsigned char *mine = malloc(rank->bytes + 1), *all = malloc(rank->bytes * (size_t)rank->size + 1);
+    snprintf(name, sizeof name, "test%d", round);
+    memset(mine, 16 * round + rank->rank, rank->bytes);
+    rank->status = shoal_bootstrap_exchange(&rank->bootstrap, log, name, mine, all, rank->bytes, rank->timeout_ms);
+    bool is_right = rank->status == SHOAL_OK;
+    for (size_t i = 0; is_right && i < rank->bytes * (size_t)rank->size; i++)
+        is_right = all[i] == (unsigned char)(16 * round + (int)(i / rank->bytes));
+    if (rank->status == SHOAL_OK && !is_right)
+        rank->status = SHOAL_ERR_INTERNAL;
+    free(mine);
+    free(all);
+    return is_right;
+}
+
+static enum shoal_status open_rank(struct rank *rank, const struct shoal_settings *settings, struct shoal_log *log)
+{
+    if (rank->address)
+        return shoal_bootstrap_from_address(rank->address, rank->rank, rank->size, settings, log, rank->timeout_ms,
+                                            &rank->bootstrap);
+    return shoal_bootstrap_from_store(rank->store, rank->rank, rank->size, settings, log, rank->timeout_ms, &rank->bootstrap);
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *rank = arg;
+    struct shoal_settings settings;
+    struct shoal_log log;
+    char error[256];
+    rank->status = shoal_settings_load(&settings, rank->overrides, error, sizeof error);
+    if (rank->status != SHOAL_OK)
+        return NULL;
+    shoal_log_init(&log, &settings, keep_line, rank->lines);
+    rank->status = open_rank(rank, &settings, &log);
+    if (rank->status == SHOAL_OK) {
+        for (int i = 0; i < rank->rounds && exchange_is_right(rank, &log, i); i++)
+            continue;
+        memcpy(rank->secret, rank->bootstrap.secret, sizeof rank->secret);
+        const bool has_secret = rank->bootstrap.has_secret;
+        shoal_bootstrap_close(&rank->bootstrap);
+        rank->bootstrap.has_secret = has_secret;
+    }
+    shoal_log_fini(&log);
+    return NULL;
+}
+
+/* Fills ranks as `first` is, then runs them all. */
+static void run_ranks(struct rank *ranks, int count, const struct rank *first)
+{
+    pthread_t threads[RANKS_MAX];
+    for (int r = 0; r < count; r++) {
+        ranks[r] = *first;
+        ranks[r].rank = r;
+    }
+    for (int r = 0; r < count; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    for (int r = 0; r < count; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void run_given(struct rank *ranks, int count)
+{
+    pthread_t threads[RANKS_MAX];
+    for (int r = 0; r < count; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    for (int r = 0; r < count; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void expect_line(const char *lines, const char *text)
+{
+    assert_non_null(text);
+    if (strstr(lines, text))
+        return;
+    print_error("\"%s\" was not said, but:\n%s", text, lines);
+    fail();
+}
+
+static void expect_all(const struct rank *ranks, int count, enum shoal_status status)
+{
+    for (int r = 0; r < count; r++) {
+        if (ranks[r].status != status)
+            fail_msg("rank %d: %s, not %s\n%s", r, shoal_status_name(ranks[r].status), shoal_status_name(status),
+                     ranks[r].lines);
+    }
+}
+
+static bool has_ipv6(void)
+{
+    const struct sockaddr_in6 in = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool has = fd >= 0 && bind(fd, (const struct sockaddr *)&in, sizeof in) == 0;
+    if (fd >= 0)
+        close(fd);
+    return has;
+}
+
+static char *address_of(const char *host, char text[64])
+{
+    snprintf(text, 64, "%s:%d", host, find_ports());
+    return text;
+}
+
+/* ---- by address ---- */
+
+static void bootstrap_address_joins_ranks(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    const int sizes[] = {1, 2, 3, 8};
+    const char *const hosts[] = {"127.0.0.1", "localhost", "[::1]"};
+    char address[64];
+    for (size_t h = 0; h < SHOAL_COUNT_OF(hosts) - !has_ipv6(); h++) {
+        for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++) {
+            const struct rank first = {
+                .size = sizes[i], .address = address_of(hosts[h], address), .timeout_ms = 10000, .rounds = 2, .bytes = 100};
+            run_ranks(ranks, sizes[i], &first);
+            expect_all(ranks, sizes[i], SHOAL_OK);
+            assert_string_equal(ranks[0].lines, "");
+        }
+    }
+}
+
+static void bootstrap_exchange_takes_0_bytes_to_64_kib(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    const size_t bytes[] = {0, 1, SHOAL_VALUE_BYTES_MAX};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(bytes); i++) {
+        const struct rank first = {
+            .size = 3, .address = address_of("127.0.0.1", address), .timeout_ms = 10000, .rounds = 1, .bytes = bytes[i]};
+        run_ranks(ranks, 3, &first);
+        expect_all(ranks, 3, SHOAL_OK);
+    }
+    const struct rank first = {.size = 2,
+                               .address = address_of("127.0.0.1", address),
+                               .timeout_ms = 10000,
+                               .rounds = 1,
+                               .bytes = SHOAL_VALUE_BYTES_MAX + 1};
+    run_ranks(ranks, 2, &first);
+    expect_all(ranks, 2, SHOAL_ERR_ARGUMENT);
+}
+
+static void bootstrap_address_can_be_used_again_at_once(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    const struct rank first = {
+        .size = 3, .address = address_of("127.0.0.1", address), .timeout_ms = 10000, .rounds = 1, .bytes = 8};
+    for (int i = 0; i < 20; i++) {
+        run_ranks(ranks, 3, &first);
+        expect_all(ranks, 3, SHOAL_OK);
+    }
+}
+
+static void bootstrap_names_the_ranks_that_did_not_come(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    struct rank first = {.size = 4, .address = address_of("127.0.0.1", address), .timeout_ms = 300, .rounds = 1, .bytes = 8};
+    const uint64_t before_ns = shoal_clock_ns();
+    run_ranks(ranks, 2, &first);
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 290, 3000);
+    expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
+    for (int r = 0; r < 2; r++)
+        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 300 ms");
+    first.rank = 3;
+    ranks[0] = first;
+    run_given(ranks, 1);
+    assert_int_equal(ranks[0].status, SHOAL_ERR_TIMEOUT);
+    expect_line(ranks[0].lines, "rank 0 of 4 did not come within 300 ms");
+}
+
+static void bootstrap_address_in_use_says_so(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    char address[64], said[64];
+    uint16_t port;
+    const int fd = open_port(0, 8, &port);
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
+    snprintf(said, sizeof said, "port %d in use", port);
+    rank = (struct rank){.size = 2, .address = address, .timeout_ms = 300};
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_SYSTEM);
+    expect_line(rank.lines, said);
+    close(fd);
+}
+
+static void bootstrap_address_that_makes_no_sense_is_refused(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    const char *const bad[] = {"",         "host",     "host:",     ":4000", "host:0",   "host:65536",
+                               "host:12x", "::1:4000", "[::1:4000", "[]:1",  "host: 12", "host:-1"};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(bad); i++) {
+        rank = (struct rank){.size = 2, .address = bad[i], .timeout_ms = 300};
+        run_given(&rank, 1);
+        assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+        expect_line(rank.lines, bad[i]);
+    }
+    rank = (struct rank){.size = 2, .address = "192.0.2.1:4000", .timeout_ms = 300}; /* no host has this one */
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+    expect_line(rank.lines, "no address of this host");
+}
+
+static void bootstrap_rank_and_size_must_fit(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    const int pairs[][2] = {{-1, 2}, {2, 2}, {0, 0}, {0, -3}, {0, 1 << 20}};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(pairs); i++) {
+        rank = (struct rank){.rank = pairs[i][0], .size = pairs[i][1], .address = "127.0.0.1:4000", .timeout_ms = 300};
+        run_given(&rank, 1);
+        assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+    }
+}
+
+/* ---- secrets and settings ---- */
+
+static void write_secret_file(char name[64], const char *text)
+{
+    strcpy(name, "/tmp/shoal_secret_XXXXXX");
+    const int fd = mkstemp(name);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+}
+
+static void need_sodium(void)
+{
+    if (!shoal_auth_is_available()) {
+        print_message("libsodium is not installed\n");
+        skip();
+    }
+}
+
+static void bootstrap_secret_from_setting_and_file_is_one(void **state)
+{
+    (void)state;
+    need_sodium();
+    static struct rank ranks[RANKS_MAX];
+    char address[64], name[64], setting[128];
+    write_secret_file(name, "open sesame\nmore\n");
+    snprintf(setting, sizeof setting, "SHOAL_SECRET_FILE=%s", name);
+    for (int r = 0; r < 2; r++)
+        ranks[r] = (struct rank){.rank = r, .size = 2, .timeout_ms = 5000, .rounds = 1, .bytes = 8};
+    ranks[0].address = ranks[1].address = address_of("127.0.0.1", address);
+    ranks[0].overrides[0] = "SHOAL_SECRET=open sesame";
+    ranks[1].overrides[0] = setting;
+    run_given(ranks, 2);
+    unlink(name);
+    expect_all(ranks, 2, SHOAL_OK);
+    assert_true(ranks[0].bootstrap.has_secret && ranks[1].bootstrap.has_secret);
+    assert_memory_equal(ranks[0].secret, ranks[1].secret, SHOAL_SECRET_BYTES);
+}
+
+static void bootstrap_secret_file_that_is_no_use_is_named(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    char name[64], setting[128];
+    rank = (struct rank){.size = 2, .address = "127.0.0.1:4000", .timeout_ms = 300};
+    rank.overrides[0] = "SHOAL_SECRET_FILE=/no/such/file";
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+    expect_line(rank.lines, "\"/no/such/file\" cannot be read: No such file or directory");
+    write_secret_file(name, "\n");
+    snprintf(setting, sizeof setting, "SHOAL_SECRET_FILE=%s", name);
+    rank = (struct rank){.size = 2, .address = "127.0.0.1:4000", .timeout_ms = 300, .overrides = {setting}};
+    run_given(&rank, 1);
+    unlink(name);
+    assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+    expect_line(rank.lines, "no secret in its first line");
+}
+
+/* Rank 1 has another value than rank 0; it is refused, and rank 0 says so too and finds it missing. */
+static void expect_refusal(const char *of_rank_0, const char *of_rank_1, const char *said)
+{
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    for (int r = 0; r < 2; r++)
+        ranks[r] = (struct rank){.rank = r, .size = 2, .timeout_ms = 500, .rounds = 1, .bytes = 8};
+    ranks[0].address = ranks[1].address = address_of("127.0.0.1", address);
+    ranks[0].overrides[0] = of_rank_0;
+    ranks[1].overrides[0] = of_rank_1;
+    run_given(ranks, 2);
+    assert_int_equal(ranks[1].status, SHOAL_ERR_AUTH);
+    assert_int_equal(ranks[0].status, SHOAL_ERR_TIMEOUT);
+    expect_line(ranks[0].lines, said);
+    expect_line(ranks[1].lines, said);
+}
+
+static void bootstrap_differences_are_refused_on_both_sides(void **state)
+{
+    (void)state;
+    expect_refusal("SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "settings that must agree differ");
+    need_sodium();
+    expect_refusal("SHOAL_SECRET=a", "SHOAL_SECRET=b", "secret is not rank 0's");
+    expect_refusal("SHOAL_SECRET=a", "SHOAL_DEPTH=4", "rank 0 has a secret and it has none");
+    expect_refusal("SHOAL_DEPTH=4", "SHOAL_SECRET=a", "it has a secret and rank 0 has none");
+}
+
+/* ---- a caller's store ---- */
+
+struct shared {
+    pthread_mutex_t lock;
+    struct shoal_key_table table;
+    bool fails;
+};
+
+static int shared_set(void *arg, const char *key, const void *value, size_t bytes)
+{
+    struct shared *shared = arg;
+    assert_int_equal(strncmp(key, "shoal/", 6), 0);
+    pthread_mutex_lock(&shared->lock);
+    const bool is_kept = !shared->fails && shoal_key_table_set(&shared->table, key, strlen(key), value, bytes);
+    pthread_mutex_unlock(&shared->lock);
+    return is_kept ? 0 : 5;
+}
+
+static long shared_get(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    struct shared *shared = arg;
+    const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
+    do {
+        size_t bytes = 0;
+        pthread_mutex_lock(&shared->lock);
+        const void *found = shoal_key_table_get(&shared->table, key, strlen(key), &bytes);
+        if (found)
+            memcpy(value, found, shoal_min_size(bytes, capacity));
+        pthread_mutex_unlock(&shared->lock);
+        if (found)
+            return (long)bytes;
+        usleep(1000);
+    } while (shoal_clock_ns() < deadline_ns);
+    return -1;
+}
+
+static int shared_erase(void *arg, const char *key)
+{
+    struct shared *shared = arg;
+    pthread_mutex_lock(&shared->lock);
+    shoal_key_table_erase(&shared->table, key, strlen(key));
+    pthread_mutex_unlock(&shared->lock);
+    return 0;
+}
+
+static struct shared shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static const struct shoal_store shared_store = {shared_set, shared_get, shared_erase, &shared};
+
+static int set_up_shared(void **state)
+{
+    (void)state;
+    shared.fails = false;
+    shoal_key_table_fini(&shared.table);
+    return 0;
+}
+
+static int tear_down_shared(void **state)
+{
+    return set_up_shared(state);
+}
+
+static void bootstrap_store_joins_ranks_and_hands_out_a_secret(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    const struct rank first = {.size = 3, .store = &shared_store, .timeout_ms = 5000, .rounds = 2, .bytes = 33};
+    run_ranks(ranks, 3, &first);
+    expect_all(ranks, 3, SHOAL_OK);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(ranks[r].bootstrap.has_secret, shoal_auth_is_available());
+        assert_memory_equal(ranks[r].secret, ranks[0].secret, SHOAL_SECRET_BYTES);
+    }
+    const unsigned char zeros[SHOAL_SECRET_BYTES] = {0};
+    if (shoal_auth_is_available())
+        assert_memory_not_equal(ranks[0].secret, zeros, sizeof zeros);
+}
+
+static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    for (int r = 0; r < 2; r++)
+        ranks[r] = (struct rank){.rank = r ? 3 : 0, .size = 6, .store = &shared_store, .timeout_ms = 100};
+    run_given(ranks, 2);
+    expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
+    expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 100 ms");
+}
+
+static void bootstrap_store_differences_are_refused_on_both_sides(void **state)
+{
+    static const char *const cases[][3] = {{"SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "settings that must agree differ"},
+                                           {"SHOAL_SECRET=a", "SHOAL_SECRET=b", "another secret"},
+                                           {"SHOAL_SECRET=a", "SHOAL_DEPTH=4", "has a secret and"}};
+    static struct rank ranks[RANKS_MAX];
+    for (size_t i = 0; i < (shoal_auth_is_available() ? SHOAL_COUNT_OF(cases) : 1); i++) {
+        set_up_shared(state);
+        for (int r = 0; r < 2; r++) {
+            ranks[r] = (struct rank){.rank = r, .size = 2, .store = &shared_store, .timeout_ms = 2000};
+            ranks[r].overrides[0] = cases[i][r];
+        }
+        run_given(ranks, 2);
+        expect_all(ranks, 2, SHOAL_ERR_AUTH);
+        expect_line(ranks[0].lines, cases[i][2]);
+        expect_line(ranks[1].lines, cases[i][2]);
+    }
+}
+
+static void bootstrap_store_that_fails_is_an_error(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    shared.fails = true;
+    rank = (struct rank){.size = 2, .store = &shared_store, .timeout_ms = 100};
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_SYSTEM);
+    expect_line(rank.lines, "set(\"shoal/agree/0\") failed (it returned 5)");
+    const struct shoal_store holes[] = {
+        {NULL, shared_get, shared_erase, NULL}, {shared_set, NULL, shared_erase, NULL}, {shared_set, shared_get, NULL, NULL}};
+    for (size_t i = 0; i <= SHOAL_COUNT_OF(holes); i++) {
+        rank = (struct rank){.size = 2, .store = i < SHOAL_COUNT_OF(holes) ? &holes[i] : NULL, .timeout_ms = 100};
+        run_given(&rank, 1);
+        assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
+    }
+}
+
+static void bootstrap_store_value_of_another_length_is_a_mismatch(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    assert_int_equal(shared_set(&shared, "shoal/agree/1", "abc", 3), 0);
+    rank = (struct rank){.size = 2, .store = &shared_store, .timeout_ms = 100};
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_MISMATCH);
+    expect_line(rank.lines, "rank 1 put 3 bytes");
+}
+
+/* ---- by the environment: each rank is a process ---- */
+
+/* What a child tells. Its status is its exit code. */
+struct child {
+    pid_t process;
+    int lines_fd;
+};
+
+/* Only the variables given count. with_few_files: no library can be loaded any more. */
+static void be_child(const char *const *variables, bool with_few_files, int lines_fd)
+{
+    static struct shoal_settings settings;
+    static struct rank rank = {.bytes = 8, .timeout_ms = 1500};
+    struct shoal_log log;
+    char error[256];
+    clearenv();
+    for (int i = 0; variables[i]; i++)
+        putenv((char *)(uintptr_t)variables[i]);
+    if (with_few_files)
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, 0});
+    if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
+        _exit(99);
+    shoal_log_init(&log, &settings, keep_line, rank.lines);
+    enum shoal_status status = shoal_bootstrap_from_environment(&settings, &log, rank.timeout_ms, &rank.bootstrap);
+    if (status == SHOAL_OK && !getenv("TEST_ONLY_OPEN")) {
+        rank.rank = rank.bootstrap.rank;
+        rank.size = rank.bootstrap.size;
+        keep_line(rank.lines, 0, rank.bootstrap.launcher);
+        exchange_is_right(&rank, &log, 0);
+        status = rank.status;
+    }
+    if (status == SHOAL_OK)
+        shoal_bootstrap_close(&rank.bootstrap);
+    if (write(lines_fd, rank.lines, strlen(rank.lines)) < 0)
+        _exit(98);
+    _exit((int)status);
+}
+
+static struct child start_child(const char *const *variables, bool with_few_files)
+{
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    const pid_t process = fork();
+    assert_true(process >= 0);
+    if (process == 0)
+        be_child(variables, with_few_files, pipes[1]);
+    close(pipes[1]);
+    return (struct child){process, pipes[0]};
+}
+
+static enum shoal_status finish_child(const struct child *child, char lines[LINES_BYTES])
+{
+    size_t used = 0;
+    ssize_t got;
+    while ((got = read(child->lines_fd, lines + used, LINES_BYTES - 1 - used)) > 0)
+        used += (size_t)got;
+    lines[used] = 0;
+    close(child->lines_fd);
+    int how;
+    assert_int_equal(waitpid(child->process, &how, 0), child->process);
+    assert_true(WIFEXITED(how));
+    return (enum shoal_status)WEXITSTATUS(how);
+}
+
+static enum shoal_status run_child(const char *const *variables, char lines[LINES_BYTES])
+{
+    const struct child child = start_child(variables, false);
+    return finish_child(&child, lines);
+}
+
+/* A job of `size` ranks whose MASTER_PORT is port; each must end with OK. */
+static void run_job(uint16_t port, int size, const char *extra)
+{
+    struct child children[RANKS_MAX];
+    char texts[4][64], lines[LINES_BYTES];
+    snprintf(texts[0], sizeof texts[0], "WORLD_SIZE=%d", size);
+    snprintf(texts[1], sizeof texts[1], "MASTER_PORT=%d", port);
+    for (int r = 0; r < size; r++) {
+        snprintf(texts[2], sizeof texts[2], "RANK=%d", r);
+        const char *const variables[] = {texts[0], texts[1], texts[2], "MASTER_ADDR=localhost", extra, NULL};
+        children[r] = start_child(variables, false);
+    }
+    for (int r = 0; r < size; r++) {
+        const enum shoal_status status = finish_child(&children[r], lines);
+        if (status != SHOAL_OK)
+            fail_msg("rank %d: %s\n%s", r, shoal_status_name(status), lines);
+        assert_string_equal(lines, "torchrun or shoal run\n");
+    }
+}
+
+/* First of all: the library must not be loaded yet in this process. */
+static void bootstrap_without_libsodium_refuses_a_secret(void **state)
+{
+    (void)state;
+    const char *const variables[] = {"RANK=0",           "WORLD_SIZE=2",   "MASTER_ADDR=localhost",
+                                     "MASTER_PORT=4000", "SHOAL_SECRET=x", NULL};
+    char lines[LINES_BYTES];
+    const struct child child = start_child(variables, true);
+    assert_int_equal(finish_child(&child, lines), SHOAL_ERR_AUTH);
+    expect_line(lines, "install libsodium23 or unset it");
+    const char *const alone[] = {"RANK=0", "WORLD_SIZE=1", "SHOAL_SECRET=x", NULL};
+    const struct child single = start_child(alone, true);
+    assert_int_equal(finish_child(&single, lines), SHOAL_OK);
+}
+
+static void bootstrap_environment_joins_processes(void **state)
+{
+    (void)state;
+    const uint16_t port = find_ports();
+    char setting[64];
+    run_job(port, 1, NULL);
+    run_job(port, 3, NULL);
+    if (shoal_auth_is_available())
+        run_job(port, 2, "SHOAL_SECRET=x");
+    snprintf(setting, sizeof setting, "SHOAL_PORT=%d", port + 17);
+    run_job(port, 2, setting);
+}
+
+static void bootstrap_environment_without_variables_is_a_job_of_one(void **state)
+{
+    (void)state;
+    const char *const none[] = {NULL};
+    char lines[LINES_BYTES];
+    assert_int_equal(run_child(none, lines), SHOAL_OK);
+    assert_string_equal(lines, "single\n");
+}
+
+static void bootstrap_environment_that_makes_no_sense_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *variables[6];
+        const char *said;
+    } cases[] = {
+        {{"RANK=2", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=4000"},
+         "RANK is 2, but with WORLD_SIZE 2 may be 0 to 1"},
+        {{"RANK=-1", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=4000"}, "RANK is \"-1\""},
+        {{"RANK=0x1", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=4000"}, "RANK is \"0x1\""},
+        {{"RANK=0", "WORLD_SIZE=0", "MASTER_ADDR=localhost", "MASTER_PORT=4000"}, "WORLD_SIZE is \"0\""},
+        {{"RANK=0", "WORLD_SIZE=two", "MASTER_ADDR=localhost", "MASTER_PORT=4000"}, "WORLD_SIZE is \"two\""},
+        {{"RANK=0", "WORLD_SIZE=99999999999999999999"}, "WORLD_SIZE is \"99999999999999999999\""},
+        {{"RANK=0", "WORLD_SIZE=2", "MASTER_PORT=4000"}, "MASTER_ADDR is not"},
+        {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost"}, "MASTER_PORT is not"},
+        {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=70000"}, "MASTER_PORT is \"70000\""},
+        {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=65535"}, "MASTER_PORT is 65535"},
+        {{"RANK=0"}, "RANK is set, but WORLD_SIZE is not"},
+        {{"WORLD_SIZE=2", "RANK="}, "WORLD_SIZE is set, but RANK is not"},
+    };
+    char lines[LINES_BYTES];
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        assert_int_equal(run_child(cases[i].variables, lines), SHOAL_ERR_ARGUMENT);
+        expect_line(lines, cases[i].said);
+    }
+}
+
+static void bootstrap_environment_passes_other_servers_by(void **state)
+{
+    (void)state;
+    const uint16_t port = find_ports();
+    uint16_t silent_port;
+    /* On the next port a Shoal job of another kind, on the one after a program that accepts and says nothing. */
+    char address[64], error[256];
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_bootstrap other;
+    snprintf(address, sizeof address, "127.0.0.1:%d", port + 1);
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&log, &settings, NULL, NULL);
+    assert_int_equal(shoal_bootstrap_from_address(address, 0, 2, &settings, &log, 1000, &other), SHOAL_OK);
+    const int silent = open_port((uint16_t)(port + 2), 8, &silent_port);
+    assert_true(silent >= 0);
+    run_job(port, 2, NULL);
+    close(silent);
+    shoal_bootstrap_close(&other);
+    shoal_log_fini(&log);
+}
+
+static void bootstrap_environment_with_all_ports_in_use_says_so(void **state)
+{
+    (void)state;
+    const uint16_t port = find_ports();
+    int fds[16];
+    uint16_t unused;
+    char master[64], exact[64], said[64], lines[LINES_BYTES];
+    for (unsigned i = 0; i < 16; i++)
+        assert_true((fds[i] = open_port((uint16_t)(port + 1 + i), 1, &unused)) >= 0);
+    snprintf(master, sizeof master, "MASTER_PORT=%d", port);
+    snprintf(exact, sizeof exact, "SHOAL_PORT=%d", port + 3);
+    const char *const variables[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, NULL};
+    assert_int_equal(run_child(variables, lines), SHOAL_ERR_SYSTEM);
+    snprintf(said, sizeof said, "ports %d to %d in use", port + 1, port + 16);
+    expect_line(lines, said);
+    const char *const with_exact[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, exact, NULL};
+    assert_int_equal(run_child(with_exact, lines), SHOAL_ERR_SYSTEM);
+    snprintf(said, sizeof said, "port %d in use", port + 3);
+    expect_line(lines, said);
+    for (unsigned i = 0; i < 16; i++)
+        close(fds[i]);
+}
+
+/* An IPv4 address of this host that is not 127.x. */
+static bool find_outer_address(char text[INET_ADDRSTRLEN])
+{
+    struct ifaddrs *list;
+    bool is_found = false;
+    if (getifaddrs(&list) != 0)
+        return false;
+    for (const struct ifaddrs *at = list; at && !is_found; at = at->ifa_next) {
+        if (!at->ifa_addr || at->ifa_addr->sa_family != AF_INET || (at->ifa_flags & IFF_LOOPBACK) || !(at->ifa_flags & IFF_UP))
+            continue;
+        const struct sockaddr_in *in = (const struct sockaddr_in *)(const void *)at->ifa_addr;
+        is_found = inet_ntop(AF_INET, &in->sin_addr, text, INET_ADDRSTRLEN) != NULL;
+    }
+    freeifaddrs(list);
+    return is_found;
+}
+
+static void bootstrap_environment_warns_where_others_could_reach_it(void **state)
+{
+    (void)state;
+    char outer[INET_ADDRSTRLEN], master[64], port[64], lines[LINES_BYTES];
+    if (!find_outer_address(outer)) {
+        print_message("this host has no address but its loopback\n");
+        skip();
+    }
+    snprintf(master, sizeof master, "MASTER_ADDR=%s", outer);
+    snprintf(port, sizeof port, "MASTER_PORT=%d", find_ports());
+    const char *variables[] = {"RANK=0", "WORLD_SIZE=2", "TEST_ONLY_OPEN=1", master, port, NULL, NULL};
+    assert_int_equal(run_child(variables, lines), SHOAL_OK);
+    expect_line(lines, "set SHOAL_SECRET");
+    variables[5] = "LOCAL_WORLD_SIZE=2";
+    assert_int_equal(run_child(variables, lines), SHOAL_OK);
+    assert_string_equal(lines, "");
+}
+
+static void bootstrap_environment_pmi_that_is_gone_is_an_error(void **state)
+{
+    (void)state;
+    char lines[LINES_BYTES];
+    const char *const variables[] = {"PMI_FD=999", "PMI_RANK=0", "PMI_SIZE=2", NULL};
+    assert_int_equal(run_child(variables, lines), SHOAL_ERR_SYSTEM);
+    expect_line(lines, "PMI_FD=999");
+}
+
+int main(void)
+{
+#define STORE_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_shared, tear_down_shared)
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bootstrap_without_libsodium_refuses_a_secret),
+        cmocka_unit_test(bootstrap_address_joins_ranks),
+        cmocka_unit_test(bootstrap_exchange_takes_0_bytes_to_64_kib),
+        cmocka_unit_test(bootstrap_address_can_be_used_again_at_once),
+        cmocka_unit_test(bootstrap_names_the_ranks_that_did_not_come),
+        cmocka_unit_test(bootstrap_address_in_use_says_so),
+        cmocka_unit_test(bootstrap_address_that_makes_no_sense_is_refused),
+        cmocka_unit_test(bootstrap_rank_and_size_must_fit),
+        cmocka_unit_test(bootstrap_secret_from_setting_and_file_is_one),
+        cmocka_unit_test(bootstrap_secret_file_that_is_no_use_is_named),
+        cmocka_unit_test(bootstrap_differences_are_refused_on_both_sides),
+        STORE_CASE(bootstrap_store_joins_ranks_and_hands_out_a_secret),
+        STORE_CASE(bootstrap_store_names_the_ranks_that_did_not_come),
+        STORE_CASE(bootstrap_store_differences_are_refused_on_both_sides),
+        STORE_CASE(bootstrap_store_that_fails_is_an_error),
+        STORE_CASE(bootstrap_store_value_of_another_length_is_a_mismatch),
+        cmocka_unit_test(bootstrap_environment_joins_processes),
+        cmocka_unit_test(bootstrap_environment_without_variables_is_a_job_of_one),
+        cmocka_unit_test(bootstrap_environment_that_makes_no_sense_is_named),
+        cmocka_unit_test(bootstrap_environment_passes_other_servers_by),
+        cmocka_unit_test(bootstrap_environment_with_all_ports_in_use_says_so),
+        cmocka_unit_test(bootstrap_environment_warns_where_others_could_reach_it),
+        cmocka_unit_test(bootstrap_environment_pmi_that_is_gone_is_an_error),
+    };
+    return cmocka_run_group_tests_name("bootstrap", tests, NULL, NULL);
+}
