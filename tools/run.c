@@ -22,6 +22,8 @@
 #define ABANDON_MS UINT64_C(10000)
 /* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
 #define DRAIN_MS UINT64_C(500)
+/* After a signal or the timeout, what is still queued has so long to be read. */
+#define FLUSH_MS UINT64_C(1000)
 #define NEVER UINT64_MAX
 
 enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
@@ -329,7 +331,7 @@ static int wait_ms(const struct run *run)
         earlier_set(&at, run->abandon_at);
         if (run_relay_is_in_background(&run->relay))
             earlier_set(&at, now + 1000);
-    } else if (run_output_has_streams(&run->output)) {
+    } else {
         at = run->drain_at;
     }
     if (at == NEVER)
@@ -462,8 +464,11 @@ static int run_follow(struct run *run)
     workers_reap(run);
     run_output_drain(&run->output);
     const int code = report(run);
+    /* A reader that pauses (a pager) may take its time, but not when the end was asked for. */
+    const bool is_hurried = run->cause == CAUSE_SIGNAL || run->cause == CAUSE_TIMEOUT;
+    run->drain_at = is_hurried ? now_ms() + FLUSH_MS : NEVER;
     run->alive = 0;
-    while (run_output_has_queued(&run->output) && !run->must_leave)
+    while (run_output_has_queued(&run->output) && !run->must_leave && now_ms() < run->drain_at)
         turn(run);
     return code;
 }

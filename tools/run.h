@@ -39,7 +39,8 @@ struct run_relay {
 int run_relay_open(struct run_relay *relay);
 void run_relay_close(struct run_relay *relay);
 
-/* Fill the two entries for poll(), and act on what it said. Serve returns true when the person at the terminal has ended a line. */
+/* Fill the two entries for poll(), and act on what it said. Serve returns true when the person at the terminal has ended a
+ * line. */
 void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct pollfd *to);
 bool run_relay_serve(struct run_relay *relay, const struct pollfd *from, const struct pollfd *to);
 

@@ -23,9 +23,16 @@ void run_relay_close(struct run_relay *relay)
     relay->to = -1;
 }
 
+/* A terminal that is not the controlling one has no foreground; anybody may read it. */
 static bool is_foreground(void)
 {
-    return tcgetpgrp(0) == getpgrp();
+    const pid_t group = tcgetpgrp(0);
+    return group < 0 || group == getpgrp();
+}
+
+bool run_relay_is_in_background(const struct run_relay *relay)
+{
+    return relay->to >= 0 && !is_foreground();
 }
 
 void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct pollfd *to)
@@ -35,19 +42,19 @@ void run_relay_fill(const struct run_relay *relay, struct pollfd *from, struct p
     *to = (struct pollfd){.fd = relay->to, .events = relay->length ? POLLOUT : 0};
 }
 
-void run_relay_serve(struct run_relay *relay, const struct pollfd *from, const struct pollfd *to)
+/* Returns true when a line has ended. */
+static bool input_read(struct run_relay *relay)
 {
-    if (relay->to >= 0 && (to->revents & (POLLERR | POLLHUP)))
+    const ssize_t count = read(0, relay->bytes, sizeof relay->bytes);
+    relay->start = 0;
+    relay->length = count > 0 ? (size_t)count : 0;
+    if (!relay->length && (count == 0 || errno != EINTR))
         run_relay_close(relay);
-    if (relay->to >= 0 && from->fd >= 0 && from->revents && is_foreground()) {
-        const ssize_t count = read(0, relay->bytes, sizeof relay->bytes);
-        relay->start = 0;
-        relay->length = count > 0 ? (size_t)count : 0;
-        if (!relay->length && (count == 0 || errno != EINTR))
-            run_relay_close(relay);
-    }
-    if (relay->to < 0 || !relay->length)
-        return;
+    return relay->length && relay->bytes[relay->length - 1] == '\n';
+}
+
+static void input_write(struct run_relay *relay)
+{
     const ssize_t count = write(relay->to, relay->bytes + relay->start, relay->length);
     if (count > 0) {
         relay->start += (size_t)count;
@@ -57,7 +64,14 @@ void run_relay_serve(struct run_relay *relay, const struct pollfd *from, const s
     }
 }
 
-bool run_relay_is_in_background(const struct run_relay *relay)
+bool run_relay_serve(struct run_relay *relay, const struct pollfd *from, const struct pollfd *to)
 {
-    return relay->to >= 0 && !is_foreground();
+    bool has_ended_line = false;
+    if (relay->to >= 0 && (to->revents & (POLLERR | POLLHUP)))
+        run_relay_close(relay);
+    if (relay->to >= 0 && from->fd >= 0 && from->revents && is_foreground())
+        has_ended_line = input_read(relay);
+    if (relay->to >= 0 && relay->length)
+        input_write(relay);
+    return has_ended_line;
 }

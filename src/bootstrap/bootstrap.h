@@ -10,22 +10,22 @@
 struct shoal_bootstrap {
     int rank;
     int size;
-    const char *launcher;       /* "torchrun or shoal run", "PMIx", "PMI-1", "address", "store", "single"; static storage */
-    struct shoal_store store;   /* the three callbacks; keys as in the public header */
-    bool has_secret;            /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
+    const char *launcher;     /* "torchrun or shoal run", "PMIx", "PMI-1", "address", "store", "single"; static storage */
+    struct shoal_store store; /* the three callbacks; keys as in the public header */
+    bool has_secret;          /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
-    void *state;                /* the source's own; freed by shoal_bootstrap_close */
+    void *state;                              /* the source's own; freed by shoal_bootstrap_close */
     void (*close)(void *state);
     /* Where the source's callbacks log their failures themselves: the status of the last one. NULL for the caller's store. */
     enum shoal_status (*failure)(const void *state);
     /* Takes the place of set and get in shoal_bootstrap_exchange where values show only after a barrier (PMI-1); else NULL. */
-    enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
-                                  uint32_t timeout_ms);
+    enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
+                                  size_t bytes, uint32_t timeout_ms);
 };
 
-/* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; none: size 1. Errors are logged
- * (room "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did not come), ERR_AUTH,
- * ERR_SYSTEM, ERR_UNSUPPORTED. */
+/* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; none: size 1.
+ * Errors are logged (room "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
+ * not come), ERR_AUTH, ERR_SYSTEM, ERR_UNSUPPORTED. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
                                                                   uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
 
@@ -39,10 +39,11 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_store(const struct shoal_s
                                                             const struct shoal_settings *settings, struct shoal_log *log,
                                                             uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
 
-/* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not come
- * within timeout_ms. A name may be used once per bootstrap. */
-SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
-                                                          const void *mine, void *all, size_t bytes, uint32_t timeout_ms);
+/* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not
+ * come within timeout_ms. A name may be used once per bootstrap. */
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log,
+                                                          const char *name, const void *mine, void *all, size_t bytes,
+                                                          uint32_t timeout_ms);
 
 /* Ends it: with the TCP store, rank 0 first waits (at most a second) until the others have said that they are done. */
 void shoal_bootstrap_close(struct shoal_bootstrap *bootstrap);

@@ -253,7 +253,7 @@ static enum shoal_status greet(struct pmi1 *pmi)
     int error = ask(pmi, "cmd=init pmi_version=1 pmi_subversion=1\n", "response_to_init", line, soon_ns());
     if (error == EPIPE || error == ECONNRESET)
         return shoal_log_fail(
-            pmi->log, SHOAL_ERR_STATE, "bootstrap",
+            pmi->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
             "the launcher has closed PMI-1 (PMI_FD=%d): under MPICH's mpirun a process can join once, and not after "
             "MPI_Finalize; make further communicators with shoal_comm_split",
             pmi->fd);

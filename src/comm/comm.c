@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "comm/context.h"
 #include "transport/shm/shm_link.h"
@@ -314,6 +315,27 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
     return SHOAL_OK;
 }
 
+#define QUIET_WAIT_NS SHOAL_NS_PER_S
+
+/* Peers may be writing to this rank's shared memory when a communicator breaks. They stop at their next look, in microseconds; for one that
+ * does not (it is stopped, and may go on at any time) the memory moves to fresh pages. Ends with the lock held. */
+static void wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + QUIET_WAIT_NS;
+    int rank;
+    while (!shoal_engine_is_quiet(engine, &rank)) {
+        if (shoal_clock_ns() > deadline_ns) {
+            shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
+                           "rank %d stopped while it wrote to this rank's shared memory: the contents move to fresh pages", rank);
+            shoal_shm_node_renew(context->node);
+            return;
+        }
+        shoal_driver_unlock(&context->driver);
+        shoal_link_wait(-1, 0, 1);
+        shoal_driver_lock(&context->driver);
+    }
+}
+
 void shoal_comm_free(struct shoal_comm *comm)
 {
     if (!comm || !*comm->context->is_parent)
@@ -326,6 +348,8 @@ void shoal_comm_free(struct shoal_comm *comm)
     if (*link)
         *link = comm->next;
     shoal_driver_remove(&context->driver, comm->engine);
+    shoal_engine_close(comm->engine);
+    wait_until_quiet(context, comm->engine);
     shoal_engine_destroy(comm->engine);
     shoal_driver_unlock(&context->driver);
     free(comm);

@@ -55,27 +55,33 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     return SHOAL_OK;
 }
 
+/* The others must not wait for what this rank will not do, nor write to operands it takes back. */
+static void give_up(struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_PEER_LOST, engine->rank, &failure);
+    snprintf(failure.text, sizeof failure.text,
+             "rank %d (process %d on %s) freed the communicator %s with operations under way", engine->rank, failure.pid, failure.host,
+             engine->name);
+    shoal_engine_fail(engine, &failure);
+}
+
+void shoal_engine_close(struct shoal_engine *engine)
+{
+    if (shoal_engine_is_busy(engine) && !engine->is_broken)
+        give_up(engine);
+}
+
+bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out)
+{
+    return !engine->is_broken || !engine->ops->is_quiet || engine->ops->is_quiet(engine->transport, rank_out);
+}
+
 void shoal_engine_destroy(struct shoal_engine *engine)
 {
     if (!engine)
         return;
-    if (shoal_engine_is_busy(engine) && !engine->is_broken) {
-        struct shoal_failure failure;
-        shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_STATE, engine->rank, &failure);
-        snprintf(failure.text, sizeof failure.text, "communicator %s was freed with operations under way on this rank", engine->name);
-        engine->failure = failure;
-        engine->is_broken = true;
-        struct shoal_request *lists[] = {engine->active_head, engine->queue_head};
-        engine->active_head = engine->queue_head = NULL;
-        for (size_t i = 0; i < SHOAL_COUNT_OF(lists); i++) {
-            while (lists[i]) {
-                struct shoal_request *request = lists[i];
-                lists[i] = request->next;
-                shoal_request_complete(request, SHOAL_ERR_STATE);
-            }
-        }
-    }
-    shoal_messages_fail(engine, SHOAL_ERR_STATE);
+    shoal_engine_close(engine);
     shoal_messages_destroy(engine);
     for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++) {
         shoal_plan_fini(&engine->cache[i].plan);

@@ -168,7 +168,11 @@ struct shoal_engine {
 
 /* Takes the transport in any case. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out);
-/* Fails what is under way with ERR_STATE and frees. */
+/* Ends it: what is under way fails, here and, with this rank as the cause, on the others. After it no peer that lives begins to touch this
+ * rank's operands; those that are at it have ended when shoal_engine_is_quiet (on false *rank_out is one that has not). */
+void shoal_engine_close(struct shoal_engine *engine);
+bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
+/* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
 /* Takes a call whose arguments have been checked. The request must stay until it is done; with is_on_stack or is_detached set

@@ -320,11 +320,15 @@ static bool start_pieces(struct shoal_engine *engine)
 bool shoal_engine_run_pieces(struct shoal_engine *engine)
 {
     bool did = start_pieces(engine);
+    if (engine->ops->enter && !engine->ops->enter(engine->transport))
+        return did; /* shoal_engine_check takes it up */
     /* Oldest first: it is what the others wait for. */
     for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
         const unsigned slot = (unsigned)((engine->piece_next + engine->depth - i) % engine->depth);
         if (engine->pieces[slot].request)
             did |= run_piece(engine, &engine->pieces[slot], slot);
     }
+    if (engine->ops->leave)
+        engine->ops->leave(engine->transport);
     return did;
 }

@@ -148,6 +148,13 @@ struct shoal_transport_ops {
     /* One line on how a peer looks from here, such as "stopped" or "running"; for messages. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
+    /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be touched
+     * any more. is_quiet: after a failure was published, whether no peer that lives is between enter and leave; on false *rank_out is
+     * one that is. May be NULL where peers' memory is not written by load and store. */
+    bool (*enter)(struct shoal_transport *);
+    void (*leave)(struct shoal_transport *);
+    bool (*is_quiet)(struct shoal_transport *, int *rank_out);
+
     /* Publishes the first cause of failure and wakes all; only the first one counts. */
     void (*fail)(struct shoal_transport *, const struct shoal_failure *failure);
     /* True when a failure was published, by whomever; then *failure is the first cause. Cheap while there is none. */

@@ -326,13 +326,20 @@ static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
     close(fd);
 }
 
-static void expect_both_say(const struct fixture *f, const char *text)
+static void expect_said(struct shoal_log *log, const struct lines *lines, const char *text)
+{
+    pthread_mutex_lock(&log->lock); /* the server's thread may be writing */
+    const bool is_said = strstr(lines->text, text) != NULL;
+    pthread_mutex_unlock(&log->lock);
+    if (!is_said)
+        fail_msg("\"%s\" was not said, but:\n%s", text, lines->text);
+}
+
+static void expect_both_say(struct fixture *f, const char *text)
 {
     usleep(20000);
-    if (!strstr(f->client_lines.text, text))
-        fail_msg("the client did not say \"%s\" but:\n%s", text, f->client_lines.text);
-    if (!strstr(f->server_lines.text, text))
-        fail_msg("the server did not say \"%s\" but:\n%s", text, f->server_lines.text);
+    expect_said(&f->client_log, &f->client_lines, text);
+    expect_said(&f->server_log, &f->server_lines, text);
 }
 
 static void tcp_store_refuses_another_version(void **state)

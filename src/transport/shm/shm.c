@@ -277,6 +277,39 @@ static bool failed(struct shoal_transport *transport, struct shoal_failure *fail
     return true;
 }
 
+static bool enter(struct shoal_transport *transport)
+{
+    struct shm *shm = shm_of(transport);
+    atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
+    /* Full fence between "inside" and the look at the failure; pairs with the one in is_quiet: either we see the failure, or its
+     * owner sees us inside. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (SHOAL_LIKELY(!atomic_load_explicit(&shm->seats[0].head->failure.claimed, memory_order_relaxed)))
+        return true;
+    atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
+    return false;
+}
+
+static void leave(struct shoal_transport *transport)
+{
+    /* release: our accesses to operands are over for who sees us outside. */
+    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->is_inside, 0, memory_order_release);
+}
+
+static bool is_quiet(struct shoal_transport *transport, int *rank_out)
+{
+    struct shm *shm = shm_of(transport);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int r = 0; r < transport->size; r++) {
+        if (!shm->peers[r] || !atomic_load_explicit(&shm->seats[r].head->is_inside, memory_order_acquire) ||
+            shoal_shm_peer_has_ended(shm->peers[r]))
+            continue;
+        *rank_out = r;
+        return false;
+    }
+    return true;
+}
+
 static void abort_all(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
@@ -394,6 +427,9 @@ static const struct shoal_transport_ops ops = {
     .flush = flush,
     .lost = lost,
     .describe = describe,
+    .enter = enter,
+    .leave = leave,
+    .is_quiet = is_quiet,
     .fail = fail,
     .failed = failed,
     .abort = abort_all,

@@ -38,6 +38,7 @@ struct shoal_shm_failure {
 struct shoal_shm_head {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t completed;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t left;
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t is_inside; /* the owner touches operands of others now */
     _Alignas(SHOAL_CACHE_PAIR) struct shoal_shm_failure failure;
 };
 

@@ -358,6 +358,24 @@ enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memo
                           is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
 }
 
+static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
+{
+    const uint64_t pad = (uint64_t)(export->begin - export->segment->base);
+    enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad, node->settings->memory_limit);
+    if (status != SHOAL_OK)
+        return; /* said; the memory stays where it is */
+    export->id = node->next_export++;
+    export->told = 0;
+}
+
+void shoal_shm_node_renew(struct shoal_shm_node *node)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        if (node->exports[i].segment && !node->exports[i].segment->is_foreign)
+            renew(node, &node->exports[i]);
+    }
+}
+
 /* Peers learn of memory when it is first used; true when all that this node has met know it. */
 static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export)
 {

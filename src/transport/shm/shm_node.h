@@ -101,6 +101,9 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *
 /* Takes memory back; is_registered tells which of the two calls made it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered);
 
+/* Moves what shoal_shm_node_alloc gave out to fresh pages at the same addresses; peers keep the old ones. Memory that was registered stays. */
+void shoal_shm_node_renew(struct shoal_shm_node *node);
+
 /* Where [address, address + bytes) is for peers, 0 when they cannot map it (yet). */
 shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const void *address, size_t bytes);
 /* The peer's memory as an address here; NULL when it has not sent it. */

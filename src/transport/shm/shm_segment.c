@@ -123,6 +123,27 @@ enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct sh
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t limit)
+{
+    struct shoal_segment *fresh;
+    SHOAL_TRY(shoal_segment_create(log, "shoal-memory", segment->bytes, &fresh));
+    enum shoal_status status = shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, limit, "moving shared memory");
+    if (status == SHOAL_OK) {
+        memcpy(fresh->base + begin, segment->base + begin, segment->bytes - begin);
+        /* mremap replaces the old mapping in one step: no moment without memory at the address. */
+        if (mremap(fresh->base, segment->bytes, segment->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, segment->base) == MAP_FAILED)
+            status = shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "cannot move shared memory: %s", strerror(errno));
+    }
+    if (status == SHOAL_OK) {
+        const int old = segment->fd;
+        segment->fd = fresh->fd;
+        fresh->fd = old;
+        fresh->base = MAP_FAILED;
+    }
+    shoal_segment_put(fresh);
+    return status;
+}
+
 struct shoal_segment *shoal_segment_get(struct shoal_segment *segment)
 {
     atomic_fetch_add_explicit(&segment->references, 1, memory_order_relaxed);

@@ -36,6 +36,10 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_map(struct shoal_log *log, int fd
 SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
                                                        uint64_t bytes, uint64_t limit, const char *what);
 
+/* Gives a created segment fresh pages from `begin` on, with the same contents at the same address; who has mapped it keeps the old ones. */
+SHOAL_MUST_USE enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
+                                                     uint64_t limit);
+
 struct shoal_segment *shoal_segment_get(struct shoal_segment *segment);
 void shoal_segment_put(struct shoal_segment *segment);
 
