@@ -23,7 +23,7 @@ static enum shoal_status check_buffers(const struct shoal_comm *comm, const stru
     const size_t element = shoal_type_bytes(call->type);
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
         return refuse(comm, name, "type is none of enum shoal_type");
-    if (SHOAL_UNLIKELY(call->count > SIZE_MAX / 2 / element))
+    if (SHOAL_UNLIKELY(call->count > SIZE_MAX / 16)) /* no type is larger than 8 bytes */
         return refuse(comm, name, "count is larger than memory can be; was a negative number given?");
     if (!call->count)
         return SHOAL_OK;
@@ -31,7 +31,7 @@ static enum shoal_status check_buffers(const struct shoal_comm *comm, const stru
         return refuse(comm, name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(needs_output && !call->output))
         return refuse(comm, name, "output is NULL, but count is not 0");
-    if (SHOAL_UNLIKELY((uintptr_t)call->input % element || (uintptr_t)call->output % element))
+    if (SHOAL_UNLIKELY(((uintptr_t)call->input | (uintptr_t)call->output) & (element - 1)))
         return refuse(comm, name, "a pointer is not aligned to its element type");
     if (SHOAL_UNLIKELY(needs_input && needs_output && overlap(call->input, call->output, call->count * element)))
         return refuse(comm, name, "input and output overlap; they must be the same address or apart");
@@ -108,8 +108,7 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     request.done_arg = NULL;
     shoal_driver_lock(driver);
     shoal_engine_post(comm->engine, call, &request);
-    shoal_engine_progress(comm->engine);
-    shoal_engine_flush(comm->engine);
+    shoal_driver_spin(driver, comm->engine, &request);
     shoal_driver_unlock(driver);
     return shoal_driver_wait(driver, &request, UINT64_MAX);
 }

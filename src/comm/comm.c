@@ -74,8 +74,7 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
         .settings = &context->settings,
         .log = &context->log,
         .driver = &context->driver,
-        .now_ns = shoal_driver_now_ns,
-        .now_arg = &context->driver,
+        .ns_per_tick = context->driver.ns_per_tick,
         .timeout_ms = operation_timeout(context, options),
     };
     status = shoal_engine_create(&engine_options, &engine);

@@ -63,9 +63,10 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
         return SHOAL_ERR_ARGUMENT;
     const double us = comm->context->driver.ns_per_tick / 1e3;
     shoal_driver_lock(&comm->context->driver);
-    const struct shoal_record last = comm->engine->last;
+    const bool has_last = comm->engine->last != NULL;
+    const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};
     shoal_driver_unlock(&comm->context->driver);
-    if (!last.sequence)
+    if (!has_last)
         return SHOAL_PENDING;
     const struct shoal_operation operation = {.struct_bytes = sizeof operation,
                                               .sequence = last.sequence,

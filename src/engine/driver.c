@@ -46,9 +46,8 @@ void shoal_driver_fini(struct shoal_driver *driver)
     pthread_mutex_destroy(&driver->lock);
 }
 
-uint64_t shoal_driver_now_ns(void *arg)
+uint64_t shoal_driver_now_ns(const struct shoal_driver *driver)
 {
-    const struct shoal_driver *driver = arg;
     return (uint64_t)((double)shoal_clock_ticks() * driver->ns_per_tick);
 }
 
@@ -102,7 +101,6 @@ void shoal_driver_unlock(struct shoal_driver *driver)
 
 void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine)
 {
-    engine->ns_per_tick = driver->ns_per_tick;
     engine->next = driver->engines;
     driver->engines = engine;
 }
@@ -182,6 +180,22 @@ static bool drive_once(struct shoal_driver *driver)
     const bool did = progress_all(driver);
     shoal_driver_unlock(driver);
     return did;
+}
+
+/* Polls in which the lock is kept; about two microseconds when nothing comes. */
+#define SPIN_POLLS 100
+
+void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
+{
+    unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
+    shoal_engine_progress(engine);
+    shoal_engine_flush(engine);
+    while (!is_done(request) && polls--) {
+        if (shoal_engine_progress(engine))
+            shoal_engine_flush(engine);
+        else
+            shoal_clock_relax();
+    }
 }
 
 static uint64_t check_if_due(struct shoal_driver *driver, uint64_t now_ns)

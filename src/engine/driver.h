@@ -50,7 +50,10 @@ void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine);
 void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine);
 
 /* Nanoseconds, from ticks; the engines' clock. */
-uint64_t shoal_driver_now_ns(void *driver);
+uint64_t shoal_driver_now_ns(const struct shoal_driver *driver);
+
+/* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at once ends here. */
+void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request);
 
 /* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its status or
  * PENDING. Not under the lock. */

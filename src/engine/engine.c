@@ -35,6 +35,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->settings = options->settings;
     engine->log = options->log;
     engine->driver = options->driver;
+    engine->ns_per_tick = options->ns_per_tick;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
     engine->timeout_ms = options->timeout_ms;
@@ -43,7 +44,6 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->depth = (unsigned)options->settings->depth;
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->completed_by_all = start;
-    engine->last.last_rank = -1;
     const enum shoal_status status = allocate(engine);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
@@ -108,7 +108,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record->status = (uint8_t)status;
         request->record->step = -1;
         if (request->engine)
-            request->engine->last = *request->record;
+            request->engine->last = request->record;
         request->record = NULL;
     }
     if (request->cached) {
@@ -185,7 +185,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         return;
     }
     request->deadline_ns =
-        engine->now_ns(engine->now_arg) + (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+        shoal_engine_time_ns(engine, request->posted_ticks) + (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV) {
         request->sequence = 0;
         start_record(engine, request);

@@ -98,7 +98,8 @@ struct shoal_engine_options {
     const struct shoal_settings *settings;
     struct shoal_log *log;
     struct shoal_driver *driver;         /* for requests; may be NULL in tests */
-    uint64_t (*now_ns)(void *now_arg);   /* the clock that deadlines count by */
+    double ns_per_tick;                  /* of the processor's clock */
+    uint64_t (*now_ns)(void *now_arg);   /* the clock that deadlines count by; NULL: the processor's */
     void *now_arg;
     uint32_t timeout_ms; /* default of operations */
 };
@@ -154,7 +155,7 @@ struct shoal_engine {
     unsigned message_count;          /* under way */
 
     struct shoal_recorder recorder;
-    struct shoal_record last; /* the last operation that was done */
+    const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;          /* something was published since the last flush */
     bool is_broken;
     bool is_finalized;
@@ -205,6 +206,12 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
 {
     /* acquire: pairs with the release of complete(), so that the outputs are seen. */
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* The time that deadlines count by, when the processor's clock showed `ticks`. */
+static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
+{
+    return engine->now_ns ? engine->now_ns(engine->now_arg) : (uint64_t)((double)ticks * engine->ns_per_tick);
 }
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */

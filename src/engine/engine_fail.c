@@ -63,7 +63,7 @@ static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_
 {
     const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
     const uint64_t posted_ns = request->deadline_ns - timeout_ms * SHOAL_NS_PER_MS;
-    return (engine->now_ns(engine->now_arg) - posted_ns) / SHOAL_NS_PER_MS;
+    return (shoal_engine_time_ns(engine, shoal_clock_ticks()) - posted_ns) / SHOAL_NS_PER_MS;
 }
 
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
@@ -287,7 +287,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
     request = oldest(engine);
     if (!request)
         return every_ns;
-    const uint64_t now_ns = engine->now_ns(engine->now_arg), mark = progress_mark(engine);
+    const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
     if (now_ns >= request->deadline_ns) {
         fail_late(engine, request);
         return UINT64_MAX;
