@@ -48,6 +48,7 @@ static const char help[] =
     "    GROUP_RANK                     0\n"
     "    MASTER_ADDR, MASTER_PORT       127.0.0.1 and a free port; Shoal meets at one of the 16 after it\n"
     "    SHOAL_SECRET                   drawn for this run, unless it or SHOAL_SECRET_FILE is set\n"
+    "    SHOAL_RUN_TERMINAL             1 when the output is shown on a terminal\n"
     "    OMP_NUM_THREADS                1, unless it is set or N is 1\n"
     "\n"
     "Input and output:\n"

@@ -126,6 +126,9 @@ bool run_environment_set(int workers, int *lock_fd_out)
     /* One worker may use all cores; several would each start as many threads as there are cores. */
     if (is_done && workers > 1 && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);
+    /* Workers write to pipes; this tells them that what they write is shown on a terminal, where a bar may redraw itself. */
+    if (is_done && isatty(STDOUT_FILENO))
+        is_done = number_set("SHOAL_RUN_TERMINAL", 1);
     if (is_done)
         *lock_fd_out = lock_fd;
     else

@@ -276,7 +276,7 @@ static bool announce_queued(struct shoal_engine *engine)
         else
             engine->active_head = request;
         engine->active_tail = request;
-        if (!engine->start_next)
+        if (!engine->start_next && !request->is_direct)
             engine->start_next = request;
         engine->active_count++;
         announce(engine, request);

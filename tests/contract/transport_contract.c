@@ -322,6 +322,121 @@ static void counters_start_near_2_32(void **state)
     close_world(&world);
 }
 
+/* ---- Packets ---- */
+
+static enum shoal_status push(struct contract_world *world, int rank, int peer, uint64_t id, size_t bytes)
+{
+    unsigned char data[SHOAL_PACKET_BYTES_MAX];
+    const struct shoal_packet packet = {.kind = 3,
+                                        .bytes = (uint32_t)bytes,
+                                        .tag = (int32_t)id - 5,
+                                        .type = SHOAL_FLOAT64,
+                                        .count = id * 3,
+                                        .id = id,
+                                        .offset = id << 33,
+                                        .location = (uint64_t)rank << 40 | 9};
+    fill(data, bytes, rank, id);
+    const enum shoal_status status = at(world, rank)->ops->push(at(world, rank), peer, &packet, data);
+    at(world, rank)->ops->flush(at(world, rank));
+    memset(data, 0xEE, sizeof(data));
+    return status;
+}
+
+static const struct shoal_packet *peek(struct contract_world *world, int rank, int peer)
+{
+    return at(world, rank)->ops->peek(at(world, rank), peer);
+}
+
+/* Takes the next packet, which must be that one. */
+static void take(struct contract_world *world, int rank, int peer, uint64_t id, size_t bytes)
+{
+    UNTIL(world, peek(world, rank, peer) != NULL);
+    const struct shoal_packet *packet = peek(world, rank, peer);
+    assert_int_equal(packet->id, id);
+    assert_int_equal(packet->kind, 3);
+    assert_int_equal(packet->bytes, bytes);
+    assert_int_equal(packet->tag, (int32_t)id - 5);
+    assert_int_equal(packet->type, SHOAL_FLOAT64);
+    assert_int_equal(packet->count, id * 3);
+    assert_int_equal(packet->offset, id << 33);
+    assert_int_equal(packet->location, (uint64_t)peer << 40 | 9);
+    assert_filled(packet + 1, bytes, peer, id);
+    at(world, rank)->ops->pop(at(world, rank), peer);
+    at(world, rank)->ops->flush(at(world, rank));
+}
+
+/* Every size in turn, so that packets end anywhere in a ring, the largest often. */
+static size_t packet_bytes(uint64_t id)
+{
+    static const size_t sizes[] = {0, 1, 63, 64, 65, SHOAL_PACKET_BYTES_MAX, 1000, 4096, SHOAL_PACKET_BYTES_MAX - 1};
+    return sizes[id % SHOAL_COUNT_OF(sizes)];
+}
+
+static void packets_arrive_in_order(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    assert_null(peek(&world, 1, 0));
+    uint64_t pushed = 0, taken = 0;
+    while (taken < 500) {
+        for (int burst = 0; burst < 7 && pushed < 500 && push(&world, 0, 1, pushed, packet_bytes(pushed)) == SHOAL_OK; burst++)
+            pushed++;
+        for (int burst = 0; burst < 5 && taken < pushed; burst++, taken++)
+            take(&world, 1, 0, taken, packet_bytes(taken));
+        pump(&world);
+    }
+    for (int i = 0; i < 100; i++)
+        pump(&world);
+    assert_null(peek(&world, 1, 0));
+    close_world(&world);
+}
+
+static void packet_queue_when_full_says_pending_and_loses_nothing(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 2);
+    uint64_t pushed = 0, taken = 0;
+    for (int round = 0; round < 10; round++) {
+        enum shoal_status status;
+        while ((status = push(&world, 0, 1, pushed, packet_bytes(pushed + (uint64_t)round))) == SHOAL_OK)
+            pushed++;
+        assert_int_equal(status, SHOAL_PENDING);
+        assert_true(pushed - taken >= 4);
+        assert_true(pushed - taken <= SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet));
+        while (taken < pushed) {
+            UNTIL(&world, peek(&world, 1, 0) != NULL);
+            take(&world, 1, 0, taken, packet_bytes(taken + (uint64_t)round));
+            taken++;
+        }
+        /* Each pair of ranks has a queue of its own: the other direction is free. */
+        assert_int_equal(push(&world, 1, 0, 7, 100), SHOAL_OK);
+        take(&world, 0, 1, 7, 100);
+        UNTIL(&world, push(&world, 0, 1, pushed, 0) == SHOAL_OK); /* room was made */
+        take(&world, 1, 0, pushed, 0);
+        taken = ++pushed;
+    }
+    close_world(&world);
+}
+
+static void packets_of_pairs_are_apart(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 4);
+    for (uint64_t n = 0; n < 20; n++)
+        for (int source = 0; source < 4; source++)
+            for (int dest = 0; dest < 4; dest++)
+                if (source != dest)
+                    assert_int_equal(push(&world, source, dest, n * 16 + (uint64_t)(source * 4 + dest), (size_t)(n * 10)), SHOAL_OK);
+    for (int dest = 3; dest >= 0; dest--)
+        for (int source = 0; source < 4; source++)
+            for (uint64_t n = 0; source != dest && n < 20; n++)
+                take(&world, dest, source, n * 16 + (uint64_t)(source * 4 + dest), (size_t)(n * 10));
+    for (int dest = 0; dest < 4; dest++)
+        for (int source = 0; source < 4; source++)
+            assert_true(source == dest || !peek(&world, dest, source));
+    close_world(&world);
+}
+
 /* ---- Memory ---- */
 
 static void window_is_reachable_on_the_same_host_only(void **state)
@@ -550,6 +665,9 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(counters_of_slots_and_sources_are_apart, state),
         cmocka_unit_test_prestate(signal_publishes_memory_written_before, state),
         cmocka_unit_test_prestate(counters_start_near_2_32, state),
+        cmocka_unit_test_prestate(packets_arrive_in_order, state),
+        cmocka_unit_test_prestate(packet_queue_when_full_says_pending_and_loses_nothing, state),
+        cmocka_unit_test_prestate(packets_of_pairs_are_apart, state),
         cmocka_unit_test_prestate(window_is_reachable_on_the_same_host_only, state),
         cmocka_unit_test_prestate(put_bytes_arrive_before_counter, state),
         cmocka_unit_test_prestate(locate_unknown_memory_is_zero, state),

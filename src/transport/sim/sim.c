@@ -24,6 +24,12 @@ struct link {
     uint64_t cut_ns;                     /* what a killed peer sent arrives until then */
     uint64_t raise_due[SHOAL_DEPTH_MAX]; /* of the last raise sent */
     uint64_t bytes_due;                  /* when all bytes put so far have landed */
+    uint64_t packet_due;                 /* of the last packet sent */
+    struct shoal_sim_event *packets;     /* of the peer, not yet taken, oldest first */
+    struct shoal_sim_event **packets_end;
+    uint64_t pushed; /* bytes ever pushed to the peer */
+    uint64_t taken;  /* how many of them it has told that it took */
+    uint64_t popped; /* bytes ever taken from the peer */
     bool drop_next;
 };
 
@@ -147,6 +153,8 @@ static uint64_t draw_due(struct shoal_sim *sim, const struct shoal_sim_event *ev
     link->drop_next = false;
     if (event->kind == SHOAL_SIM_BYTES)
         link->bytes_due = max_u64(link->bytes_due, lost ? NEVER : due);
+    if (event->kind == SHOAL_SIM_PACKET)
+        return link->packet_due = lost ? NEVER : max_u64(due, link->packet_due);
     if (event->kind != SHOAL_SIM_RAISE)
         return lost ? NEVER : due;
     uint64_t *raise_due = &link->raise_due[event->slot];
@@ -189,7 +197,7 @@ static struct shoal_sim_event *event_create(struct rank *source, int dest, enum 
     event->source = source->transport.rank;
     event->dest = dest;
     event->bytes = bytes;
-    if (bytes > 0)
+    if (data)
         memcpy(event->data, data, bytes);
     return event;
 }
@@ -463,6 +471,64 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
     return SHOAL_OK;
 }
 
+/* ---- Packets ---- */
+
+static enum shoal_status op_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+{
+    struct rank *rank = rank_of(transport);
+    struct link *link = &rank->links[peer];
+    const size_t bytes = sizeof(*packet) + packet->bytes;
+    if (packet->bytes > SHOAL_PACKET_BYTES_MAX) {
+        note_breach(rank->sim, "rank %d pushes a packet of %u bytes", transport->rank, packet->bytes);
+        return SHOAL_ERR_ARGUMENT;
+    }
+    if (link->pushed + bytes - link->taken > SHOAL_PACKET_QUEUE_BYTES)
+        return SHOAL_PENDING;
+    struct shoal_sim_event *event = event_create(rank, peer, SHOAL_SIM_PACKET, NULL, bytes);
+    if (!event)
+        return SHOAL_ERR_MEMORY;
+    memcpy(event->data, packet, sizeof(*packet));
+    if (packet->bytes > 0)
+        memcpy(event->data + sizeof(*packet), data, packet->bytes);
+    link->pushed += bytes;
+    post(rank->sim, event);
+    return SHOAL_OK;
+}
+
+static const struct shoal_packet *op_peek(struct shoal_transport *transport, int peer)
+{
+    const struct shoal_sim_event *event = rank_of(transport)->links[peer].packets;
+    return event ? (const struct shoal_packet *)(const void *)event->data : NULL;
+}
+
+static void op_pop(struct shoal_transport *transport, int peer)
+{
+    struct rank *rank = rank_of(transport);
+    struct link *link = &rank->links[peer];
+    struct shoal_sim_event *event = link->packets;
+    if (!event) {
+        note_breach(rank->sim, "rank %d pops a packet of rank %d, but there is none", transport->rank, peer);
+        return;
+    }
+    link->popped += event->bytes;
+    link->packets = event->next;
+    if (!link->packets)
+        link->packets_end = &link->packets;
+    free(event);
+    struct shoal_sim_event *room = event_create(rank, peer, SHOAL_SIM_ROOM, NULL, 0);
+    if (!room)
+        return;
+    room->value = link->popped;
+    post(rank->sim, room);
+}
+
+static void packet_deliver(struct link *link, struct shoal_sim_event *event)
+{
+    event->next = NULL;
+    *link->packets_end = event;
+    link->packets_end = &event->next;
+}
+
 static void op_flush(struct shoal_transport *transport)
 {
     (void)transport; /* nobody sleeps in virtual time */
@@ -587,9 +653,14 @@ static void events_free(struct shoal_sim_event *event)
 /* Without its table of operations, a transport used after destroy is found at once. */
 static void rank_close(struct rank *rank)
 {
-    for (int peer = 0; rank->links && peer < rank->transport.size; peer++)
+    for (int peer = 0; rank->links && peer < rank->transport.size; peer++) {
+        struct link *link = &rank->links[peer];
         for (size_t place = 0; place < SHOAL_ARRIVALS; place++)
-            letter_free(&rank->links[peer], place);
+            letter_free(link, place);
+        events_free(link->packets);
+        link->packets = NULL;
+        link->packets_end = &link->packets;
+    }
     events_free(rank->held);
     rank->held = NULL;
     rank->held_end = &rank->held;
@@ -620,6 +691,9 @@ static const struct shoal_transport_ops sim_ops = {
     .put = op_put,
     .signal = op_signal,
     .counter = op_counter,
+    .push = op_push,
+    .peek = op_peek,
+    .pop = op_pop,
     .flush = op_flush,
     .lost = op_lost,
     .describe = op_describe,
@@ -655,8 +729,14 @@ static void deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
         letter_deliver(dest, event);
         return;
     }
+    if (event->kind == SHOAL_SIM_PACKET) {
+        packet_deliver(link, event);
+        return;
+    }
     if (event->kind == SHOAL_SIM_COMPLETE)
         link->completed = max_u64(link->completed, event->value);
+    else if (event->kind == SHOAL_SIM_ROOM)
+        link->taken = max_u64(link->taken, event->value);
     else if (event->kind == SHOAL_SIM_RAISE)
         link->counters[event->slot]++;
     else if (event->kind == SHOAL_SIM_BYTES)
@@ -715,6 +795,7 @@ static enum shoal_status rank_init(struct shoal_sim *sim, int number)
     for (int peer = 0; peer < size; peer++) {
         struct link *link = &rank->links[peer];
         link->cut_ns = NEVER;
+        link->packets_end = &link->packets;
         link->completed = sim->options.counter_start;
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++)
             link->counters[slot] = sim->options.counter_start;

@@ -10,6 +10,8 @@ enum shoal_sim_event_kind {
     SHOAL_SIM_ARRIVAL,
     SHOAL_SIM_COMPLETE,
     SHOAL_SIM_RAISE,
+    SHOAL_SIM_PACKET,
+    SHOAL_SIM_ROOM,
     SHOAL_SIM_BYTES,
     SHOAL_SIM_FAILURE,
     SHOAL_SIM_GONE
@@ -18,15 +20,15 @@ enum shoal_sim_event_kind {
 struct shoal_sim_event {
     uint64_t due;
     uint64_t serial;              /* set by push; decides between events due at the same time: first in, first out */
-    struct shoal_sim_event *next; /* in the list of what a stopped rank sent */
+    struct shoal_sim_event *next; /* in the list of what a stopped rank sent, or of packets not yet taken */
     enum shoal_sim_event_kind kind;
     int source;
     int dest;
     unsigned slot;
-    uint64_t value; /* complete: the sequence; gone: the fate */
+    uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate */
     shoal_location location;
     size_t offset;
-    size_t bytes; /* of data: what is put, or the payload beside a record */
+    size_t bytes; /* of data: what is put, the payload beside a record, or a packet with its bytes */
     struct shoal_arrival record;
     _Alignas(16) unsigned char data[];
 };

@@ -1,0 +1,135 @@
+/* The transport contract over shared memory. The ranks are nodes of one process; while a case runs, one thread calls them in turn. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "memory_store.h"
+#include "transport/shm/shm.h"
+#include "transport_contract.h"
+
+#define SHARED_MAX 8
+#define TIMEOUT_MS 10000
+
+struct shared {
+    int rank;
+    void *memory;
+};
+
+/* A rank while it is made. */
+struct maker {
+    struct contract_world *world;
+    struct memory_store *store;
+    int rank;
+    enum shoal_status status;
+};
+
+struct inner {
+    struct shoal_settings settings;
+    struct shoal_log logs[CONTRACT_RANKS_MAX];
+    struct shoal_shm_node *nodes[CONTRACT_RANKS_MAX];
+    struct shared shared[SHARED_MAX];
+    int shared_count;
+};
+
+static enum shoal_status connect_node(struct inner *inner, struct maker *maker, struct shoal_shm_peer **peers)
+{
+    struct shoal_log *log = &inner->logs[maker->rank];
+    const struct shoal_store store = memory_store_callbacks(maker->store);
+    struct shoal_bootstrap bootstrap;
+    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
+    enum shoal_status status = shoal_shm_node_create(log, &inner->settings, &inner->nodes[maker->rank]);
+    if (status == SHOAL_OK)
+        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, TIMEOUT_MS, peers);
+    shoal_bootstrap_close(&bootstrap);
+    return status;
+}
+
+static enum shoal_status make_rank(struct inner *inner, struct maker *maker)
+{
+    struct contract_world *world = maker->world;
+    struct shoal_shm_peer *peers[CONTRACT_RANKS_MAX];
+    const struct shoal_shm_options options = {.comm = 77,
+                                              .rank = maker->rank,
+                                              .size = world->size,
+                                              .peers = peers,
+                                              .slots = SHOAL_DEPTH_MAX,
+                                              .slot_bytes = (size_t)1 << 16,
+                                              .counter_start = world->counter_start,
+                                              .timeout_ms = TIMEOUT_MS};
+    SHOAL_TRY(connect_node(inner, maker, peers));
+    SHOAL_TRY(shoal_shm_create(inner->nodes[maker->rank], &options, &world->ranks[maker->rank]));
+    enum shoal_status status;
+    int socket;
+    while ((status = shoal_shm_join(world->ranks[maker->rank], &socket)) == SHOAL_PENDING)
+        continue;
+    return status;
+}
+
+static void *make_in_thread(void *arg)
+{
+    struct maker *maker = arg;
+    maker->status = make_rank(maker->world->inner, maker);
+    return NULL;
+}
+
+static bool make(struct contract_world *world)
+{
+    if (world->host)
+        return false;
+    char error[256];
+    struct memory_store store;
+    struct maker makers[CONTRACT_RANKS_MAX];
+    pthread_t threads[CONTRACT_RANKS_MAX];
+    struct inner *inner = calloc(1, sizeof(struct inner));
+    assert_non_null(inner);
+    world->inner = inner;
+    assert_int_equal(shoal_settings_load(&inner->settings, NULL, error, sizeof(error)), SHOAL_OK);
+    memory_store_init(&store);
+    for (int rank = 0; rank < world->size; rank++) {
+        shoal_log_init(&inner->logs[rank], &inner->settings, NULL, NULL);
+        makers[rank] = (struct maker){world, &store, rank, SHOAL_PENDING};
+        assert_int_equal(pthread_create(&threads[rank], NULL, make_in_thread, &makers[rank]), 0);
+    }
+    for (int rank = 0; rank < world->size; rank++)
+        pthread_join(threads[rank], NULL);
+    memory_store_fini(&store);
+    for (int rank = 0; rank < world->size; rank++)
+        assert_int_equal(makers[rank].status, SHOAL_OK);
+    return true;
+}
+
+static void *share(struct contract_world *world, int rank, size_t bytes)
+{
+    struct inner *inner = world->inner;
+    void *memory = NULL;
+    assert_true(inner->shared_count < SHARED_MAX);
+    if (shoal_shm_node_alloc(inner->nodes[rank], bytes, &memory) != SHOAL_OK)
+        return NULL;
+    inner->shared[inner->shared_count++] = (struct shared){rank, memory};
+    return memory;
+}
+
+static void destroy(struct contract_world *world)
+{
+    struct inner *inner = world->inner;
+    for (int rank = 0; rank < world->size; rank++)
+        if (world->ranks[rank])
+            world->ranks[rank]->ops->destroy(world->ranks[rank], true);
+    for (int i = 0; i < inner->shared_count; i++)
+        assert_int_equal(shoal_shm_node_release(inner->nodes[inner->shared[i].rank], inner->shared[i].memory, false), SHOAL_OK);
+    for (int rank = 0; rank < world->size; rank++) {
+        shoal_shm_node_destroy(inner->nodes[rank]);
+        shoal_log_fini(&inner->logs[rank]);
+    }
+    free(inner);
+}
+
+int main(void)
+{
+    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
+    return contract_run(&factory) > 0;
+}
