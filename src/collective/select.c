@@ -49,11 +49,20 @@ static int count_shared(const struct shoal_view *view)
     return shared;
 }
 
+static bool has_shared_input(const struct shoal_view *view)
+{
+    for (int r = 0; r < view->size; r++) {
+        if (shoal_view_shares_input(view, r))
+            return true;
+    }
+    return false;
+}
+
 const struct shoal_row *shoal_select_plan(enum shoal_kind kind, const struct shoal_view *view)
 {
     const int shared = count_shared(view);
-    if (kind == SHOAL_KIND_BROADCAST)
-        return find(kind, shared == 2 * view->size ? "copy-shared" : "copy-staged");
+    if (kind == SHOAL_KIND_BROADCAST) /* only root's input can be shared then */
+        return find(kind, has_shared_input(view) ? "copy-shared" : "copy-staged");
     return find(kind, shared == 2 * view->size ? "owners-shared" : shared ? "owners-mixed" : "owners-staged");
 }
 

@@ -125,6 +125,7 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
     shoal_engine_post(comm->engine, call, request);
     shoal_engine_progress(comm->engine);
     shoal_engine_flush(comm->engine);
+    shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
     *request_out = request;
     return shoal_driver_ensure_thread(driver);
@@ -222,6 +223,12 @@ enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t 
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
+/* Not done, and will never be: made by the parent of this process. */
+static bool is_parents(struct shoal_request *request)
+{
+    return shoal_request_status(request) == SHOAL_PENDING && !*request->driver->is_parent;
+}
+
 enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms)
 {
     if (!request)
@@ -229,6 +236,8 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
     const enum shoal_status status = shoal_request_status(request);
     if (status != SHOAL_PENDING)
         return status;
+    if (is_parents(request))
+        return SHOAL_ERR_STATE;
     struct shoal_driver *driver = request->driver;
     const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_driver_now_ns(driver) + timeout_ms * UINT64_C(1000000);
     return shoal_driver_wait(driver, request, until_ns);
@@ -238,6 +247,8 @@ enum shoal_status shoal_request_test(struct shoal_request *request)
 {
     if (!request)
         return SHOAL_ERR_ARGUMENT;
+    if (is_parents(request))
+        return SHOAL_ERR_STATE;
     if (shoal_request_status(request) == SHOAL_PENDING)
         shoal_driver_poll(request->driver);
     return shoal_request_status(request);
@@ -245,7 +256,7 @@ enum shoal_status shoal_request_test(struct shoal_request *request)
 
 void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg)
 {
-    if (!request || !fn)
+    if (!request || !fn || is_parents(request))
         return;
     struct shoal_driver *driver = request->driver;
     if (shoal_request_status(request) == SHOAL_PENDING) {
@@ -264,7 +275,7 @@ void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void
 
 void shoal_request_free(struct shoal_request *request)
 {
-    if (!request)
+    if (!request || is_parents(request))
         return;
     if (shoal_request_status(request) == SHOAL_PENDING) {
         struct shoal_driver *driver = request->driver;

@@ -34,6 +34,7 @@ static enum shoal_status fill(struct shoal_context *context)
     SHOAL_TRY(choose_kernels(context));
     SHOAL_TRY(shoal_shm_node_create(&context->log, &context->settings, &context->node));
     SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->node));
+    context->driver.is_parent = context->is_parent;
     context->has_driver = true;
     return SHOAL_OK;
 }

@@ -116,7 +116,17 @@ void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engin
 
 /* ---- Driving ------------------------------------------------------------------------------------------------------------- */
 
-/* Under the lock. Local sleepers whose request was completed here are woken through the bell. */
+void shoal_driver_wake(struct shoal_driver *driver)
+{
+    if (!atomic_load_explicit(&driver->waiters, memory_order_relaxed))
+        return;
+    /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&driver->sleepers, memory_order_relaxed))
+        shoal_shm_bell_ring(driver->node->bell);
+}
+
+/* Under the lock. */
 static bool progress_all(struct shoal_driver *driver)
 {
     bool did = false;
@@ -126,8 +136,8 @@ static bool progress_all(struct shoal_driver *driver)
         did |= shoal_engine_progress(engine);
         shoal_engine_flush(engine);
     }
-    if (did && atomic_load_explicit(&driver->sleepers, memory_order_seq_cst))
-        shoal_shm_bell_ring(driver->node->bell);
+    if (did)
+        shoal_driver_wake(driver);
     return did;
 }
 
@@ -140,8 +150,7 @@ static uint64_t check_all(struct shoal_driver *driver)
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
     }
-    if (atomic_load_explicit(&driver->sleepers, memory_order_seq_cst))
-        shoal_shm_bell_ring(driver->node->bell);
+    shoal_driver_wake(driver);
     return again_ns;
 }
 
@@ -184,18 +193,21 @@ static bool drive_once(struct shoal_driver *driver)
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
+/* The fence of a flush waits until our own line has reached the memory system, as long as an exchange takes: peers that come at the
+ * same time are looked for first, sleepers are woken after so many polls. */
+#define FLUSH_POLLS 16
 
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
 {
-    unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
-    shoal_engine_progress(engine);
-    shoal_engine_flush(engine);
-    while (!is_done(request) && polls--) {
-        if (shoal_engine_progress(engine))
+    const unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
+    for (unsigned i = 0; i < polls && !is_done(request); i++) {
+        const bool did = shoal_engine_progress(engine);
+        if (i == FLUSH_POLLS || (did && i > FLUSH_POLLS))
             shoal_engine_flush(engine);
-        else
+        else if (!did)
             shoal_clock_relax();
     }
+    shoal_engine_flush(engine);
 }
 
 static uint64_t check_if_due(struct shoal_driver *driver, uint64_t now_ns)

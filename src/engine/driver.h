@@ -17,6 +17,7 @@ struct shoal_driver {
     unsigned depth;           /* how often: callbacks, which run under it, may post */
     struct shoal_log *log;
     const struct shoal_settings *settings;
+    const volatile uint32_t *is_parent; /* 0 in a forked child, which may not drive */
     struct shoal_shm_node *node;
     struct shoal_engine *engines;
     double ns_per_tick;
@@ -30,7 +31,7 @@ struct shoal_driver {
     pthread_t thread;
     pthread_mutex_t thread_lock;
     pthread_cond_t thread_wake;
-    bool has_thread;
+    atomic_bool has_thread;
     bool must_stop;
 };
 
@@ -54,6 +55,9 @@ uint64_t shoal_driver_now_ns(const struct shoal_driver *driver);
 
 /* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at once ends here. */
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request);
+
+/* Under the lock, after requests may have been completed: wakes other threads of this rank that wait for them. */
+void shoal_driver_wake(struct shoal_driver *driver);
 
 /* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its status or
  * PENDING. Not under the lock. */

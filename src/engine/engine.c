@@ -180,6 +180,8 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->posted_ticks = shoal_clock_ticks();
     request->bytes = call->count * (call->kind == SHOAL_KIND_EXCHANGE ? 1 : shoal_type_bytes(call->type));
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
+    if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
+        shoal_engine_heed_failure(engine);
     if (engine->is_broken) {
         shoal_request_complete(request, engine->failure.status);
         return;
@@ -227,10 +229,16 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - engine->completed_by_all <= kept;
 }
 
-/* Broadcast reads nothing from ranks other than root, and writes nothing to root that it has not. */
-static const void *own_input(const struct shoal_engine *engine, const struct shoal_call *call)
+/* Where peers find the operands that they need. Of a broadcast they reach root's input only: a leaf ends without its peers, and may
+ * then free its memory while they have yet to look. */
+static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_arrival *arrival)
 {
-    return call->kind == SHOAL_KIND_BROADCAST && call->root != engine->rank ? call->output : call->input;
+    const struct shoal_call *call = &request->call;
+    const bool is_broadcast = call->kind == SHOAL_KIND_BROADCAST;
+    if (!is_broadcast || call->root == engine->rank)
+        arrival->input = engine->ops->locate(engine->transport, call->input, request->bytes);
+    if (!is_broadcast)
+        arrival->output = engine->ops->locate(engine->transport, call->output, request->bytes);
 }
 
 static bool gives_payload(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -256,8 +264,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
     arrival->input = arrival->output = 0;
     if (!request->is_direct) {
         arrival->descriptor.hints = shoal_stores_hint(engine, request);
-        arrival->input = engine->ops->locate(engine->transport, own_input(engine, call), request->bytes);
-        arrival->output = engine->ops->locate(engine->transport, call->output, request->bytes);
+        locate_operands(engine, request, arrival);
     }
     engine->ops->arrive(engine->transport, arrival, has_payload ? call->input : NULL, has_payload ? request->bytes : 0);
     engine->must_flush = true;
@@ -374,11 +381,9 @@ static bool retire_done(struct shoal_engine *engine)
     return did;
 }
 
-bool shoal_engine_progress(struct shoal_engine *engine)
+static bool progress(struct shoal_engine *engine)
 {
     bool did = false;
-    if (engine->is_broken)
-        return false;
     if (engine->queue_head)
         did |= announce_queued(engine);
     if (engine->active_head) {
@@ -390,5 +395,17 @@ bool shoal_engine_progress(struct shoal_engine *engine)
     }
     if (engine->message_count)
         did |= shoal_messages_progress(engine);
+    if (engine->queue_head) /* posted by a callback, or held back until operations ended */
+        did |= announce_queued(engine);
+    return did;
+}
+
+bool shoal_engine_progress(struct shoal_engine *engine)
+{
+    if (engine->is_broken || engine->is_in_progress)
+        return false;
+    engine->is_in_progress = true;
+    const bool did = progress(engine);
+    engine->is_in_progress = false;
     return did;
 }

@@ -157,6 +157,7 @@ struct shoal_engine {
     struct shoal_recorder recorder;
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;          /* something was published since the last flush */
+    bool is_in_progress;      /* callbacks, which run inside, may post */
     bool is_broken;
     bool is_finalized;
     struct shoal_failure failure;
@@ -229,6 +230,8 @@ SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoa
                                         const struct shoal_arrival *other);
 /* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
+/* Takes over what another rank, or shoal_comm_abort, has published; true when there was something. */
+bool shoal_engine_heed_failure(struct shoal_engine *engine);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
                                 struct shoal_failure *failure);
@@ -239,6 +242,7 @@ void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *te
 SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_messages_progress(struct shoal_engine *engine);
 struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
+struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);
 void shoal_messages_destroy(struct shoal_engine *engine);
 

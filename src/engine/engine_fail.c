@@ -154,6 +154,15 @@ void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *
     break_with(engine, engine->ops->failed(engine->transport, &first) ? &first : failure);
 }
 
+bool shoal_engine_heed_failure(struct shoal_engine *engine)
+{
+    struct shoal_failure first;
+    if (engine->is_broken || !engine->ops->failed(engine->transport, &first))
+        return false;
+    break_with(engine, &first);
+    return true;
+}
+
 /* ---- Calls that do not agree --------------------------------------------------------------------------------------------- */
 
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
@@ -179,13 +188,32 @@ bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *requ
 
 /* ---- Looking around ------------------------------------------------------------------------------------------------------ */
 
+static struct shoal_request *earlier(struct shoal_request *a, struct shoal_request *b)
+{
+    if (!a || !b)
+        return a ? a : b;
+    return b->deadline_ns < a->deadline_ns ? b : a;
+}
+
+static struct shoal_request *first_call(const struct shoal_engine *engine)
+{
+    return engine->active_head ? engine->active_head : engine->queue_head;
+}
+
 static struct shoal_request *oldest(struct shoal_engine *engine)
 {
-    struct shoal_request *message = shoal_messages_oldest(engine);
-    struct shoal_request *call = engine->active_head ? engine->active_head : engine->queue_head;
-    if (!call || !message)
-        return call ? call : message;
-    return message->deadline_ns < call->deadline_ns ? message : call;
+    return earlier(first_call(engine), shoal_messages_oldest(engine));
+}
+
+/* Whose deadline comes first: each operation has its own, also behind others. */
+static struct shoal_request *most_urgent(struct shoal_engine *engine)
+{
+    struct shoal_request *urgent = shoal_messages_oldest(engine);
+    for (struct shoal_request *request = engine->active_head; request; request = request->next)
+        urgent = earlier(urgent, request);
+    for (struct shoal_request *request = engine->queue_head; request; request = request->next)
+        urgent = earlier(urgent, request);
+    return urgent;
 }
 
 /* Whom the request waits for: those that have not arrived, or the peer of its step. Names at most eight. Returns the first. */
@@ -232,7 +260,9 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
 {
     struct shoal_failure failure;
     char missing[300];
-    const int rank = name_missing(engine, request, missing, sizeof missing);
+    const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
+    /* Calls run in order: the first one tells whom all wait for. */
+    const int rank = name_missing(engine, is_message ? request : first_call(engine), missing, sizeof missing);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
     snprintf(failure.text, sizeof failure.text, "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s",
              failure.operation, (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
@@ -240,16 +270,30 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-static bool fail_lost(struct shoal_engine *engine, struct shoal_request *request)
+/* What cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that peer. */
+static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found)
+{
+    const struct shoal_transport_ops *ops = engine->ops;
+    struct shoal_request *call = engine->active_head ? engine->active_head : engine->queue_head;
+    if (call && ops->lost(engine->transport, 0, call->sequence, found) >= 0)
+        return call;
+    int rank = engine->message_count ? ops->lost(engine->transport, 0, UINT64_MAX, found) : -1;
+    while (rank >= 0) {
+        struct shoal_request *message = shoal_messages_with(engine, rank);
+        if (message)
+            return message;
+        rank = ops->lost(engine->transport, rank + 1, UINT64_MAX, found);
+    }
+    return NULL;
+}
+
+static bool fail_lost(struct shoal_engine *engine)
 {
     struct shoal_failure failure, found = {0};
-    const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
-    const int rank = engine->ops->lost(engine->transport, is_message ? UINT64_MAX : request->sequence, &found);
-    if (rank < 0 || (is_message && rank != request->call.root))
-        return false;
-    if (shoal_engine_progress(engine) || request != oldest(engine))
+    struct shoal_request *request = find_blocked(engine, &found);
+    if (!request || shoal_engine_progress(engine))
         return false; /* what it did before it ended may be all we need */
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, rank, &failure);
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
     failure.pid = found.pid;
     snprintf(failure.host, sizeof failure.host, "%s", found.host);
     snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)", found.text,
@@ -272,24 +316,19 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
 uint64_t shoal_engine_check(struct shoal_engine *engine)
 {
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
-    struct shoal_failure first;
     if (engine->is_broken || !shoal_engine_is_busy(engine)) {
         engine->progress_ns = 0;
         return UINT64_MAX;
     }
-    if (engine->ops->failed(engine->transport, &first)) {
-        break_with(engine, &first);
+    if (shoal_engine_heed_failure(engine) || fail_lost(engine))
         return UINT64_MAX;
-    }
     struct shoal_request *request = oldest(engine);
-    if (fail_lost(engine, request))
-        return UINT64_MAX;
-    request = oldest(engine);
     if (!request)
         return every_ns;
     const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
-    if (now_ns >= request->deadline_ns) {
-        fail_late(engine, request);
+    struct shoal_request *urgent = most_urgent(engine);
+    if (now_ns >= urgent->deadline_ns) {
+        fail_late(engine, urgent);
         return UINT64_MAX;
     }
     if (!engine->progress_ns || mark != engine->progress_mark) {
@@ -300,6 +339,6 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         engine->has_warned = true;
         warn_slow(engine, request);
     }
-    const uint64_t left_ns = request->deadline_ns - now_ns;
+    const uint64_t left_ns = urgent->deadline_ns - now_ns;
     return left_ns < every_ns ? left_ns : every_ns;
 }

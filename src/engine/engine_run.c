@@ -183,6 +183,44 @@ static struct place find_place(struct shoal_engine *engine, const struct shoal_p
     return place;
 }
 
+/* Addresses that agree in their low 28 bits fight for the same place in the first cache of some processors, which predict a line's place
+ * from them: reading one and writing the other in one loop is then several times slower. */
+static bool collide(const void *a, const void *b)
+{
+    const uintptr_t low_bits = ((uintptr_t)1 << 28) - 1;
+    return a != b && (((uintptr_t)a ^ (uintptr_t)b) & low_bits) < SHOAL_CACHE_LINE;
+}
+
+static bool any_collide(const struct shoal_engine *engine, const struct shoal_step *step)
+{
+    for (unsigned d = 0; d < step->dest_count; d++) {
+        for (unsigned s = 0; s < step->source_count; s++) {
+            if (collide(engine->dests[d], engine->sources[s]))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Reduces by way of a buffer that stays in the first cache, so that no loop reads and writes colliding addresses. */
+static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step, size_t elements,
+                         enum shoal_stores stores)
+{
+    _Alignas(SHOAL_PAGE) char buffer[SHOAL_PAGE];
+    void *const into = buffer;
+    const size_t element = shoal_type_bytes(request->call.type), chunk = sizeof buffer / element;
+    for (size_t at = 0; at < elements; at += chunk) {
+        const size_t count = shoal_min_size(chunk, elements - at);
+        engine->kernels->reduce[request->call.type][request->call.op](&into, 1, engine->sources, step->source_count, count, engine->size,
+                                                                     SHOAL_STORES_CACHED);
+        engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
+        for (unsigned s = 0; s < step->source_count; s++)
+            engine->sources[s] = (const char *)engine->sources[s] + count * element;
+        for (unsigned d = 0; d < step->dest_count; d++)
+            engine->dests[d] = (char *)engine->dests[d] + count * element;
+    }
+}
+
 static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
@@ -199,7 +237,9 @@ static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *pi
     const size_t elements = place.elements;
     for (unsigned i = 0; i < step->dest_count; i++)
         engine->dests[i] = find_place(engine, piece, slot, blocks[step->source_count + i]).address;
-    if (step->source_count > 1)
+    if (step->source_count > 1 && any_collide(engine, step))
+        reduce_apart(engine, request, step, elements, stores);
+    else if (step->source_count > 1)
         engine->kernels->reduce[request->call.type][request->call.op](engine->dests, step->dest_count, engine->sources,
                                                                      step->source_count, elements, engine->size, stores);
     else if (step->dest_count > 1 || engine->dests[0] != engine->sources[0])

@@ -376,6 +376,14 @@ struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
     return oldest;
 }
 
+struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)
+{
+    struct shoal_request *request = engine->messages ? engine->messages->head : NULL;
+    while (request && peer_of(request) != peer)
+        request = request->next;
+    return request;
+}
+
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status)
 {
     while (engine->messages && engine->messages->head)

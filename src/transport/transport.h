@@ -141,9 +141,9 @@ struct shoal_transport_ops {
     /* Wakes peers that sleep and may wait for what was published since the last call. */
     void (*flush)(struct shoal_transport *);
 
-    /* A peer that ended or left before completing operation `sequence` (0: before anything): its rank, with what is known in *failure;
-     * -1 when all are there. Makes system calls: not for each turn of a loop. */
-    int (*lost)(struct shoal_transport *, uint64_t sequence, struct shoal_failure *failure);
+    /* The next peer, from rank `first` on, that ended or left before completing operation `sequence` (0: before anything): its rank, with
+     * what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
+    int (*lost)(struct shoal_transport *, int first, uint64_t sequence, struct shoal_failure *failure);
 
     /* One line on how a peer looks from here, such as "stopped" or "running"; for messages. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);

@@ -147,7 +147,7 @@ static void reserve_windows(struct contract_world *world)
 
 static int lost(struct contract_world *world, int rank, uint64_t sequence, struct shoal_failure *failure)
 {
-    return at(world, rank)->ops->lost(at(world, rank), sequence, failure);
+    return at(world, rank)->ops->lost(at(world, rank), 0, sequence, failure);
 }
 
 static bool has_failed(struct contract_world *world, int rank, struct shoal_failure *failure)
@@ -612,6 +612,7 @@ static void killed_rank_is_lost(void **state)
     for (int rank = 0; rank < 2; rank++) {
         UNTIL(&world, lost(&world, rank, 1, &failure) == 2);
         assert_blames(&world, rank, 2, &failure);
+        assert_int_equal(at(&world, rank)->ops->lost(at(&world, rank), 2, 1, &failure), 2);
     }
     close_world(&world);
 }
@@ -631,6 +632,8 @@ static void rank_that_left_is_lost_only_for_later_operations(void **state)
         assert_non_null(strstr(failure.text, "freed the communicator"));
         assert_int_equal(completed(&world, rank, 2), 5);
         assert_int_equal(lost(&world, rank, 5, &failure), -1);
+        assert_int_equal(at(&world, rank)->ops->lost(at(&world, rank), 2, 6, &failure), 2);
+        assert_int_equal(at(&world, rank)->ops->lost(at(&world, rank), 3, 6, &failure), -1);
     }
     close_world(&world);
 }

@@ -370,6 +370,8 @@ bool fault_run(struct fault_test *test, const struct fault_job *job)
         is_good &= has_ended_well(test, job, r);
     is_good &= fault_expect(test, waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD, "a child process is left");
     is_good &= fault_expect(test, count_names("/dev/shm", "shoal") <= names_before, "something new is in /dev/shm");
+    for (int turns = 0; turns < 500 && count_lines("/proc/net/unix", "@shoal-") > sockets_before; turns++)
+        fault_sleep_ms(1); /* a child of a rank may end after it */
     is_good &= fault_expect(test, count_lines("/proc/net/unix", "@shoal-") <= sockets_before, "an abstract socket is left");
     return is_good && !test->has_failed;
 }

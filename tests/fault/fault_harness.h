@@ -24,7 +24,7 @@
 #define FAULT_SLOW 1
 #endif
 
-#define FAULT_PRINTF(format, args) __attribute__((format(printf, format, args)))
+#define FAULT_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 #define FAULT_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
 /* What a rank tells the parent. */

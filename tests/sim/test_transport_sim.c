@@ -55,7 +55,7 @@ static bool has_arrived(struct shoal_sim *sim, int rank, int peer, uint64_t sequ
 
 static int lost(struct shoal_sim *sim, int rank, uint64_t sequence, struct shoal_failure *failure)
 {
-    return at(sim, rank)->ops->lost(at(sim, rank), sequence, failure);
+    return at(sim, rank)->ops->lost(at(sim, rank), 0, sequence, failure);
 }
 
 static bool has_failed(struct shoal_sim *sim, int rank, struct shoal_failure *failure)

@@ -114,7 +114,7 @@ static enum shoal_status reserve_window(struct shoal_transport *transport, unsig
     if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
         return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed", slots, slot_bytes);
     SHOAL_TRY(shoal_segment_reserve(seat->segment, shm->node->log, (uint64_t)(seat->window - seat->segment->base),
-                                    shm->slots * shm->window_stride, shm->node->settings->memory_limit, "the communicator's window"));
+                                    shm->slots * shm->window_stride, &shm->node->budget, "the communicator's window"));
     shm->has_window = true;
     return SHOAL_OK;
 }
@@ -168,7 +168,7 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
         return SHOAL_OK;
     snprintf(what, sizeof what, "the queue of messages to rank %d", peer);
     SHOAL_TRY(shoal_segment_reserve(own->segment, shm->node->log, (uint64_t)(queue - own->segment->base), QUEUE,
-                                    shm->node->settings->memory_limit, what));
+                                    &shm->node->budget, what));
     shm->has_queue[peer] = true;
     return SHOAL_OK;
 }
@@ -341,10 +341,10 @@ static const char *has_left(struct shm *shm, int peer)
     }
 }
 
-static int lost(struct shoal_transport *transport, uint64_t sequence, struct shoal_failure *failure)
+static int lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
-    for (int r = 0; r < transport->size; r++) {
+    for (int r = first; r < transport->size; r++) {
         const char *how = shm->peers[r] ? has_left(shm, r) : NULL;
         if (!how || completed(transport, r) >= sequence)
             continue;
@@ -396,8 +396,12 @@ static void destroy(struct shoal_transport *transport, bool finalized)
         atomic_store_explicit(&own->head->left, finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
         wake_all(shm);
     }
-    for (int r = 0; shm->seats && r < transport->size; r++)
-        shoal_segment_put(shm->seats[r].segment);
+    for (int r = 0; shm->seats && r < transport->size; r++) {
+        if (r == transport->rank)
+            shoal_segment_release(shm->seats[r].segment, &shm->node->budget);
+        else
+            shoal_segment_put(shm->seats[r].segment);
+    }
     free(shm->seats);
     free(shm->peers);
     free(shm->raised);
@@ -483,7 +487,7 @@ static enum shoal_status make_own_segment(struct shm *shm)
     struct shoal_segment *own;
     SHOAL_TRY(shoal_segment_create(shm->node->log, "shoal-communicator", layout.total_bytes, &own));
     const enum shoal_status status = shoal_segment_reserve(own, shm->node->log, layout.head, layout.control_bytes - layout.head,
-                                                           shm->node->settings->memory_limit, "the communicator");
+                                                           &shm->node->budget, "the communicator");
     if (status != SHOAL_OK) {
         shoal_segment_put(own);
         return status;

@@ -68,7 +68,8 @@ static ssize_t receive_packet(int socket, void *data, size_t bytes, int *fds, si
     ssize_t received;
     do
         received = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    while (received < 0 && errno == EINTR);
+    /* A peer that ends without having read what we sent leaves one ECONNRESET ahead of what it has sent. */
+    while (received < 0 && (errno == EINTR || errno == ECONNRESET));
     if (received < 0)
         return -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(&header); c; c = CMSG_NXTHDR(&header, c)) {

@@ -31,11 +31,12 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
     node->log = log;
     node->settings = settings;
     node->next_export = 1;
+    node->budget.limit = settings->memory_limit;
     enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
     if (status == SHOAL_OK)
         status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &node->bell_segment);
     if (status == SHOAL_OK)
-        status = shoal_segment_reserve(node->bell_segment, log, 0, SHOAL_PAGE, settings->memory_limit, "the context");
+        status = shoal_segment_reserve(node->bell_segment, log, 0, SHOAL_PAGE, &node->budget, "the context");
     if (status != SHOAL_OK) {
         shoal_shm_node_destroy(node);
         return status;
@@ -302,7 +303,7 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
     SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
     const enum shoal_status status =
-        shoal_segment_reserve(segment, node->log, pad, total - pad, node->settings->memory_limit, "shoal_mem_alloc");
+        shoal_segment_reserve(segment, node->log, pad, total - pad, &node->budget, "shoal_mem_alloc");
     if (status != SHOAL_OK) {
         shoal_segment_put(segment);
         return status;
@@ -349,7 +350,7 @@ enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memo
         const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
         for (size_t p = 0; p < export->told; p++) /* a full link only delays the peer's unmapping to its end */
             (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
-        shoal_segment_put(export->segment);
+        shoal_segment_release(export->segment, &node->budget);
         node->exports[i] = node->exports[--node->export_count];
         shoal_shm_node_drain(node);
         return SHOAL_OK;
@@ -361,7 +362,7 @@ enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memo
 static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
 {
     const uint64_t pad = (uint64_t)(export->begin - export->segment->base);
-    enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad, node->settings->memory_limit);
+    enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad);
     if (status != SHOAL_OK)
         return; /* said; the memory stays where it is */
     export->id = node->next_export++;

@@ -63,6 +63,7 @@ struct shoal_shm_node {
     struct shoal_log *log;
     const struct shoal_settings *settings;
     unsigned char id[SHOAL_SHM_ID_BYTES];
+    struct shoal_segment_budget budget;
     struct shoal_segment *bell_segment;
     struct shoal_shm_bell *bell;
     struct shoal_shm_peer **peers;

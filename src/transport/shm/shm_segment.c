@@ -102,32 +102,53 @@ enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t byte
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
-                                        uint64_t limit, const char *what)
+static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const struct shoal_segment_budget *budget, const char *what)
 {
-    uint64_t left = shoal_topology_memory_left();
-    if (limit && limit < left)
-        left = limit;
+    const uint64_t left = shoal_topology_memory_left(), reserved = atomic_load_explicit(&budget->reserved, memory_order_relaxed);
+    const uint64_t allowed = !budget->limit ? UINT64_MAX : reserved < budget->limit ? budget->limit - reserved : 0;
+    if (bytes > allowed)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm",
+                              "%s needs %llu bytes of shared memory, but of the %llu of SHOAL_MEMORY_LIMIT only %llu are left; use less, "
+                              "or raise it",
+                              what, (unsigned long long)bytes, (unsigned long long)budget->limit, (unsigned long long)allowed);
     if (bytes > left)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm",
-                              "%s needs %llu bytes of shared memory, but the %s only %llu; use less, or give the container more",
-                              what, (unsigned long long)bytes, limit == left ? "setting SHOAL_MEMORY_LIMIT allows" : "machine leaves",
-                              (unsigned long long)left);
+                              "%s needs %llu bytes of shared memory, but the machine leaves only %llu; use less, or give the container more",
+                              what, (unsigned long long)bytes, (unsigned long long)left);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
+                                        struct shoal_segment_budget *budget, const char *what)
+{
     int result;
+    SHOAL_TRY(check_room(log, bytes, budget, what));
     do
         result = fallocate(segment->fd, 0, (off_t)begin, (off_t)bytes);
     while (result != 0 && errno == EINTR);
     if (result != 0)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "%s cannot get %llu bytes of shared memory: %s", what,
                               (unsigned long long)bytes, strerror(errno));
+    segment->reserved += bytes;
+    atomic_fetch_add_explicit(&budget->reserved, bytes, memory_order_relaxed);
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t limit)
+void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget)
+{
+    if (!segment)
+        return;
+    atomic_fetch_sub_explicit(&budget->reserved, segment->reserved, memory_order_relaxed);
+    segment->reserved = 0;
+    shoal_segment_put(segment);
+}
+
+enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin)
 {
     struct shoal_segment *fresh;
+    struct shoal_segment_budget unlimited = {0}; /* the old pages counted, and are given up */
     SHOAL_TRY(shoal_segment_create(log, "shoal-memory", segment->bytes, &fresh));
-    enum shoal_status status = shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, limit, "moving shared memory");
+    enum shoal_status status = shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, &unlimited, "moving shared memory");
     if (status == SHOAL_OK) {
         memcpy(fresh->base + begin, segment->base + begin, segment->bytes - begin);
         /* mremap replaces the old mapping in one step: no moment without memory at the address. */

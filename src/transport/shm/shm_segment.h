@@ -11,12 +11,19 @@
 
 #include "base/log.h"
 
+/* What one context may reserve, and what it has. */
+struct shoal_segment_budget {
+    uint64_t limit; /* SHOAL_MEMORY_LIMIT; 0: what the machine leaves */
+    _Atomic uint64_t reserved;
+};
+
 struct shoal_segment {
     atomic_int references;
     int fd;
     uint64_t bytes;  /* of the mapping */
     uint64_t offset; /* where the mapping begins in the file */
     char *base;
+    uint64_t reserved; /* what counts against the owner's budget */
     bool is_foreign; /* the caller's mapping (shoal_mem_register): not ours to unmap */
 };
 
@@ -32,13 +39,14 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_wrap(struct shoal_log *log, void 
 SHOAL_MUST_USE enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t bytes, uint64_t offset,
                                                    struct shoal_segment **segment_out);
 
-/* Gets memory for [begin, begin + bytes) of a created segment. `limit` is SHOAL_MEMORY_LIMIT, `what` is for the message. ERR_MEMORY. */
+/* Gets memory for [begin, begin + bytes) of a created segment. `what` is for the message. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
-                                                       uint64_t bytes, uint64_t limit, const char *what);
+                                                       uint64_t bytes, struct shoal_segment_budget *budget, const char *what);
+/* The owner gives the segment up (and puts it): its memory no longer counts. NULL is allowed. */
+void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget);
 
 /* Gives a created segment fresh pages from `begin` on, with the same contents at the same address; who has mapped it keeps the old ones. */
-SHOAL_MUST_USE enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
-                                                     uint64_t limit);
+SHOAL_MUST_USE enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin);
 
 struct shoal_segment *shoal_segment_get(struct shoal_segment *segment);
 void shoal_segment_put(struct shoal_segment *segment);

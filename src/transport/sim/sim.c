@@ -184,7 +184,7 @@ static void post(struct shoal_sim *sim, struct shoal_sim_event *event)
     }
 }
 
-/* NULL when there is no memory; then the event counts as lost, and the sim says so. */
+/* data may be NULL: the caller fills it. NULL when there is no memory; then the event counts as lost, and the sim says so. */
 static struct shoal_sim_event *event_create(struct rank *source, int dest, enum shoal_sim_event_kind kind, const void *data,
                                             size_t bytes)
 {
@@ -612,11 +612,11 @@ static const char *fate_text(enum fate fate)
     return texts[fate];
 }
 
-static int op_lost(struct shoal_transport *transport, uint64_t sequence, struct shoal_failure *failure)
+static int op_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     const struct rank *rank = rank_of(transport);
     const uint64_t needed = max_u64(sequence, rank->sim->options.counter_start + 1);
-    for (int peer = 0; peer < transport->size; peer++) {
+    for (int peer = first; peer < transport->size; peer++) {
         const struct link *link = &rank->links[peer];
         if (link->fate == FATE_HERE || link->completed >= needed)
             continue;

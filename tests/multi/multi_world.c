@@ -1,0 +1,130 @@
+#include "multi_world.h"
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define RANK_SECONDS_MAX 240 /* then a rank is taken for hung */
+
+static int count, failed;
+static uint64_t *board;
+
+/* Free now; nobody else asks for it within the moment until rank 0 listens. */
+static int find_free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) {
+        perror("no free port");
+        exit(1);
+    }
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+uint64_t *world_board(void)
+{
+    if (!board)
+        board = mmap(NULL, WORLD_BOARD * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (board == MAP_FAILED) {
+        perror("mmap");
+        exit(1);
+    }
+    return board;
+}
+
+void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "# rank %d of %d, %s:%d: %s\n", world->rank, world->size, file, line, text);
+    _exit(1);
+}
+
+__attribute__((noreturn)) static void run_rank(const struct world_options *options, int rank, const char *address)
+{
+    struct world world = {.rank = rank, .size = options->size, .board = board, .arg = options->arg};
+    struct shoal_context_options context_options = SHOAL_CONTEXT_OPTIONS_INIT;
+    struct shoal_comm_options comm_options = SHOAL_COMM_OPTIONS_INIT;
+    context_options.settings = options->settings;
+    comm_options.timeout_ms = 60000;
+    alarm(RANK_SECONDS_MAX);
+    OK(&world, shoal_context_create(&context_options, &world.context));
+    OK(&world, shoal_comm_create_at(world.context, address, rank, options->size, &comm_options, &world.comm));
+    options->body(&world);
+    OK(&world, shoal_comm_finalize(world.comm));
+    shoal_comm_free(world.comm);
+    shoal_context_destroy(world.context);
+    exit(0); /* not _exit: the leak checker looks at the end */
+}
+
+/* When one rank has failed, the others learn it through Shoal; who does not is ended. */
+static bool gather(const struct world_options *options, pid_t *ranks)
+{
+    bool is_ok = true;
+    for (int left = options->size; left > 0; left--) {
+        int status;
+        const pid_t pid = wait(&status);
+        for (int r = 0; r < options->size; r++) {
+            if (ranks[r] != pid)
+                continue;
+            ranks[r] = 0;
+            if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+                continue;
+            fprintf(stderr, "# %s: rank %d ended with %s %d\n", options->name, r, WIFSIGNALED(status) ? "signal" : "code",
+                    WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+            if (is_ok) {
+                sleep(1);
+                for (int other = 0; other < options->size; other++) {
+                    if (ranks[other] > 0)
+                        kill(ranks[other], SIGKILL);
+                }
+            }
+            is_ok = false;
+        }
+    }
+    return is_ok;
+}
+
+void world_report(bool is_ok, const char *name)
+{
+    failed += !is_ok;
+    printf("%s %d - %s\n", is_ok ? "ok" : "not ok", ++count, name);
+    fflush(stdout);
+}
+
+void world_run(const struct world_options *options)
+{
+    char address[32];
+    pid_t ranks[WORLD_RANKS_MAX];
+    world_board();
+    snprintf(address, sizeof address, "127.0.0.1:%d", find_free_port());
+    for (int r = 0; r < options->size; r++) {
+        ranks[r] = fork();
+        if (ranks[r] == 0)
+            run_rank(options, r, address);
+        if (ranks[r] < 0) {
+            perror("fork");
+            exit(1);
+        }
+    }
+    world_report(gather(options, ranks), options->name);
+}
+
+int world_finish(void)
+{
+    printf("1..%d\n", count);
+    return failed > 0;
+}

@@ -1,0 +1,61 @@
+/* Worlds of real processes for tests: forks so many ranks, joins them in a communicator at a free port of this machine, lets each run a
+ * body, and gathers their ends. Lines go to stdout as TAP. One thread per process. */
+#ifndef SHOAL_TESTS_MULTI_WORLD_H
+#define SHOAL_TESTS_MULTI_WORLD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "shoal/shoal.h"
+
+#define WORLD_RANKS_MAX 16
+
+struct world {
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    int rank;
+    int size;
+    uint64_t *board; /* WORLD_BOARD numbers, shared by the ranks and the test; the test's to clear */
+    const void *arg;
+};
+
+#define WORLD_BOARD 1024
+
+typedef void (*world_body_fn)(struct world *world);
+
+struct world_options {
+    const char *name; /* of the test line */
+    int size;
+    const char *const *settings; /* as in shoal_context_options */
+    world_body_fn body;
+    const void *arg;
+};
+
+/* Prints "ok N - name" or "not ok N - name". */
+void world_run(const struct world_options *options);
+
+/* The same for a check in the test's own process. */
+void world_report(bool is_ok, const char *name);
+
+/* The board of the next world; zeroed by the first call. */
+uint64_t *world_board(void);
+
+/* Prints the plan line; 1 when anything failed. To be returned from main. */
+int world_finish(void);
+
+/* In a body: prints where and what on stderr, and ends the rank as failed. */
+void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
+    __attribute__((noreturn, format(printf, 4, 5)));
+
+#define CHECK(world, condition, ...)                               \
+    do {                                                           \
+        if (!(condition))                                          \
+            world_fail((world), __FILE__, __LINE__, __VA_ARGS__);  \
+    } while (0)
+#define OK(world, call)                                                                                    \
+    do {                                                                                                   \
+        const enum shoal_status ok_status_ = (call);                                                       \
+        CHECK((world), ok_status_ == SHOAL_OK, "%s gave %s", #call, shoal_status_name(ok_status_));        \
+    } while (0)
+
+#endif

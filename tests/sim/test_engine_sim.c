@@ -1,0 +1,554 @@
+/* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named end of every
+ * operation when an event is lost, a rank dies, or calls do not agree. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "reference.h"
+#include "transport/sim/sim.h"
+
+#define RANKS_MAX 64
+#define CALLS_MAX 24
+#define MEMORY_BYTES ((size_t)192 << 10) /* of a rank: its operands */
+#define TICK_NS UINT64_C(1000000)
+#define TIMEOUT_MS 20000
+
+struct rank_of_world {
+    struct shoal_engine *engine;
+    struct shoal_log log;
+    struct shoal_request requests[CALLS_MAX];
+    char *plain; /* MEMORY_BYTES each */
+    char *shared;
+    bool is_gone;
+};
+
+struct world {
+    int size;
+    struct shoal_sim *sim;
+    struct shoal_settings settings;
+    struct rank_of_world ranks[RANKS_MAX];
+    unsigned failures_logged;
+};
+
+/* The same on every rank. */
+struct program {
+    struct shoal_call calls[CALLS_MAX];
+    uint64_t salts[CALLS_MAX];
+    int kinds_of_memory[CALLS_MAX]; /* 0 plain, 1 shared, 2 by rank */
+    bool in_place[CALLS_MAX];
+    size_t offsets[CALLS_MAX]; /* of the operands in a rank's memory */
+    int count;
+};
+
+static uint64_t now_ns(void *arg)
+{
+    return shoal_sim_now_ns(arg);
+}
+
+static void hear(void *arg, int level, const char *line)
+{
+    (void)level, (void)line;
+    ((struct world *)arg)->failures_logged++;
+}
+
+static struct world *open_world(const struct shoal_sim_options *weather, const char *const *overrides)
+{
+    char error[256];
+    struct world *world = calloc(1, sizeof *world);
+    assert_non_null(world);
+    world->size = weather->size;
+    assert_int_equal(shoal_settings_load(&world->settings, overrides, error, sizeof error), SHOAL_OK);
+    struct shoal_sim_options options = *weather;
+    options.counter_start = world->settings.counter_start;
+    assert_int_equal(shoal_sim_create(&options, &world->sim), SHOAL_OK);
+    for (int r = 0; r < world->size; r++) {
+        struct rank_of_world *rank = &world->ranks[r];
+        shoal_log_init(&rank->log, &world->settings, hear, world);
+        rank->plain = malloc(MEMORY_BYTES);
+        rank->shared = malloc(MEMORY_BYTES);
+        assert_true(rank->plain && rank->shared);
+        assert_int_equal(shoal_sim_share(world->sim, r, rank->shared, MEMORY_BYTES), SHOAL_OK);
+        const struct shoal_engine_options engine_options = {.name = "sim",
+                                                            .transport = shoal_sim_transport(world->sim, r),
+                                                            .kernels = shoal_kernels_find("auto"),
+                                                            .settings = &world->settings,
+                                                            .log = &rank->log,
+                                                            .now_ns = now_ns,
+                                                            .now_arg = world->sim,
+                                                            .timeout_ms = TIMEOUT_MS};
+        assert_int_equal(shoal_engine_create(&engine_options, &rank->engine), SHOAL_OK);
+    }
+    return world;
+}
+
+static void close_world(struct world *world)
+{
+    const char *breach = shoal_sim_breach(world->sim);
+    if (breach)
+        fail_msg("the engine broke the transport's contract: %s", breach);
+    for (int r = 0; r < world->size; r++) {
+        shoal_engine_destroy(world->ranks[r].engine);
+        shoal_log_fini(&world->ranks[r].log);
+        free(world->ranks[r].plain);
+        free(world->ranks[r].shared);
+    }
+    shoal_sim_destroy(world->sim);
+    free(world);
+}
+
+/* ---- Driving ---- */
+
+static void post(struct world *world, int r, int index, const struct shoal_call *call)
+{
+    struct shoal_request *request = &world->ranks[r].requests[index];
+    memset(request, 0, sizeof *request);
+    request->is_on_stack = true;
+    shoal_engine_post(world->ranks[r].engine, call, request);
+}
+
+static enum shoal_status status_of(struct world *world, int r, int index)
+{
+    return shoal_request_status(&world->ranks[r].requests[index]);
+}
+
+static bool all_done(struct world *world, int count)
+{
+    for (int r = 0; r < world->size; r++) {
+        for (int i = 0; i < count; i++) {
+            if (!world->ranks[r].is_gone && status_of(world, r, i) == SHOAL_PENDING)
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool progress_round(struct world *world)
+{
+    bool did = false;
+    for (int r = 0; r < world->size; r++) {
+        struct shoal_engine *engine = world->ranks[r].engine;
+        if (world->ranks[r].is_gone)
+            continue;
+        did |= shoal_engine_progress(engine);
+        shoal_engine_flush(engine);
+    }
+    return did;
+}
+
+static void check_round(struct world *world)
+{
+    for (int r = 0; r < world->size; r++) {
+        if (world->ranks[r].is_gone)
+            continue;
+        shoal_engine_check(world->ranks[r].engine);
+        shoal_engine_flush(world->ranks[r].engine);
+    }
+}
+
+/* Until all requests are done or the virtual time has passed. Returns whether they are. */
+static bool drive(struct world *world, int count, uint64_t until_ns)
+{
+    uint64_t next_check_ns = 0;
+    while (!all_done(world, count) && shoal_sim_now_ns(world->sim) < until_ns) {
+        const uint64_t before_ns = shoal_sim_now_ns(world->sim);
+        if (before_ns >= next_check_ns) {
+            check_round(world);
+            next_check_ns = before_ns + 10 * TICK_NS;
+        }
+        if (progress_round(world))
+            continue;
+        if (!shoal_sim_advance(world->sim))
+            shoal_sim_advance_to(world->sim, before_ns + 10 * TICK_NS);
+    }
+    return all_done(world, count);
+}
+
+/* ---- Programs ---- */
+
+static size_t draw_count(uint64_t *random, size_t element, size_t room)
+{
+    static const size_t bytes[] = {0, 8, 24, 4096, 4104, 4088, 8192, 16384, 40000};
+    const size_t wanted = bytes[reference_below(random, SHOAL_COUNT_OF(bytes))];
+    const size_t count = reference_below(random, 2) ? wanted / element : reference_below(random, 40000) / element;
+    return shoal_min_size(count, room / element);
+}
+
+static struct program draw_program(uint64_t seed, int size, int count)
+{
+    struct program program = {.count = count};
+    uint64_t random = seed;
+    const size_t each = MEMORY_BYTES / (size_t)count / 64 * 64;
+    for (int i = 0; i < count; i++) {
+        struct shoal_call *call = &program.calls[i];
+        const size_t kind = reference_below(&random, 10);
+        call->kind = kind == 0 ? SHOAL_KIND_BARRIER : kind < 4 ? SHOAL_KIND_BROADCAST : SHOAL_KIND_ALLREDUCE;
+        call->type = call->kind == SHOAL_KIND_BARRIER ? SHOAL_FLOAT32 : (enum shoal_type)reference_below(&random, SHOAL_TYPE_END);
+        call->op = call->kind == SHOAL_KIND_ALLREDUCE ? (enum shoal_op)reference_below(&random, SHOAL_OP_END) : SHOAL_SUM;
+        call->root = call->kind == SHOAL_KIND_BROADCAST ? (int)reference_below(&random, (size_t)size) : 0;
+        call->count = call->kind == SHOAL_KIND_BARRIER ? 0 : draw_count(&random, shoal_type_bytes(call->type), each / 2 - 64);
+        program.salts[i] = reference_below(&random, 31);
+        program.kinds_of_memory[i] = (int)reference_below(&random, 3);
+        program.in_place[i] = reference_below(&random, 2);
+        program.offsets[i] = (size_t)i * each + 8 * reference_below(&random, 8);
+    }
+    return program;
+}
+
+static char *operand(struct world *world, const struct program *program, int r, int i, bool is_output)
+{
+    const size_t half = MEMORY_BYTES / (size_t)program->count / 64 * 64 / 2 / 8 * 8;
+    const int kind = program->kinds_of_memory[i];
+    const bool is_shared = kind == 1 || (kind == 2 && (r + i + (is_output && !program->in_place[i])) % 2);
+    return (is_shared ? world->ranks[r].shared : world->ranks[r].plain) + program->offsets[i] +
+           (is_output && !program->in_place[i] ? half : 0);
+}
+
+static int source_of(const struct shoal_call *call, int r)
+{
+    return call->kind == SHOAL_KIND_BROADCAST ? call->root : r;
+}
+
+static void post_program(struct world *world, const struct program *program)
+{
+    for (int i = 0; i < program->count; i++) {
+        for (int r = 0; r < world->size; r++) {
+            struct shoal_call call = program->calls[i];
+            char *input = operand(world, program, r, i, false), *output = operand(world, program, r, i, true);
+            const struct reference given = reference_input(call.type, r, program->salts[i]);
+            memset(output, 0xA5, call.count * shoal_type_bytes(call.type));
+            reference_fill(&given, input, call.count);
+            call.input = call.kind == SHOAL_KIND_BROADCAST && r != call.root ? output : input;
+            call.output = output;
+            post(world, r, i, &call);
+        }
+    }
+}
+
+static void assert_results(struct world *world, const struct program *program, uint64_t seed)
+{
+    for (int i = 0; i < program->count; i++) {
+        const struct shoal_call *call = &program->calls[i];
+        for (int r = 0; r < world->size; r++) {
+            const struct reference wanted = call->kind == SHOAL_KIND_BROADCAST
+                                                ? reference_input(call->type, source_of(call, r), program->salts[i])
+                                                : reference_result(call->type, call->op, world->size, program->salts[i]);
+            if (status_of(world, r, i) != SHOAL_OK)
+                fail_msg("seed %llu: call %d of rank %d ended with %s", (unsigned long long)seed, i, r,
+                         shoal_status_name(status_of(world, r, i)));
+            const long wrong = reference_compare(&wanted, operand(world, program, r, i, true), call->count);
+            if (wrong >= 0)
+                fail_msg("seed %llu: call %d of rank %d (kind %d, type %d, op %d, %zu elements, memory %d) is wrong from element %ld on",
+                         (unsigned long long)seed, i, r, (int)call->kind, (int)call->type, (int)call->op, call->count,
+                         program->kinds_of_memory[i], wrong);
+        }
+    }
+}
+
+static const char *const small_pieces[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=3", NULL};
+static const char *const one_slot[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=1", "SHOAL_DIRECT_BYTES=0", NULL};
+static const char *const many_slots[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=16", "SHOAL_COUNTER_START=4294967290", NULL};
+static const char *const preset[] = {NULL};
+
+static uint64_t run_program(uint64_t seed, int size, int count, const char *const *overrides)
+{
+    const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = seed % 3 ? TICK_NS : 0};
+    struct world *world = open_world(&weather, overrides);
+    const struct program program = draw_program(seed, size, count);
+    post_program(world, &program);
+    if (!drive(world, count, 3600 * SHOAL_NS_PER_S))
+        fail_msg("seed %llu: operations did not end", (unsigned long long)seed);
+    assert_results(world, &program, seed);
+    const uint64_t hash = shoal_sim_trace_hash(world->sim);
+    close_world(world);
+    return hash;
+}
+
+static void engine_runs_random_programs_exactly(void **state)
+{
+    (void)state;
+    static const char *const *const settings[] = {small_pieces, one_slot, many_slots, preset};
+    for (uint64_t seed = 1; seed <= 120; seed++)
+        run_program(seed, 2 + (int)(seed % 7), CALLS_MAX, settings[seed % SHOAL_COUNT_OF(settings)]);
+}
+
+static void engine_runs_with_64_ranks(void **state)
+{
+    (void)state;
+    run_program(1000, 64, 12, small_pieces);
+}
+
+static void engine_same_seed_same_trace(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        const uint64_t hash = run_program(seed, 4, CALLS_MAX, small_pieces);
+        assert_int_equal(hash, run_program(seed, 4, CALLS_MAX, small_pieces));
+        assert_int_not_equal(hash, run_program(seed + 100, 4, CALLS_MAX, small_pieces));
+    }
+}
+
+/* ---- Sends and receives ---- */
+
+#define MESSAGE_ROOM ((size_t)48000)
+
+/* Slot 0 to 3 of a rank's memory, by formula plain or shared. */
+static char *message_memory(struct world *world, int r, size_t slot, uint64_t seed)
+{
+    return ((seed + (uint64_t)r + slot) % 2 ? world->ranks[r].shared : world->ranks[r].plain) + slot * MESSAGE_ROOM;
+}
+
+static size_t message_count(uint64_t seed, int step)
+{
+    static const size_t counts[] = {0, 1, 1024, 1025, 6000};
+    return counts[(seed + (uint64_t)step) % SHOAL_COUNT_OF(counts)];
+}
+
+/* Each rank sends to those one and two places further, and receives from those before it. */
+static void post_messages(struct world *world, uint64_t seed)
+{
+    const int size = world->size;
+    for (int r = 0; r < size; r++) {
+        for (int step = 1; step <= 2; step++) {
+            const size_t count = message_count(seed, step), slot = (size_t)step - 1;
+            const struct reference given = reference_input(SHOAL_INT64, r, (uint64_t)step);
+            char *from = message_memory(world, r, slot, seed), *to = message_memory(world, r, slot + 2, seed);
+            const struct shoal_call send = {.kind = SHOAL_KIND_SEND, .type = SHOAL_INT64, .root = (r + step) % size, .tag = step,
+                                            .count = count, .input = from};
+            const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_INT64, .root = (r + size - step) % size,
+                                               .tag = step, .count = count, .output = to};
+            reference_fill(&given, from, count);
+            memset(to, 0xA5, MESSAGE_ROOM);
+            post(world, r, step * 2 - 2, r % 2 ? &send : &receive);
+            post(world, r, step * 2 - 1, r % 2 ? &receive : &send);
+        }
+    }
+}
+
+static void engine_delivers_messages_exactly(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        const struct shoal_sim_options weather = {.seed = seed, .size = 3 + (int)(seed % 4), .delay_ns_max = seed % 4 ? TICK_NS : 0};
+        struct world *world = open_world(&weather, preset);
+        post_messages(world, seed);
+        if (!drive(world, 4, 10 * SHOAL_NS_PER_S))
+            fail_msg("seed %llu: messages did not arrive", (unsigned long long)seed);
+        for (int r = 0; r < world->size; r++) {
+            for (int step = 1; step <= 2; step++) {
+                const int from = (r + world->size - step) % world->size;
+                const struct reference wanted = reference_input(SHOAL_INT64, from, (uint64_t)step);
+                const char *memory = message_memory(world, r, (size_t)step + 1, seed);
+                assert_int_equal(status_of(world, r, step * 2 - 2), SHOAL_OK);
+                assert_int_equal(status_of(world, r, step * 2 - 1), SHOAL_OK);
+                assert_int_equal(reference_compare(&wanted, memory, message_count(seed, step)), -1);
+            }
+        }
+        close_world(world);
+    }
+}
+
+/* ---- Failures ---- */
+
+static void assert_all_failed(struct world *world, int count, enum shoal_status status, int blamed, uint64_t seed)
+{
+    for (int r = 0; r < world->size; r++) {
+        if (world->ranks[r].is_gone)
+            continue;
+        enum shoal_status last = SHOAL_OK;
+        for (int i = 0; i < count; i++) {
+            const enum shoal_status each = status_of(world, r, i);
+            if (each != SHOAL_OK && each != status)
+                fail_msg("seed %llu: call %d of rank %d ended with %s, not %s", (unsigned long long)seed, i, r, shoal_status_name(each),
+                         shoal_status_name(status));
+            if (last != SHOAL_OK)
+                assert_int_equal(each, last); /* none succeeds after one that failed */
+            last = each;
+        }
+        if (last == SHOAL_OK)
+            continue;
+        const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+        assert_true(world->ranks[r].engine->is_broken);
+        assert_int_equal(failure->status, status);
+        assert_true(failure->text[0] != '\0');
+        if (blamed >= 0 && failure->rank != blamed)
+            fail_msg("seed %llu: rank %d blames rank %d, not %d: %s", (unsigned long long)seed, r, failure->rank, blamed, failure->text);
+    }
+}
+
+static int ranks_failed(struct world *world, int count, enum shoal_status status)
+{
+    int failed = 0;
+    for (int r = 0; r < world->size; r++)
+        failed += !world->ranks[r].is_gone && status_of(world, r, count - 1) == status;
+    return failed;
+}
+
+static void engine_lost_event_ends_in_timeout_everywhere(void **state)
+{
+    (void)state;
+    int hit = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        const int size = 2 + (int)(seed % 4), count = 12;
+        const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS};
+        struct world *world = open_world(&weather, small_pieces);
+        const struct program program = draw_program(seed, size, count);
+        uint64_t random = seed * 77;
+        post_program(world, &program);
+        for (size_t turns = reference_below(&random, 40); turns > 0; turns--) {
+            progress_round(world);
+            shoal_sim_advance(world->sim);
+        }
+        const int source = (int)reference_below(&random, (size_t)size);
+        shoal_sim_drop_next(world->sim, source, (source + 1) % size);
+        if (!drive(world, count, (TIMEOUT_MS + 1000) * TICK_NS))
+            fail_msg("seed %llu: somebody waits for ever after an event was lost", (unsigned long long)seed);
+        const int failed = ranks_failed(world, count, SHOAL_ERR_TIMEOUT);
+        assert_all_failed(world, count, SHOAL_ERR_TIMEOUT, -1, seed);
+        hit += failed > 0;
+        close_world(world);
+    }
+    assert_true(hit > 20); /* else the test lost nothing that mattered */
+}
+
+static void engine_killed_rank_is_named_by_all_others(void **state)
+{
+    (void)state;
+    int hit = 0;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        const int size = 2 + (int)(seed % 6), count = 12, victim = (int)(seed * 5 % (uint64_t)size);
+        const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS, .detect_ns = 5 * TICK_NS};
+        struct world *world = open_world(&weather, seed % 2 ? small_pieces : one_slot);
+        const struct program program = draw_program(seed, size, count);
+        uint64_t random = seed * 77;
+        post_program(world, &program);
+        for (size_t turns = reference_below(&random, 300); turns > 0; turns--) {
+            progress_round(world);
+            shoal_sim_advance(world->sim);
+        }
+        shoal_sim_kill(world->sim, victim);
+        world->ranks[victim].is_gone = true;
+        if (!drive(world, count, shoal_sim_now_ns(world->sim) + 2 * SHOAL_NS_PER_S))
+            fail_msg("seed %llu: somebody waits for a killed rank", (unsigned long long)seed);
+        assert_all_failed(world, count, SHOAL_ERR_PEER_LOST, victim, seed);
+        hit += ranks_failed(world, count, SHOAL_ERR_PEER_LOST) > 0;
+        for (int r = 0; r < size; r++) {
+            char name[32];
+            snprintf(name, sizeof name, "rank %d ", victim);
+            if (r != victim && world->ranks[r].engine->is_broken)
+                assert_non_null(strstr(world->ranks[r].engine->failure.text, name));
+        }
+        close_world(world);
+    }
+    assert_true(hit > 30);
+}
+
+static void engine_killed_rank_is_named_though_a_message_waits_for_another(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 5, .size = 3, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER};
+    for (int r = 0; r < 2; r++) {
+        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_INT64, .root = 1 - r, .count = 1,
+                                           .output = world->ranks[r].plain, .timeout_ms = TIMEOUT_MS - 1000}; /* it ends first */
+        post(world, r, 0, &receive);
+        post(world, r, 1, &barrier);
+    }
+    shoal_sim_kill(world->sim, 2);
+    world->ranks[2].is_gone = true;
+    assert_true(drive(world, 2, 2 * SHOAL_NS_PER_S));
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(status_of(world, r, 1), SHOAL_ERR_PEER_LOST);
+        assert_int_equal(world->ranks[r].engine->failure.rank, 2);
+    }
+    close_world(world);
+}
+
+struct mismatch {
+    struct shoal_call call;
+    const char *text;
+};
+
+static void engine_mismatch_reaches_all_with_both_calls(void **state)
+{
+    (void)state;
+    const struct mismatch others[] = {
+        {{.kind = SHOAL_KIND_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000}, "broadcast of 1000 float32, root 1"},
+        {{.kind = SHOAL_KIND_BARRIER}, "barrier"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001}, "all-reduce of 1001 float32, sum"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000}, "all-reduce of 1000 float64, sum"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000}, "all-reduce of 1000 float32, max"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000}, "all-reduce of 5000 float32, sum"},
+    };
+    for (uint64_t seed = 0; seed < 10 * SHOAL_COUNT_OF(others); seed++) {
+        const struct mismatch *other = &others[seed % SHOAL_COUNT_OF(others)];
+        const int size = 2 + (int)(seed % 5), odd = (int)(seed % (uint64_t)size);
+        const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS};
+        struct world *world = open_world(&weather, preset);
+        for (int r = 0; r < size; r++) {
+            struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1000};
+            if (r == odd)
+                call = other->call;
+            memset(world->ranks[r].plain, r, MEMORY_BYTES);
+            call.input = call.output = world->ranks[r].plain;
+            post(world, r, 0, &call);
+        }
+        assert_true(drive(world, 1, 2 * SHOAL_NS_PER_S));
+        for (int r = 0; r < size; r++) {
+            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            assert_int_equal(status_of(world, r, 0), SHOAL_ERR_MISMATCH);
+            assert_non_null(strstr(failure->text, other->text));
+            assert_non_null(strstr(failure->text, "all-reduce of 1000 float32, sum"));
+            for (size_t i = 0; i < 8000; i++)
+                assert_int_equal(world->ranks[r].plain[i], r); /* no byte has moved */
+        }
+        close_world(world);
+    }
+}
+
+static void engine_absent_rank_is_named_at_the_deadline(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 3, .size = 4, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 15000};
+    for (int r = 0; r < 4; r++) {
+        if (r != 2)
+            post(world, r, 0, &barrier);
+    }
+    assert_false(drive(world, 1, 9 * SHOAL_NS_PER_S));
+    assert_int_equal(world->failures_logged, 0);
+    drive(world, 1, 11 * SHOAL_NS_PER_S);
+    assert_int_equal(world->failures_logged, 3); /* the warning after 10 s, once on each that waits */
+    drive(world, 1, 16 * SHOAL_NS_PER_S);
+    for (int r = 0; r < 4; r++) {
+        if (r == 2)
+            continue;
+        assert_int_equal(status_of(world, r, 0), SHOAL_ERR_TIMEOUT);
+        assert_int_equal(world->ranks[r].engine->failure.rank, 2);
+        assert_true(world->ranks[r].engine->failure.waited_ms >= 15000);
+    }
+    close_world(world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(engine_runs_random_programs_exactly),
+        cmocka_unit_test(engine_runs_with_64_ranks),
+        cmocka_unit_test(engine_same_seed_same_trace),
+        cmocka_unit_test(engine_delivers_messages_exactly),
+        cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
+        cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
+        cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
+        cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
+        cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
+    };
+    return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);
+}

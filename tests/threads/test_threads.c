@@ -1,0 +1,462 @@
+/* Ranks as threads of one process, each with its own context, over one mapping: what the thread sanitizer can see. Every result is checked
+ * too. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "memory_store.h"
+#include "reference.h"
+
+#define RANKS_MAX 4
+#define BYTES ((size_t)600000)
+
+struct rank {
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    struct memory_store *store;
+    int rank;
+    int size;
+    void (*body)(struct rank *rank);
+    char *plain[2];
+    char *shared[2];
+};
+
+/* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
+#define CHECK(who, condition, ...)                                                                        \
+    do {                                                                                                   \
+        if (!(condition)) {                                                                                \
+            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition);         \
+            fprintf(stderr, __VA_ARGS__);                                                                  \
+            fprintf(stderr, "\n");                                                                         \
+            abort();                                                                                       \
+        }                                                                                                  \
+    } while (0)
+#define EXPECT(who, wanted, call)                                                                         \
+    do {                                                                                                   \
+        const enum shoal_status status_ = (call);                                                          \
+        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_));                         \
+    } while (0)
+#define OK(who, call) EXPECT((who), SHOAL_OK, (call))
+
+static void pause_us(long us)
+{
+    const struct timespec moment = {0, us * 1000};
+    nanosleep(&moment, NULL);
+}
+
+/* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
+
+static void swallow(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+}
+
+static void *run_rank(void *arg)
+{
+    static const char *const settings[] = {"SHOAL_PIECE_BYTES=16K", NULL};
+    struct rank *rank = arg;
+    struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
+    const struct shoal_store store = memory_store_callbacks(rank->store);
+    options.log = swallow;
+    options.settings = settings;
+    OK(rank, shoal_context_create(&options, &rank->context));
+    OK(rank, shoal_comm_create_with(rank->context, &store, rank->rank, rank->size, NULL, &rank->comm));
+    for (int i = 0; i < 2; i++) {
+        void *memory;
+        OK(rank, shoal_mem_alloc(rank->context, BYTES, &memory));
+        rank->shared[i] = memory;
+        rank->plain[i] = malloc(BYTES);
+        CHECK(rank, rank->plain[i], "no memory");
+    }
+    rank->body(rank);
+    shoal_comm_free(rank->comm);
+    for (int i = 0; i < 2; i++) {
+        free(rank->plain[i]);
+        OK(rank, shoal_mem_free(rank->context, rank->shared[i]));
+    }
+    shoal_context_destroy(rank->context);
+    return NULL;
+}
+
+static void run_world(int size, void (*body)(struct rank *rank))
+{
+    struct memory_store store;
+    struct rank ranks[RANKS_MAX];
+    pthread_t threads[RANKS_MAX];
+    memory_store_init(&store);
+    for (int r = 0; r < size; r++) {
+        ranks[r] = (struct rank){.store = &store, .rank = r, .size = size, .body = body};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < size; r++)
+        pthread_join(threads[r], NULL);
+    memory_store_fini(&store);
+}
+
+/* ---- Collectives --------------------------------------------------------------------------------------------------------- */
+
+static char *choose(struct rank *rank, int memory, int which)
+{
+    const bool is_shared = memory == 1 || (memory == 2 && (rank->rank + which) % 2);
+    return is_shared ? rank->shared[which] : rank->plain[which];
+}
+
+static void check_result(struct rank *rank, const struct reference *wanted, const char *output, size_t count)
+{
+    const long wrong = reference_compare(wanted, output, count);
+    CHECK(rank, wrong < 0, "%zu elements, wrong from %ld on", count, wrong);
+}
+
+static void allreduce_once(struct rank *rank, struct shoal_comm *comm, int memory, bool in_place, size_t count, uint64_t salt)
+{
+    const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(comm), salt);
+    const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(comm), salt);
+    char *input = choose(rank, memory, 0), *output = in_place ? input : choose(rank, memory, 1);
+    reference_fill(&given, input, count);
+    OK(rank, shoal_allreduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    check_result(rank, &wanted, output, count);
+}
+
+static void collectives_body(struct rank *rank)
+{
+    static const size_t counts[] = {0, 1, 4, 5, 1024, 1025, 20000, 100003};
+    uint64_t salt = 0;
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (int way = 0; way < 6; way++) {
+            allreduce_once(rank, rank->comm, way / 2, way % 2, counts[i], salt++);
+            const int root = (int)(salt % (uint64_t)rank->size);
+            const struct reference given = reference_input(SHOAL_INT64, root, salt);
+            char *input = choose(rank, way / 2, 0), *output = choose(rank, way / 2, 1);
+            const size_t count = counts[i] / 2;
+            if (rank->rank == root)
+                reference_fill(&given, input, count);
+            OK(rank, shoal_broadcast(rank->comm, input, output, count, SHOAL_INT64, root, NULL));
+            check_result(rank, &given, output, count);
+            OK(rank, shoal_barrier(rank->comm, NULL));
+        }
+    }
+}
+
+static void threads_collectives(void **state)
+{
+    (void)state;
+    for (int size = 2; size <= RANKS_MAX; size++)
+        run_world(size, collectives_body);
+}
+
+/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+
+static void messages_body(struct rank *rank)
+{
+    static const size_t counts[] = {0, 1, 1024, 1025, 40000};
+    const int next = (rank->rank + 1) % rank->size, last = (rank->rank + rank->size - 1) % rank->size;
+    for (int round = 0; round < 30; round++) {
+        const size_t count = counts[round % 5];
+        struct shoal_request *request;
+        const struct reference given = reference_input(SHOAL_INT64, rank->rank, (uint64_t)round);
+        const struct reference wanted = reference_input(SHOAL_INT64, last, (uint64_t)round);
+        char *out = choose(rank, round % 3, 0), *in = choose(rank, round % 2, 1);
+        reference_fill(&given, out, count);
+        OK(rank, shoal_send_post(rank->comm, out, count, SHOAL_INT64, next, round, NULL, &request));
+        OK(rank, shoal_recv(rank->comm, in, count, SHOAL_INT64, last, round, NULL));
+        check_result(rank, &wanted, in, count);
+        OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+    }
+}
+
+static void threads_messages(void **state)
+{
+    (void)state;
+    run_world(2, messages_body);
+    run_world(4, messages_body);
+}
+
+/* ---- Asynchronous -------------------------------------------------------------------------------------------------------- */
+
+#define POSTED 40
+#define ROOM 3000 /* elements of each */
+
+static void post_one(struct rank *rank, struct shoal_comm *comm, int i, struct shoal_request **request_out)
+{
+    const size_t count = (size_t)(i * 977 % ROOM);
+    char *memory = choose(rank, i % 3, 0) + (size_t)i * ROOM * 4;
+    const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(comm), (uint64_t)i);
+    reference_fill(&given, memory, count);
+    OK(rank, shoal_allreduce_post(comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, request_out));
+}
+
+static void check_one(struct rank *rank, struct shoal_comm *comm, int i)
+{
+    const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(comm), (uint64_t)i);
+    check_result(rank, &wanted, choose(rank, i % 3, 0) + (size_t)i * ROOM * 4, (size_t)(i * 977 % ROOM));
+}
+
+static void async_body(struct rank *rank)
+{
+    struct shoal_request *requests[POSTED];
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < POSTED; i++)
+            post_one(rank, rank->comm, i, &requests[i]);
+        pause_us(rank->rank * 300); /* the progress thread drives */
+        for (int n = 0; n < POSTED; n++) {
+            const int i = (n * 7 + rank->rank * 3) % POSTED;
+            enum shoal_status status;
+            while ((status = shoal_request_wait(requests[i], (uint32_t)(n % 2))) == SHOAL_PENDING)
+                continue; /* nothing is lost by a wait that ran out */
+            OK(rank, status);
+            check_one(rank, rank->comm, i);
+            shoal_request_free(requests[i]);
+        }
+    }
+    for (int i = 0; i < POSTED; i++) { /* nobody waits for these */
+        post_one(rank, rank->comm, i, &requests[i]);
+        shoal_request_free(requests[i]);
+    }
+    OK(rank, shoal_barrier(rank->comm, NULL));
+    for (int i = 0; i < POSTED; i++)
+        check_one(rank, rank->comm, i);
+}
+
+static void threads_async(void **state)
+{
+    (void)state;
+    run_world(2, async_body);
+    run_world(3, async_body);
+}
+
+struct chain {
+    struct rank *rank;
+    struct shoal_request *requests[POSTED];
+    int posted;
+    atomic_int done;
+};
+
+static void go_on(void *arg, enum shoal_status status)
+{
+    struct chain *chain = arg;
+    OK(chain->rank, status);
+    if (chain->posted < POSTED) {
+        const int i = chain->posted++;
+        post_one(chain->rank, chain->rank->comm, i, &chain->requests[i]);
+        shoal_request_on_done(chain->requests[i], go_on, chain);
+    }
+    atomic_fetch_add(&chain->done, 1);
+}
+
+static void callbacks_body(struct rank *rank)
+{
+    struct chain chain = {.rank = rank, .posted = 1};
+    post_one(rank, rank->comm, 0, &chain.requests[0]);
+    shoal_request_on_done(chain.requests[0], go_on, &chain);
+    while (atomic_load(&chain.done) < POSTED)
+        pause_us(200);
+    for (int i = 0; i < POSTED; i++) {
+        OK(rank, shoal_request_wait(chain.requests[i], SHOAL_FOREVER));
+        shoal_request_free(chain.requests[i]);
+        check_one(rank, rank->comm, i);
+    }
+}
+
+static void threads_callbacks_that_post(void **state)
+{
+    (void)state;
+    run_world(2, callbacks_body);
+    run_world(3, callbacks_body);
+}
+
+/* A wait that runs out, again and again, for a peer that is late; then all is well. */
+static void late_body(struct rank *rank)
+{
+    struct shoal_request *request;
+    int turns = 0;
+    enum shoal_status status;
+    if (rank->rank == 1)
+        pause_us(200000);
+    post_one(rank, rank->comm, 1, &request);
+    while ((status = shoal_request_wait(request, 10)) == SHOAL_PENDING)
+        turns++;
+    OK(rank, status);
+    CHECK(rank, rank->rank == 1 || turns >= 3, "only %d turns", turns);
+    check_one(rank, rank->comm, 1);
+    shoal_request_free(request);
+}
+
+static void threads_wait_that_runs_out_loses_nothing(void **state)
+{
+    (void)state;
+    run_world(2, late_body);
+}
+
+/* ---- Several communicators and threads per rank -------------------------------------------------------------------------- */
+
+#define USERS 3
+
+struct user {
+    struct rank *rank;
+    struct shoal_comm *comm;
+    int number;
+};
+
+/* Each thread of a rank has a communicator; which of them runs when is anybody's guess. Some calls block, some are posted. */
+static void *use_comm(void *arg)
+{
+    struct user *user = arg;
+    struct rank *rank = user->rank;
+    const size_t most = BYTES / 4 / USERS;
+    for (int round = 0; round < 40; round++) {
+        const size_t count = (size_t)(round * 1201 + 1) % most;
+        const uint64_t salt = (uint64_t)(round * USERS + user->number);
+        const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(user->comm), salt);
+        const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(user->comm), salt);
+        char *memory = choose(rank, round % 3, round % 2) + (size_t)user->number * most * 4;
+        struct shoal_request *request;
+        reference_fill(&given, memory, count);
+        if (round % 4 < 2) {
+            OK(rank, shoal_allreduce(user->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        } else {
+            OK(rank, shoal_allreduce_post(user->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request));
+            OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
+            shoal_request_free(request);
+        }
+        check_result(rank, &wanted, memory, count);
+    }
+    return NULL;
+}
+
+static void users_body(struct rank *rank)
+{
+    struct user users[USERS];
+    pthread_t threads[USERS];
+    for (int i = 0; i < USERS; i++) {
+        users[i] = (struct user){rank, NULL, i};
+        OK(rank, shoal_comm_split(rank->comm, i == 2 ? rank->rank % 2 : 0, i == 1 ? -rank->rank : 0, NULL, &users[i].comm));
+    }
+    for (int i = 0; i < USERS; i++)
+        CHECK(rank, pthread_create(&threads[i], NULL, use_comm, &users[(i + rank->rank) % USERS]) == 0, "no thread");
+    for (int i = 0; i < USERS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < USERS; i++) {
+        OK(rank, shoal_comm_finalize(users[i].comm));
+        shoal_comm_free(users[i].comm);
+    }
+}
+
+static void threads_several_communicators(void **state)
+{
+    (void)state;
+    run_world(2, users_body);
+    run_world(4, users_body);
+}
+
+/* Splits while other communicators are busy, and shared memory that comes and goes. */
+static void *split_again(void *arg)
+{
+    struct user *user = arg;
+    struct rank *rank = user->rank;
+    for (int i = 0; i < 10; i++) {
+        struct shoal_comm *child;
+        void *memory;
+        int64_t values[3000];
+        OK(rank, shoal_comm_split(user->comm, rank->rank % (1 + i % 2), 0, NULL, &child));
+        OK(rank, shoal_mem_alloc(rank->context, sizeof values, &memory));
+        int64_t *shared = memory;
+        for (int n = 0; n < 3000; n++)
+            values[n] = shared[n] = n;
+        OK(rank, shoal_allreduce(child, shared, values, 3000, SHOAL_INT64, SHOAL_SUM, NULL));
+        for (int n = 0; n < 3000; n++)
+            CHECK(rank, values[n] == (int64_t)n * shoal_comm_size(child), "element %d", n);
+        shoal_comm_free(child);
+        OK(rank, shoal_mem_free(rank->context, memory));
+    }
+    return NULL;
+}
+
+static void split_body(struct rank *rank)
+{
+    struct user users[2] = {{rank, NULL, 0}, {rank, NULL, 1}};
+    pthread_t thread;
+    for (int i = 0; i < 2; i++)
+        OK(rank, shoal_comm_split(rank->comm, 0, 0, NULL, &users[i].comm));
+    CHECK(rank, pthread_create(&thread, NULL, split_again, &users[0]) == 0, "no thread");
+    use_comm(&users[1]);
+    pthread_join(thread, NULL);
+    shoal_comm_free(users[0].comm);
+    shoal_comm_free(users[1].comm);
+}
+
+static void threads_split_beside_others(void **state)
+{
+    (void)state;
+    run_world(3, split_body);
+}
+
+/* ---- Ends ---------------------------------------------------------------------------------------------------------------- */
+
+static void *abort_soon(void *arg)
+{
+    pause_us(50000);
+    shoal_comm_abort(arg);
+    return NULL;
+}
+
+/* Rank 0 never calls; another thread of rank 1 aborts; all who wait return. */
+static void abort_body(struct rank *rank)
+{
+    pthread_t thread;
+    struct shoal_failure failure = {.struct_bytes = sizeof failure};
+    if (rank->rank == 1)
+        CHECK(rank, pthread_create(&thread, NULL, abort_soon, rank->comm) == 0, "no thread");
+    if (rank->rank == 0)
+        pause_us(300000);
+    EXPECT(rank, SHOAL_ERR_ABORTED, shoal_barrier(rank->comm, NULL));
+    EXPECT(rank, SHOAL_ERR_ABORTED, shoal_barrier(rank->comm, NULL));
+    OK(rank, shoal_last_failure(NULL, rank->comm, &failure));
+    CHECK(rank, failure.status == SHOAL_ERR_ABORTED && failure.rank == 1, "blames rank %d", failure.rank);
+    if (rank->rank == 1)
+        pthread_join(thread, NULL);
+}
+
+static void threads_abort_from_another_thread(void **state)
+{
+    (void)state;
+    run_world(3, abort_body);
+}
+
+static void leave_body(struct rank *rank)
+{
+    OK(rank, shoal_barrier(rank->comm, NULL));
+    if (rank->rank == 0)
+        return; /* frees at once */
+    const enum shoal_status status = shoal_barrier(rank->comm, NULL);
+    CHECK(rank, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+}
+
+static void threads_rank_that_left_is_named(void **state)
+{
+    (void)state;
+    run_world(3, leave_body);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_collectives),
+        cmocka_unit_test(threads_messages),
+        cmocka_unit_test(threads_async),
+        cmocka_unit_test(threads_callbacks_that_post),
+        cmocka_unit_test(threads_wait_that_runs_out_loses_nothing),
+        cmocka_unit_test(threads_several_communicators),
+        cmocka_unit_test(threads_split_beside_others),
+        cmocka_unit_test(threads_abort_from_another_thread),
+        cmocka_unit_test(threads_rank_that_left_is_named),
+    };
+    return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+}
