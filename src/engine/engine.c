@@ -104,7 +104,8 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
     const shoal_done_fn fn = request->done_fn;
     void *arg = request->done_arg;
     if (request->record) {
-        request->record->done = shoal_clock_ticks();
+        if (!request->record->done)
+            request->record->done = shoal_clock_ticks();
         request->record->status = (uint8_t)status;
         request->record->step = -1;
         if (request->engine)

@@ -215,7 +215,8 @@ static void iterate(struct fault_rank *self)
 #endif
     fault_check(self, after.descriptors == before.descriptors, "descriptors: %d, then %d", before.descriptors, after.descriptors);
     fault_check(self, after.threads == before.threads, "threads: %d, then %d", before.threads, after.threads);
-    fault_check(self, after.mappings == before.mappings, "segments: %d, then %d", before.mappings, after.mappings);
+    /* One more or less: word that a peer has freed its memory is read when this rank next passes memory. */
+    fault_check(self, abs(after.mappings - before.mappings) <= 1, "segments: %d, then %d", before.mappings, after.mappings);
     self->mine->number = (double)now - (double)resident;
     free(buffers.plain);
 }
