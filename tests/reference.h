@@ -1,6 +1,6 @@
-/* Inputs that every rank can compute from a formula, and the exact results of operations on them. Values are whole numbers of small
- * size: their sums are exact in every type and any order. The sequence repeats after REFERENCE_PERIOD elements, a prime, so that
- * one period says all and yet a block taken from the wrong place shows. For tests; reentrant. */
+/* Inputs that every rank can compute from a formula, and the exact results of operations on them. Values are whole numbers of
+ * small size: their sums are exact in every type and any order. The sequence repeats after REFERENCE_PERIOD elements, a prime,
+ * so that one period says all and yet a block taken from the wrong place shows. For tests; reentrant. */
 #ifndef SHOAL_TESTS_REFERENCE_H
 #define SHOAL_TESTS_REFERENCE_H
 

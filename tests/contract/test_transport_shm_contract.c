@@ -1,4 +1,5 @@
-/* The transport contract over shared memory. The ranks are nodes of one process; while a case runs, one thread calls them in turn. */
+/* The transport contract over shared memory. The ranks are nodes of one process; while a case runs, one thread calls them in
+ * turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -40,7 +41,8 @@ static enum shoal_status connect_node(struct inner *inner, struct maker *maker, 
     struct shoal_log *log = &inner->logs[maker->rank];
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
+    SHOAL_TRY(
+        shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
     enum shoal_status status = shoal_shm_node_create(log, &inner->settings, &inner->nodes[maker->rank]);
     if (status == SHOAL_OK)
         status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, TIMEOUT_MS, peers);

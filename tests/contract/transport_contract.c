@@ -426,7 +426,8 @@ static void packets_of_pairs_are_apart(void **state)
         for (int source = 0; source < 4; source++)
             for (int dest = 0; dest < 4; dest++)
                 if (source != dest)
-                    assert_int_equal(push(&world, source, dest, n * 16 + (uint64_t)(source * 4 + dest), (size_t)(n * 10)), SHOAL_OK);
+                    assert_int_equal(push(&world, source, dest, n * 16 + (uint64_t)(source * 4 + dest), (size_t)(n * 10)),
+                                     SHOAL_OK);
     for (int dest = 3; dest >= 0; dest--)
         for (int source = 0; source < 4; source++)
             for (uint64_t n = 0; source != dest && n < 20; n++)

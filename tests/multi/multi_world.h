@@ -1,4 +1,5 @@
-/* Worlds of real processes for tests: forks so many ranks, joins them in a communicator at a free port of this machine, lets each run a
+/* Worlds of real processes for tests: forks so many ranks, joins them in a communicator at a free port of this machine, lets
+ * each run a
  * body, and gathers their ends. Lines go to stdout as TAP. One thread per process. */
 #ifndef SHOAL_TESTS_MULTI_WORLD_H
 #define SHOAL_TESTS_MULTI_WORLD_H
@@ -47,15 +48,15 @@ int world_finish(void);
 void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
 
-#define CHECK(world, condition, ...)                               \
-    do {                                                           \
-        if (!(condition))                                          \
-            world_fail((world), __FILE__, __LINE__, __VA_ARGS__);  \
+#define CHECK(world, condition, ...)                              \
+    do {                                                          \
+        if (!(condition))                                         \
+            world_fail((world), __FILE__, __LINE__, __VA_ARGS__); \
     } while (0)
-#define OK(world, call)                                                                                    \
-    do {                                                                                                   \
-        const enum shoal_status ok_status_ = (call);                                                       \
-        CHECK((world), ok_status_ == SHOAL_OK, "%s gave %s", #call, shoal_status_name(ok_status_));        \
+#define OK(world, call)                                                                             \
+    do {                                                                                            \
+        const enum shoal_status ok_status_ = (call);                                                \
+        CHECK((world), ok_status_ == SHOAL_OK, "%s gave %s", #call, shoal_status_name(ok_status_)); \
     } while (0)
 
 #endif

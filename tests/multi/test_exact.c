@@ -1,4 +1,5 @@
-/* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory, blocking and
+/* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory,
+ * blocking and
  * asynchronous, on communicators and their parts; then random programs of them. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,8 @@ static void place_operands(struct operation *operation, const struct areas *area
 {
     const size_t at = begin + EDGE_BYTES + (operation->is_offset ? shoal_type_bytes(operation->type) : 0);
     operation->input = (is_shared(operation, rank, 0) ? areas->shared[0] : areas->plain[0]) + at;
-    operation->output = operation->in_place ? operation->input : (is_shared(operation, rank, 1) ? areas->shared[1] : areas->plain[1]) + at;
+    operation->output =
+        operation->in_place ? operation->input : (is_shared(operation, rank, 1) ? areas->shared[1] : areas->plain[1]) + at;
 }
 
 static void fill_operands(const struct operation *operation, int rank)
@@ -88,9 +90,10 @@ static void check_edge(const struct world *world, const char *edge, const char *
 
 static void describe(const struct operation *operation, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "%s %d of %zu, type %d, op %d, %s, memory %d%s, salt %llu", operation->root < 0 ? "all-reduce" : "broadcast",
-             operation->root, operation->count, (int)operation->type, (int)operation->op, operation->in_place ? "in place" : "apart",
-             (int)operation->memory, operation->is_offset ? ", offset" : "", (unsigned long long)operation->salt);
+    snprintf(text, bytes, "%s %d of %zu, type %d, op %d, %s, memory %d%s, salt %llu",
+             operation->root < 0 ? "all-reduce" : "broadcast", operation->root, operation->count, (int)operation->type,
+             (int)operation->op, operation->in_place ? "in place" : "apart", (int)operation->memory,
+             operation->is_offset ? ", offset" : "", (unsigned long long)operation->salt);
 }
 
 /* For a communicator of `size` ranks whose rank i gave what the formula says for number numbers[i] (NULL: i). */
@@ -108,12 +111,14 @@ static struct reference expect(const struct operation *operation, int size, cons
             sum += value;
             max = value > max ? value : max;
         }
-        reference_put(&wanted, operation->type, i, operation->op == SHOAL_MAX ? max : sum, operation->op == SHOAL_AVG ? size : 1);
+        reference_put(&wanted, operation->type, i, operation->op == SHOAL_MAX ? max : sum,
+                      operation->op == SHOAL_AVG ? size : 1);
     }
     return wanted;
 }
 
-static void check_operands(const struct world *world, const struct operation *operation, int size, const int *numbers, int number)
+static void check_operands(const struct world *world, const struct operation *operation, int size, const int *numbers,
+                           int number)
 {
     char text[256];
     const size_t bytes = operation->count * shoal_type_bytes(operation->type);
@@ -163,12 +168,18 @@ static void allreduce_small(struct world *world, const struct areas *areas)
     uint64_t salt = 0;
     for (enum shoal_type type = 0; type < SHOAL_TYPE_END; type++) {
         const size_t edge = 4096 / shoal_type_bytes(type);
-        const size_t counts[] = {0, 1, 3, 16 / shoal_type_bytes(type), 16 / shoal_type_bytes(type) + 1, 1023, 1024, 1025, edge - 1, edge,
-                                 edge + 1};
+        const size_t counts[] = {
+            0, 1, 3, 16 / shoal_type_bytes(type), 16 / shoal_type_bytes(type) + 1, 1023, 1024, 1025, edge - 1, edge, edge + 1};
         for (enum shoal_op op = 0; op < SHOAL_OP_END; op++) {
             for (size_t i = 0; i < COUNT_OF(counts) * MEMORY_END * 4; i++) {
-                const struct operation operation = {.type = type, .op = op, .count = counts[i / MEMORY_END / 4], .root = -1,
-                                                    .memory = i / 4 % MEMORY_END, .in_place = i % 2, .is_offset = i / 2 % 2, .salt = salt++};
+                const struct operation operation = {.type = type,
+                                                    .op = op,
+                                                    .count = counts[i / MEMORY_END / 4],
+                                                    .root = -1,
+                                                    .memory = i / 4 % MEMORY_END,
+                                                    .in_place = i % 2,
+                                                    .is_offset = i / 2 % 2,
+                                                    .salt = salt++};
                 run_one(world, areas, operation);
             }
         }
@@ -184,9 +195,14 @@ static void allreduce_large(struct world *world, const struct areas *areas, cons
             for (unsigned turn = 0; turn < (is_full ? SHOAL_TYPE_END : 1); turn++) {
                 const enum shoal_type type = (enum shoal_type)((salt + turn) % SHOAL_TYPE_END);
                 const size_t element = shoal_type_bytes(type);
-                const struct operation operation = {.type = type, .op = (enum shoal_op)((salt / 4 + turn) % SHOAL_OP_END),
-                                                    .count = bytes[i] / element + (i % 3) - 1, .root = -1, .memory = way / 4,
-                                                    .in_place = way % 2, .is_offset = way / 2 % 2, .salt = salt};
+                const struct operation operation = {.type = type,
+                                                    .op = (enum shoal_op)((salt / 4 + turn) % SHOAL_OP_END),
+                                                    .count = bytes[i] / element + (i % 3) - 1,
+                                                    .root = -1,
+                                                    .memory = (enum memory)(way / 4),
+                                                    .in_place = way % 2,
+                                                    .is_offset = way / 2 % 2,
+                                                    .salt = salt};
                 run_one(world, areas, operation);
             }
         }
@@ -207,14 +223,20 @@ static void allreduce_body(struct world *world)
 
 static void broadcast_body(struct world *world)
 {
-    static const size_t bytes[] = {0, 8, 16, 24, 4088, 4096, 4104, PIECE_BYTES - 8, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 4096};
+    static const size_t bytes[] = {
+        0, 8, 16, 24, 4088, 4096, 4104, PIECE_BYTES - 8, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 4096};
     struct areas areas = make_areas(world, 2 << 20);
     uint64_t salt = 0;
     for (int root = 0; root < world->size; root++) {
         for (size_t i = 0; i < COUNT_OF(bytes) * MEMORY_END * 4; i++, salt++) {
             const enum shoal_type type = (enum shoal_type)(salt % SHOAL_TYPE_END);
-            const struct operation operation = {.type = type, .count = bytes[i / MEMORY_END / 4] / shoal_type_bytes(type), .root = root,
-                                                .memory = i / 4 % MEMORY_END, .in_place = i % 2, .is_offset = i / 2 % 2, .salt = salt};
+            const struct operation operation = {.type = type,
+                                                .count = bytes[i / MEMORY_END / 4] / shoal_type_bytes(type),
+                                                .root = root,
+                                                .memory = i / 4 % MEMORY_END,
+                                                .in_place = i % 2,
+                                                .is_offset = i / 2 % 2,
+                                                .salt = salt};
             run_one(world, &areas, operation);
         }
         OK(world, shoal_barrier(world->comm, NULL));
@@ -239,7 +261,8 @@ static struct operation draw_operation(uint64_t *random, int size, size_t room)
                                   .is_offset = reference_below(random, 2),
                                   .salt = reference_below(random, 31)};
     const size_t most = room - 4 * EDGE_BYTES;
-    const size_t wanted = reference_below(random, 2) ? bytes[reference_below(random, COUNT_OF(bytes))] : reference_below(random, 50000);
+    const size_t wanted =
+        reference_below(random, 2) ? bytes[reference_below(random, COUNT_OF(bytes))] : reference_below(random, 50000);
     operation.count = (wanted < most ? wanted : most) / shoal_type_bytes(type);
     if (operation.root >= 0)
         operation.op = SHOAL_SUM;
@@ -274,7 +297,8 @@ static void post_and_wait(struct world *world, const struct areas *areas, int co
     for (int n = 0; n < count; n++) {
         const int i = order[n];
         enum shoal_status status = shoal_request_wait(requests[i], (uint32_t)reference_below(&local, 3));
-        CHECK(world, status == SHOAL_OK || status == SHOAL_PENDING, "seed %llu: %s", (unsigned long long)seed, shoal_status_name(status));
+        CHECK(world, status == SHOAL_OK || status == SHOAL_PENDING, "seed %llu: %s", (unsigned long long)seed,
+              shoal_status_name(status));
         if (reference_below(&local, 4) == 0)
             status = shoal_request_test(requests[i]);
         OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
@@ -378,7 +402,8 @@ static void check_message(struct world *world, const char *memory, size_t bytes,
     struct reference whole = {.element = 1};
     memcpy(whole.bytes, wanted.bytes, REFERENCE_PERIOD);
     const long wrong = reference_compare(&whole, memory, bytes);
-    CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from, (unsigned long long)salt, wrong);
+    CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from,
+          (unsigned long long)salt, wrong);
     check_edge(world, memory + bytes, "message");
 }
 
@@ -389,7 +414,8 @@ static void fill_message(char *memory, size_t bytes, int from, uint64_t salt)
     reference_fill(&given, memory, bytes);
 }
 
-/* Bytes as bfloat16 where even, so that every number of bytes but odd ones can be named; else as they are, in two-byte elements. */
+/* Bytes as bfloat16 where even, so that every number of bytes but odd ones can be named; else as they are, in two-byte
+ * elements. */
 static size_t elements_of(size_t bytes)
 {
     return bytes / 2;
@@ -433,15 +459,16 @@ static void message_body(struct world *world)
                 memset(in + (size_t)tag * room, 0xA5, room);
             }
             for (int tag = 0; tag < 4 && round % 3 == 0; tag++) /* receives are there before */
-                OK(world, shoal_recv_post(world->comm, in + (size_t)(3 - tag) * room, elements_of(bytes), SHOAL_BFLOAT16, from, 3 - tag, NULL,
-                                          &requests[4 + 3 - tag]));
+                OK(world, shoal_recv_post(world->comm, in + (size_t)(3 - tag) * room, elements_of(bytes), SHOAL_BFLOAT16, from,
+                                          3 - tag, NULL, &requests[4 + 3 - tag]));
             for (int tag = 0; tag < 4; tag++)
-                OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, to, tag, NULL, &requests[tag]));
+                OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, to, tag,
+                                          NULL, &requests[tag]));
             if (round % 3 == 1)
                 OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
             for (int tag = 3; tag >= 0 && round % 3 != 0; tag--)
-                OK(world, shoal_recv_post(world->comm, in + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, from, tag, NULL,
-                                          &requests[4 + tag]));
+                OK(world, shoal_recv_post(world->comm, in + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, from, tag,
+                                          NULL, &requests[4 + tag]));
             for (int i = 7; i >= 0; i--) {
                 OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
                 shoal_request_free(requests[i]);
@@ -456,16 +483,18 @@ static void message_body(struct world *world)
         char *out = areas.plain[0] + i * 40000, *in = areas.plain[1] + i * 40000;
         fill_message(out, bytes, world->rank, (uint64_t)i);
         memset(in, 0xA5, bytes + EDGE_BYTES);
-        OK(world, shoal_send_post(world->comm, out, elements_of(bytes), SHOAL_BFLOAT16, (world->rank + 1) % world->size, 9, NULL, &requests[i]));
-        OK(world, shoal_recv_post(world->comm, in, elements_of(bytes), SHOAL_BFLOAT16, (world->rank + world->size - 1) % world->size, 9, NULL,
-                                  &requests[8 + i]));
+        OK(world, shoal_send_post(world->comm, out, elements_of(bytes), SHOAL_BFLOAT16, (world->rank + 1) % world->size, 9,
+                                  NULL, &requests[i]));
+        OK(world, shoal_recv_post(world->comm, in, elements_of(bytes), SHOAL_BFLOAT16,
+                                  (world->rank + world->size - 1) % world->size, 9, NULL, &requests[8 + i]));
     }
     for (int i = 0; i < 16; i++) {
         OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
         shoal_request_free(requests[i]);
     }
     for (int i = 0; i < 8; i++)
-        check_message(world, areas.plain[1] + i * 40000, i % 2 ? 100 : 30000, (world->rank + world->size - 1) % world->size, (uint64_t)i);
+        check_message(world, areas.plain[1] + i * 40000, i % 2 ? 100 : 30000, (world->rank + world->size - 1) % world->size,
+                      (uint64_t)i);
     free_areas(world, &areas);
 }
 
@@ -474,8 +503,10 @@ static void eager_body(struct world *world)
 {
     static char buffer[8192 + EDGE_BYTES], received[8192 + EDGE_BYTES];
     const int other = 1 - world->rank;
-    CHECK(world, shoal_send(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT, "sent to itself");
-    CHECK(world, shoal_recv(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT, "received from itself");
+    CHECK(world, shoal_send(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
+          "sent to itself");
+    CHECK(world, shoal_recv(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
+          "received from itself");
     for (int i = 0; i < 5; i++) {
         fill_message(buffer, 8192, world->rank, (uint64_t)i);
         OK(world, shoal_send(world->comm, buffer, 4096, SHOAL_BFLOAT16, other, i, NULL));
@@ -503,7 +534,8 @@ static void receive_next(void *arg, enum shoal_status status)
     OK(world, status);
     if (receiver->posted < 32) {
         const int i = receiver->posted++;
-        OK(world, shoal_recv_post(world->comm, &receiver->values[i], 1, SHOAL_INT64, 1 - world->rank, 0, NULL, &receiver->requests[i]));
+        OK(world, shoal_recv_post(world->comm, &receiver->values[i], 1, SHOAL_INT64, 1 - world->rank, 0, NULL,
+                                  &receiver->requests[i]));
         shoal_request_on_done(receiver->requests[i], receive_next, receiver);
     }
     receiver->done++;
@@ -581,8 +613,10 @@ static struct group split_group(struct world *world, const struct group *parent,
         group.size = 0;
         return group;
     }
-    CHECK(world, shoal_comm_size(group.comm) == group.size, "shape %d: size %d, not %d", shape, shoal_comm_size(group.comm), group.size);
-    CHECK(world, group.members[shoal_comm_rank(group.comm)] == world->rank, "shape %d: rank %d is not mine", shape, shoal_comm_rank(group.comm));
+    CHECK(world, shoal_comm_size(group.comm) == group.size, "shape %d: size %d, not %d", shape, shoal_comm_size(group.comm),
+          group.size);
+    CHECK(world, group.members[shoal_comm_rank(group.comm)] == world->rank, "shape %d: rank %d is not mine", shape,
+          shoal_comm_rank(group.comm));
     return group;
 }
 
@@ -749,15 +783,16 @@ static void bits_body(struct world *world)
         const size_t count = counts[turn / 4];
         char *input = is_shared ? areas.shared[0] : areas.plain[0], *output = is_shared ? areas.shared[1] : areas.plain[1];
         for (size_t i = 0; i < count; i++) {
-            const double value = (double)(int64_t)reference_random(&random) / (double)(UINT64_C(1) << (reference_random(&random) % 62));
+            const double value =
+                (double)(int64_t)reference_random(&random) / (double)(UINT64_C(1) << (reference_random(&random) % 62));
             const float single = (float)value;
             if (is_double)
                 memcpy(input + i * 8, &value, 8);
             else
                 memcpy(input + i * 4, &single, 4);
         }
-        OK(world, shoal_allreduce(world->comm, input, output, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32, turn % 3 ? SHOAL_SUM : SHOAL_AVG,
-                                  NULL));
+        OK(world, shoal_allreduce(world->comm, input, output, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32,
+                                  turn % 3 ? SHOAL_SUM : SHOAL_AVG, NULL));
         hash = hash_of(hash, output, count * (is_double ? 8 : 4));
     }
     world->board[world->rank] = hash;
@@ -799,7 +834,8 @@ static void run_same_bits(int size)
 static void run(const char *subject, int size, const char *const *settings, world_body_fn body, const void *arg)
 {
     char name[128];
-    snprintf(name, sizeof name, "%s, %d rank%s%s%s", subject, size, size == 1 ? "" : "s", settings ? ", " : "", settings ? settings[0] : "");
+    snprintf(name, sizeof name, "%s, %d rank%s%s%s", subject, size, size == 1 ? "" : "s", settings ? ", " : "",
+             settings ? settings[0] : "");
     const struct world_options options = {name, size, settings, body, arg};
     world_run(&options);
 }

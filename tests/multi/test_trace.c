@@ -1,4 +1,5 @@
-/* The steps that a real run makes are the steps of the printed plan: for each piece of each operation, the text of what ran equals what
+/* The steps that a real run makes are the steps of the printed plan: for each piece of each operation, the text of what ran
+ * equals what
  * shoal_plan_print says of a plan freshly built for the same operands. */
 #include <stdbool.h>
 #include <stdio.h>
@@ -27,12 +28,14 @@ static void record(void *arg, uint64_t sequence, size_t piece, const struct shoa
     char line[512];
     CHECK(trace->world, piece < PIECES_MAX, "piece %zu", piece);
     CHECK(trace->world, trace->sequence == 0 || sequence == trace->sequence, "a step of another operation");
-    CHECK(trace->world, step == trace->next_step[piece], "piece %zu made step %u instead of %u", piece, step, trace->next_step[piece]);
+    CHECK(trace->world, step == trace->next_step[piece], "piece %zu made step %u instead of %u", piece, step,
+          trace->next_step[piece]);
     trace->sequence = sequence;
     trace->next_step[piece]++;
     trace->pieces = piece >= trace->pieces ? piece + 1 : trace->pieces;
     shoal_plan_print_step(plan, step, line, sizeof line);
-    trace->used[piece] += (size_t)snprintf(trace->text[piece] + trace->used[piece], TEXT_MAX - trace->used[piece], "%3u  %s\n", step, line);
+    trace->used[piece] +=
+        (size_t)snprintf(trace->text[piece] + trace->used[piece], TEXT_MAX - trace->used[piece], "%3u  %s\n", step, line);
     CHECK(trace->world, trace->used[piece] < TEXT_MAX, "the trace is too long");
 }
 
@@ -104,10 +107,12 @@ static void run_traced(struct world *world, const struct kind *kind, bool is_bro
     const struct printed wanted = print_fresh(world, kind, is_broadcast, root);
     const bool is_whole = !is_broadcast && wanted.parts == 0; /* then a piece is larger */
     const size_t piece = world->context->settings.piece_bytes / 4 * (is_whole ? (size_t)world->size : 1);
-    CHECK(world, trace.pieces == (count + piece - 1) / piece, "%zu pieces ran, %zu are in the vector", trace.pieces, (count + piece - 1) / piece);
+    CHECK(world, trace.pieces == (count + piece - 1) / piece, "%zu pieces ran, %zu are in the vector", trace.pieces,
+          (count + piece - 1) / piece);
     for (size_t i = 0; i < trace.pieces; i++) {
         CHECK(world, trace.next_step[i] == wanted.steps, "piece %zu: %u steps of %zu", i, trace.next_step[i], wanted.steps);
-        CHECK(world, strcmp(trace.text[i], wanted.text) == 0, "piece %zu ran\n%sbut the plan is\n%s", i, trace.text[i], wanted.text);
+        CHECK(world, strcmp(trace.text[i], wanted.text) == 0, "piece %zu ran\n%sbut the plan is\n%s", i, trace.text[i],
+              wanted.text);
     }
     OK(world, shoal_last_operation(world->comm, &last));
     CHECK(world, strcmp(last.algorithm, wanted.algorithm) == 0, "ran as %s, not %s", last.algorithm, wanted.algorithm);

@@ -1,4 +1,5 @@
-/* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named end of every
+/* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named
+ * end of every
  * operation when an event is lost, a rank dies, or calls do not agree. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -188,7 +189,8 @@ static struct program draw_program(uint64_t seed, int size, int count)
         struct shoal_call *call = &program.calls[i];
         const size_t kind = reference_below(&random, 10);
         call->kind = kind == 0 ? SHOAL_KIND_BARRIER : kind < 4 ? SHOAL_KIND_BROADCAST : SHOAL_KIND_ALLREDUCE;
-        call->type = call->kind == SHOAL_KIND_BARRIER ? SHOAL_FLOAT32 : (enum shoal_type)reference_below(&random, SHOAL_TYPE_END);
+        call->type =
+            call->kind == SHOAL_KIND_BARRIER ? SHOAL_FLOAT32 : (enum shoal_type)reference_below(&random, SHOAL_TYPE_END);
         call->op = call->kind == SHOAL_KIND_ALLREDUCE ? (enum shoal_op)reference_below(&random, SHOAL_OP_END) : SHOAL_SUM;
         call->root = call->kind == SHOAL_KIND_BROADCAST ? (int)reference_below(&random, (size_t)size) : 0;
         call->count = call->kind == SHOAL_KIND_BARRIER ? 0 : draw_count(&random, shoal_type_bytes(call->type), each / 2 - 64);
@@ -243,7 +245,8 @@ static void assert_results(struct world *world, const struct program *program, u
                          shoal_status_name(status_of(world, r, i)));
             const long wrong = reference_compare(&wanted, operand(world, program, r, i, true), call->count);
             if (wrong >= 0)
-                fail_msg("seed %llu: call %d of rank %d (kind %d, type %d, op %d, %zu elements, memory %d) is wrong from element %ld on",
+                fail_msg("seed %llu: call %d of rank %d (kind %d, type %d, op %d, %zu elements, memory %d) is wrong from "
+                         "element %ld on",
                          (unsigned long long)seed, i, r, (int)call->kind, (int)call->type, (int)call->op, call->count,
                          program->kinds_of_memory[i], wrong);
         }
@@ -318,10 +321,18 @@ static void post_messages(struct world *world, uint64_t seed)
             const size_t count = message_count(seed, step), slot = (size_t)step - 1;
             const struct reference given = reference_input(SHOAL_INT64, r, (uint64_t)step);
             char *from = message_memory(world, r, slot, seed), *to = message_memory(world, r, slot + 2, seed);
-            const struct shoal_call send = {.kind = SHOAL_KIND_SEND, .type = SHOAL_INT64, .root = (r + step) % size, .tag = step,
-                                            .count = count, .input = from};
-            const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_INT64, .root = (r + size - step) % size,
-                                               .tag = step, .count = count, .output = to};
+            const struct shoal_call send = {.kind = SHOAL_KIND_SEND,
+                                            .type = SHOAL_INT64,
+                                            .root = (r + step) % size,
+                                            .tag = step,
+                                            .count = count,
+                                            .input = from};
+            const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+                                               .type = SHOAL_INT64,
+                                               .root = (r + size - step) % size,
+                                               .tag = step,
+                                               .count = count,
+                                               .output = to};
             reference_fill(&given, from, count);
             memset(to, 0xA5, MESSAGE_ROOM);
             post(world, r, step * 2 - 2, r % 2 ? &send : &receive);
@@ -334,7 +345,8 @@ static void engine_delivers_messages_exactly(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 60; seed++) {
-        const struct shoal_sim_options weather = {.seed = seed, .size = 3 + (int)(seed % 4), .delay_ns_max = seed % 4 ? TICK_NS : 0};
+        const struct shoal_sim_options weather = {
+            .seed = seed, .size = 3 + (int)(seed % 4), .delay_ns_max = seed % 4 ? TICK_NS : 0};
         struct world *world = open_world(&weather, preset);
         post_messages(world, seed);
         if (!drive(world, 4, 10 * SHOAL_NS_PER_S))
@@ -364,8 +376,8 @@ static void assert_all_failed(struct world *world, int count, enum shoal_status 
         for (int i = 0; i < count; i++) {
             const enum shoal_status each = status_of(world, r, i);
             if (each != SHOAL_OK && each != status)
-                fail_msg("seed %llu: call %d of rank %d ended with %s, not %s", (unsigned long long)seed, i, r, shoal_status_name(each),
-                         shoal_status_name(status));
+                fail_msg("seed %llu: call %d of rank %d ended with %s, not %s", (unsigned long long)seed, i, r,
+                         shoal_status_name(each), shoal_status_name(status));
             if (last != SHOAL_OK)
                 assert_int_equal(each, last); /* none succeeds after one that failed */
             last = each;
@@ -377,7 +389,8 @@ static void assert_all_failed(struct world *world, int count, enum shoal_status 
         assert_int_equal(failure->status, status);
         assert_true(failure->text[0] != '\0');
         if (blamed >= 0 && failure->rank != blamed)
-            fail_msg("seed %llu: rank %d blames rank %d, not %d: %s", (unsigned long long)seed, r, failure->rank, blamed, failure->text);
+            fail_msg("seed %llu: rank %d blames rank %d, not %d: %s", (unsigned long long)seed, r, failure->rank, blamed,
+                     failure->text);
     }
 }
 
@@ -422,7 +435,8 @@ static void engine_killed_rank_is_named_by_all_others(void **state)
     int hit = 0;
     for (uint64_t seed = 1; seed <= 60; seed++) {
         const int size = 2 + (int)(seed % 6), count = 12, victim = (int)(seed * 5 % (uint64_t)size);
-        const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS, .detect_ns = 5 * TICK_NS};
+        const struct shoal_sim_options weather = {
+            .seed = seed, .size = size, .delay_ns_max = TICK_NS, .detect_ns = 5 * TICK_NS};
         struct world *world = open_world(&weather, seed % 2 ? small_pieces : one_slot);
         const struct program program = draw_program(seed, size, count);
         uint64_t random = seed * 77;
@@ -455,8 +469,12 @@ static void engine_killed_rank_is_named_though_a_message_waits_for_another(void 
     struct world *world = open_world(&weather, preset);
     const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER};
     for (int r = 0; r < 2; r++) {
-        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_INT64, .root = 1 - r, .count = 1,
-                                           .output = world->ranks[r].plain, .timeout_ms = TIMEOUT_MS - 1000}; /* it ends first */
+        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+                                           .type = SHOAL_INT64,
+                                           .root = 1 - r,
+                                           .count = 1,
+                                           .output = world->ranks[r].plain,
+                                           .timeout_ms = TIMEOUT_MS - 1000}; /* it ends first */
         post(world, r, 0, &receive);
         post(world, r, 1, &barrier);
     }
@@ -481,10 +499,14 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
     const struct mismatch others[] = {
         {{.kind = SHOAL_KIND_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000}, "broadcast of 1000 float32, root 1"},
         {{.kind = SHOAL_KIND_BARRIER}, "barrier"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001}, "all-reduce of 1001 float32, sum"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000}, "all-reduce of 1000 float64, sum"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000}, "all-reduce of 1000 float32, max"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000}, "all-reduce of 5000 float32, sum"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001},
+         "all-reduce of 1001 float32, sum"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000},
+         "all-reduce of 1000 float64, sum"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000},
+         "all-reduce of 1000 float32, max"},
+        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000},
+         "all-reduce of 5000 float32, sum"},
     };
     for (uint64_t seed = 0; seed < 10 * SHOAL_COUNT_OF(others); seed++) {
         const struct mismatch *other = &others[seed % SHOAL_COUNT_OF(others)];

@@ -1,4 +1,5 @@
-/* Ranks as threads of one process, each with its own context, over one mapping: what the thread sanitizer can see. Every result is checked
+/* Ranks as threads of one process, each with its own context, over one mapping: what the thread sanitizer can see. Every
+ * result is checked
  * too. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,19 +30,19 @@ struct rank {
 };
 
 /* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
-#define CHECK(who, condition, ...)                                                                        \
-    do {                                                                                                   \
-        if (!(condition)) {                                                                                \
-            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition);         \
-            fprintf(stderr, __VA_ARGS__);                                                                  \
-            fprintf(stderr, "\n");                                                                         \
-            abort();                                                                                       \
-        }                                                                                                  \
+#define CHECK(who, condition, ...)                                                                \
+    do {                                                                                          \
+        if (!(condition)) {                                                                       \
+            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                                         \
+            fprintf(stderr, "\n");                                                                \
+            abort();                                                                              \
+        }                                                                                         \
     } while (0)
-#define EXPECT(who, wanted, call)                                                                         \
-    do {                                                                                                   \
-        const enum shoal_status status_ = (call);                                                          \
-        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_));                         \
+#define EXPECT(who, wanted, call)                                                 \
+    do {                                                                          \
+        const enum shoal_status status_ = (call);                                 \
+        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_)); \
     } while (0)
 #define OK(who, call) EXPECT((who), SHOAL_OK, (call))
 
