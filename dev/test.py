@@ -87,23 +87,30 @@ def run(test):
     return code, output.decode(errors="replace")
 
 
-def count_cases(code, output, seconds):
+def count_cases(code, output):
     """Counts TAP lines; a program that ends badly counts as one more failure, one without TAP as one case."""
-    count, skips = Count(), []
-    lines = re.findall(r"^(not ok|ok)\b[^\n]*", output, re.M) and [
-        m for m in re.finditer(r"^(not ok|ok)\b([^\n]*)", output, re.M)]
-    for match in lines or []:
-        if match.group(1) == "not ok":
-            count.failed += 1
-        elif re.search(r"#\s*skip", match.group(2), re.I):
+    count, skips, reason = Count(), [], "no reason given"
+    has_cases = False
+    for line in output.splitlines():
+        match = re.match(r"(not ok|ok)\b(.*)", line)
+        if line.startswith("skipped:"):  # the reason precedes the line of cmocka, which has no place for it
+            reason = line.removeprefix("skipped:").strip()
+        if not match:
+            continue
+        has_cases = True
+        skip = re.search(r"#\s*skip\s*(.*)", match.group(2), re.I)
+        if skip:
             count.skipped += 1
-            skips.append(match.group(2).strip(" -"))
+            name = match.group(2)[:skip.start()].strip(" -") or f"{skip.group(1)}: {reason}"
+            skips.append(name if name.endswith(reason) else f"{name}: {skip.group(1)}")
+        elif match.group(1) == "not ok":
+            count.failed += 1
         else:
             count.passed += 1
     if code == 77:
         count.skipped += 1
-        skips.append(output.strip().splitlines()[-1] if output.strip() else "no reason given")
-    elif not lines and code == 0:
+        skips.append(output.strip().splitlines()[-1] if output.strip() else reason)
+    elif not has_cases and code == 0:
         count.passed += 1
     elif code != 0 and not count.failed:
         count.failed += 1
@@ -114,7 +121,7 @@ def run_build(name, options, total):
     for test in tests_of(name, options.k):
         start = time.time()
         code, output = run(test)
-        count, skips = count_cases(code, output, time.time() - start)
+        count, skips = count_cases(code, output)
         total.add(count)
         verdict = "FAILED" if count.failed else "ok"
         reason = "" if code in (0, 77) else f" (no end within {test['timeout']} s)" if code is None else f" (exit code {code})"

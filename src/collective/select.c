@@ -79,6 +79,6 @@ size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *
 
 const char *shoal_select_kind_name(enum shoal_kind kind)
 {
-    static const char *const names[] = {"none", "all-reduce", "broadcast", "barrier", "exchange", "send", "receive"};
+    static const char *const names[] = {"none", "all-reduce", "broadcast", "barrier", "exchange", "send", "receive", "drain"};
     return (size_t)kind < SHOAL_COUNT_OF(names) ? names[kind] : "unknown operation";
 }

@@ -118,6 +118,7 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
     struct shoal_driver *driver = &comm->context->driver;
     if (!request_out)
         return refuse(comm, "a *_post call", "request_out is NULL");
+    SHOAL_TRY(shoal_driver_start_thread(driver));
     struct shoal_request *request = calloc(1, sizeof *request);
     if (!request)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request");
@@ -128,7 +129,8 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
     shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
     *request_out = request;
-    return shoal_driver_ensure_thread(driver);
+    shoal_driver_wake_thread(driver);
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,

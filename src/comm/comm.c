@@ -305,9 +305,11 @@ int shoal_comm_size(const struct shoal_comm *comm)
 
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
-    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    /* The messages have deadlines of their own. */
+    const struct shoal_call drain = {.kind = SHOAL_KIND_DRAIN, .root = -1, .timeout_ms = UINT32_MAX}, barrier = {.kind = SHOAL_KIND_BARRIER};
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
-    SHOAL_TRY(shoal_comm_run(comm, &call)); /* it ends after all operations posted before it */
+    SHOAL_TRY(shoal_comm_run(comm, &drain));
+    SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
     shoal_driver_lock(&comm->context->driver);
     comm->engine->is_finalized = true;
     shoal_driver_unlock(&comm->context->driver);

@@ -63,7 +63,7 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
         return SHOAL_ERR_ARGUMENT;
     const double us = comm->context->driver.ns_per_tick / 1e3;
     shoal_driver_lock(&comm->context->driver);
-    const bool has_last = comm->engine->last != NULL;
+    const bool has_last = comm->engine->last && comm->engine->last->done;
     const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};
     shoal_driver_unlock(&comm->context->driver);
     if (!has_last)

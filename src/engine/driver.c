@@ -297,9 +297,9 @@ static void *drive(void *arg)
     return NULL;
 }
 
-enum shoal_status shoal_driver_ensure_thread(struct shoal_driver *driver)
+enum shoal_status shoal_driver_start_thread(struct shoal_driver *driver)
 {
-    if (holds_lock(driver)) /* posted by a callback: who drives now goes on driving */
+    if (driver->has_thread)
         return SHOAL_OK;
     pthread_mutex_lock(&driver->thread_lock);
     int result = 0;
@@ -310,11 +310,18 @@ enum shoal_status shoal_driver_ensure_thread(struct shoal_driver *driver)
         result = pthread_create(&driver->thread, NULL, drive, driver);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         driver->has_thread = result == 0;
-    } else {
-        pthread_cond_signal(&driver->thread_wake);
     }
     pthread_mutex_unlock(&driver->thread_lock);
     if (result == 0)
         return SHOAL_OK;
     return shoal_log_fail(driver->log, SHOAL_ERR_SYSTEM, "engine", "cannot start the progress thread: %s", strerror(result));
+}
+
+void shoal_driver_wake_thread(struct shoal_driver *driver)
+{
+    if (!driver->has_thread || holds_lock(driver)) /* in a callback: who drives now goes on driving */
+        return;
+    pthread_mutex_lock(&driver->thread_lock);
+    pthread_cond_signal(&driver->thread_wake);
+    pthread_mutex_unlock(&driver->thread_lock);
 }

@@ -66,7 +66,9 @@ SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, 
 /* One round of progress, if nobody else drives. */
 void shoal_driver_poll(struct shoal_driver *driver);
 
-/* Makes sure that posted operations move though nobody waits: starts the thread, or wakes it. Not under the lock. */
-SHOAL_MUST_USE enum shoal_status shoal_driver_ensure_thread(struct shoal_driver *driver);
+/* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was posted. Not under
+ * the lock, or in a callback. */
+SHOAL_MUST_USE enum shoal_status shoal_driver_start_thread(struct shoal_driver *driver);
+void shoal_driver_wake_thread(struct shoal_driver *driver);
 
 #endif

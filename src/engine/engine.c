@@ -110,6 +110,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record->step = -1;
         if (request->engine)
             request->engine->last = request->record;
+        request->record->owner = NULL;
         request->record = NULL;
     }
     if (request->cached) {
@@ -130,6 +131,9 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
 {
     const struct shoal_call *call = &request->call;
     struct shoal_record *record = shoal_recorder_next(&engine->recorder);
+    if (record->owner)
+        record->owner->record = &engine->spare;
+    record->owner = request;
     record->sequence = request->sequence;
     record->count = call->count;
     record->posted = request->posted_ticks;
@@ -189,7 +193,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     }
     request->deadline_ns =
         shoal_engine_time_ns(engine, request->posted_ticks) + (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
-    if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV) {
+    if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV || call->kind == SHOAL_KIND_DRAIN) {
         request->sequence = 0;
         start_record(engine, request);
         const enum shoal_status status = shoal_messages_post(engine, request);

@@ -155,6 +155,7 @@ struct shoal_engine {
     unsigned message_count;          /* under way */
 
     struct shoal_recorder recorder;
+    struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;          /* something was published since the last flush */
     bool is_in_progress;      /* callbacks, which run inside, may post */

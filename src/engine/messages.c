@@ -21,7 +21,8 @@ enum phase {
     STREAMING,    /* send: GO received */
     UNMATCHED,    /* receive */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
-    FILLING       /* receive: DATA expected */
+    FILLING,      /* receive: DATA expected */
+    DRAINING      /* drain: until it is the oldest */
 };
 
 /* A message that came before its receive. */
@@ -49,6 +50,11 @@ static enum phase phase_of(const struct shoal_request *request)
 static bool is_send(const struct shoal_request *request)
 {
     return request->call.kind == SHOAL_KIND_SEND;
+}
+
+static bool is_receive(const struct shoal_request *request)
+{
+    return request->call.kind == SHOAL_KIND_RECV;
 }
 
 static int peer_of(const struct shoal_request *request)
@@ -95,7 +101,7 @@ static struct shoal_request *find_by_id(struct shoal_messages *messages, int pee
 static struct shoal_request *find_receive(struct shoal_messages *messages, int peer, int tag)
 {
     for (struct shoal_request *request = messages->head; request; request = request->next) {
-        if (!is_send(request) && phase_of(request) == UNMATCHED && peer_of(request) == peer && request->call.tag == tag)
+        if (phase_of(request) == UNMATCHED && peer_of(request) == peer && request->call.tag == tag)
             return request;
     }
     return NULL;
@@ -284,6 +290,11 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
         if (request->pieces_done)
             finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
+    case DRAINING:
+        if (engine->messages->head != request)
+            return SHOAL_PENDING;
+        finish(engine, request, SHOAL_OK);
+        return SHOAL_OK;
     default:
         return SHOAL_PENDING;
     }
@@ -358,10 +369,10 @@ enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_
     request->sequence = request->record->sequence = ++engine->messages->next_id;
     request->message_id = is_send(request) ? request->sequence : 0;
     request->message_offset = 0;
-    request->message_phase = is_send(request) ? TO_ANNOUNCE : UNMATCHED;
+    request->message_phase = is_send(request) ? TO_ANNOUNCE : is_receive(request) ? UNMATCHED : DRAINING;
     append(engine->messages, request);
     engine->message_count++;
-    if (!is_send(request))
+    if (is_receive(request))
         match_early(engine, request);
     return SHOAL_OK;
 }

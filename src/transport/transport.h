@@ -21,7 +21,8 @@
 #define SHOAL_PAYLOAD_MAX 4096    /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16        /* slots */
 
-/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. */
+/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done when the sends
+ * and receives posted before it are. */
 enum shoal_kind {
     SHOAL_KIND_NONE,
     SHOAL_KIND_ALLREDUCE,
@@ -30,6 +31,7 @@ enum shoal_kind {
     SHOAL_KIND_EXCHANGE,
     SHOAL_KIND_SEND,
     SHOAL_KIND_RECV,
+    SHOAL_KIND_DRAIN,
     SHOAL_KIND_END
 };
 

@@ -177,7 +177,8 @@ bool fault_allreduce_once(struct fault_rank *self, struct shoal_comm *comm, floa
         return false;
     for (size_t i = 0; i < count; i++) {
         if (buffer[i] != sum)
-            return fault_check(self, false, "all-reduce of %zu: element %zu is %g, not %g", count, i, (double)buffer[i], (double)sum);
+            return fault_check(self, false, "all-reduce of %zu: element %zu is %g, not %g", count, i, (double)buffer[i],
+                               (double)sum);
     }
     return true;
 }
@@ -206,7 +207,8 @@ static void make_and_run(struct fault_rank *self, const struct fault_job *job)
     const enum shoal_status made = fault_context(self, job->settings, &self->context);
     if (!fault_check(self, made == SHOAL_OK, "shoal_context_create: %s", shoal_status_name(made)))
         return;
-    const enum shoal_status joined = shoal_comm_create_at(self->context, self->address, self->rank, self->size, NULL, &self->comm);
+    const enum shoal_status joined =
+        shoal_comm_create_at(self->context, self->address, self->rank, self->size, NULL, &self->comm);
     if (fault_check(self, joined == SHOAL_OK, "shoal_comm_create_at: %s", shoal_status_name(joined)))
         job->body(self);
     shoal_comm_free(self->comm);
@@ -224,7 +226,8 @@ static void compare_holdings(struct fault_rank *self, const struct fault_holding
     fault_check(self, after.descriptors == before->descriptors, "%d descriptors are open, %d were before", after.descriptors,
                 before->descriptors);
     fault_check(self, after.threads == before->threads, "%d threads run, %d ran before", after.threads, before->threads);
-    fault_check(self, after.mappings == before->mappings, "%d segments are mapped, %d were before", after.mappings, before->mappings);
+    fault_check(self, after.mappings == before->mappings, "%d segments are mapped, %d were before", after.mappings,
+                before->mappings);
 }
 
 static void live(struct fault_rank *self, const struct fault_job *job)
@@ -288,8 +291,8 @@ static void start_rank(const struct fault_job *job, struct fault_shared *shared,
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     shared->results[rank].pid = getpid();
-    self = (struct fault_rank){.rank = rank, .size = job->size, .parameters = job->parameters, .shared = shared,
-                               .mine = &shared->results[rank]};
+    self = (struct fault_rank){
+        .rank = rank, .size = job->size, .parameters = job->parameters, .shared = shared, .mine = &shared->results[rank]};
     snprintf(self.address, sizeof self.address, "127.0.0.1:%d", port);
     live(&self, job);
 }
@@ -344,10 +347,10 @@ static bool has_ended_well(struct fault_test *test, const struct fault_job *job,
     const int end = result->end, code = job->exits_with[rank], signal = job->killed_by[rank];
     fault_expect(test, !result->why[0], "rank %d: %s", rank, result->why);
     if (signal)
-        return fault_expect(test, WIFSIGNALED(end) && WTERMSIG(end) == signal, "rank %d was to end by signal %d, wait status is %#x",
-                            rank, signal, (unsigned)end);
-    return fault_expect(test, WIFEXITED(end) && WEXITSTATUS(end) == code, "rank %d was to exit with code %d, wait status is %#x", rank,
-                        code, (unsigned)end);
+        return fault_expect(test, WIFSIGNALED(end) && WTERMSIG(end) == signal,
+                            "rank %d was to end by signal %d, wait status is %#x", rank, signal, (unsigned)end);
+    return fault_expect(test, WIFEXITED(end) && WEXITSTATUS(end) == code,
+                        "rank %d was to exit with code %d, wait status is %#x", rank, code, (unsigned)end);
 }
 
 bool fault_run(struct fault_test *test, const struct fault_job *job)

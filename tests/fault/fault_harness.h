@@ -1,9 +1,10 @@
-/* Tests of faults on real processes. A job is a few ranks, each a forked process with a communicator over all of them, that run one
- * function; the parent gives them a time limit, looks at how they ended and at what they reported through shared pages, and makes sure
- * that nothing is left: no process, no descriptor, thread or mapping in a rank that ended in order, no socket, nothing in /dev/shm.
+/* Tests of faults on real processes. A job is a few ranks, each a forked process with a communicator over all of them, that run
+ * one function; the parent gives them a time limit, looks at how they ended and at what they reported through shared pages, and
+ * makes sure that nothing is left: no process, no descriptor, thread or mapping in a rank that ended in order, no socket,
+ * nothing in /dev/shm.
  *
- * A program is a table of cases and a main that calls fault_main; it prints TAP. Nothing here is for use from more than one thread of
- * the parent; in a rank, any thread may call the fault_rank functions. */
+ * A program is a table of cases and a main that calls fault_main; it prints TAP. Nothing here is for use from more than one
+ * thread of the parent; in a rank, any thread may call the fault_rank functions. */
 #ifndef SHOAL_TESTS_FAULT_HARNESS_H
 #define SHOAL_TESTS_FAULT_HARNESS_H
 
@@ -19,7 +20,7 @@
 #define FAULT_LOG_BYTES 32768
 
 #if defined(__SANITIZE_ADDRESS__)
-#define FAULT_SLOW 5 /* everything takes longer under the sanitizers */
+#define FAULT_SLOW 3 /* everything takes longer under the sanitizers */
 #else
 #define FAULT_SLOW 1
 #endif
@@ -35,10 +36,10 @@ struct fault_result {
     enum shoal_status status;   /* of that call */
     bool has_failure;
     struct shoal_failure failure;
-    atomic_int stage;  /* free for the job: what the rank has reached */
-    double number;     /* free for the job */
-    char why[1024];    /* the first check that failed */
-    char skip[256];    /* why the job cannot run here */
+    atomic_int stage; /* free for the job: what the rank has reached */
+    double number;    /* free for the job */
+    char why[1024];   /* the first check that failed */
+    char skip[256];   /* why the job cannot run here */
     char log[FAULT_LOG_BYTES];
     int end; /* as waitpid tells; the parent writes it */
 };
@@ -65,10 +66,10 @@ struct fault_job {
     int size;
     fault_body_fn body;
     const void *parameters;
-    const char *const *settings; /* NULL, or more settings; NULL-terminated */
-    fault_body_fn prepare;       /* before anything is made; NULL: nothing */
-    bool is_bare;                /* the body makes context and communicator itself */
-    unsigned limit_ms;           /* then all ranks are killed; 0: 20 s */
+    const char *const *settings;     /* NULL, or more settings; NULL-terminated */
+    fault_body_fn prepare;           /* before anything is made; NULL: nothing */
+    bool is_bare;                    /* the body makes context and communicator itself */
+    unsigned limit_ms;               /* then all ranks are killed; 0: 20 s */
     int killed_by[FAULT_RANKS_MAX];  /* the signal that shall end a rank, 0: none */
     int exits_with[FAULT_RANKS_MAX]; /* its exit code */
 };
@@ -94,8 +95,8 @@ int fault_main(int argc, char **argv, const struct fault_case *cases, size_t cou
 
 /* ---- The parent ---- */
 
-/* False when a rank did not end as wanted, left something behind or reported a failed check; the test has failed then. False also when
- * the job was skipped. */
+/* False when a rank did not end as wanted, left something behind or reported a failed check; the test has failed then. False
+ * also when the job was skipped. */
 bool fault_run(struct fault_test *test, const struct fault_job *job);
 
 /* Notes a failure unless condition; returns condition. */

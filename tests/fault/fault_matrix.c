@@ -68,8 +68,8 @@ static enum shoal_status post_some(struct fault_rank *self, float *buffers[POSTE
     enum shoal_status first = SHOAL_OK;
     int posted = 0;
     for (; posted < posts; posted++) {
-        const enum shoal_status status =
-            shoal_allreduce_post(self->comm, buffers[posted], buffers[posted], count, SHOAL_FLOAT32, SHOAL_SUM, NULL, &requests[posted]);
+        const enum shoal_status status = shoal_allreduce_post(self->comm, buffers[posted], buffers[posted], count,
+                                                              SHOAL_FLOAT32, SHOAL_SUM, NULL, &requests[posted]);
         if (!fault_check(self, status == SHOAL_OK, "shoal_allreduce_post: %s", shoal_status_name(status)))
             break;
     }
@@ -98,7 +98,8 @@ static void call_until_it_fails(struct fault_rank *self, float *buffers[POSTED])
         status = call_once(self, buffers);
     fault_note(self, status);
     const enum shoal_status again = shoal_barrier(self->comm, NULL);
-    fault_check(self, again == status, "the next call returns %s after %s", shoal_status_name(again), shoal_status_name(status));
+    fault_check(self, again == status, "the next call returns %s after %s", shoal_status_name(again),
+                shoal_status_name(status));
 }
 
 static void leave_during(struct fault_rank *self, float *buffers[POSTED])
@@ -108,7 +109,8 @@ static void leave_during(struct fault_rank *self, float *buffers[POSTED])
     enum shoal_status status;
     for (int i = 0; i < 2 && call_once(self, buffers) == SHOAL_OK; i++)
         continue;
-    status = shoal_allreduce_post(self->comm, buffers[0], buffers[0], count_of(scene), SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
+    status =
+        shoal_allreduce_post(self->comm, buffers[0], buffers[0], count_of(scene), SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
     if (!fault_check(self, status == SHOAL_OK, "shoal_allreduce_post: %s", shoal_status_name(status)))
         return;
     status = shoal_request_wait(request, random_us(20000) / 1000);
@@ -211,10 +213,12 @@ static void check_failure(struct fault_test *test, const struct fault_scene *sce
     char name[32], process[32];
     snprintf(name, sizeof name, "rank %d", scene->victim);
     snprintf(process, sizeof process, "process %d", (int)victim->pid);
-    fault_expect(test, mine->status == wanted, "rank %d got %s, not %s", rank, shoal_status_name(mine->status), shoal_status_name(wanted));
+    fault_expect(test, mine->status == wanted, "rank %d got %s, not %s", rank, shoal_status_name(mine->status),
+                 shoal_status_name(wanted));
     if (!fault_expect(test, mine->has_failure, "rank %d has no failure record", rank))
         return;
-    fault_expect(test, failure->status == wanted && failure->rank == scene->victim && failure->pid == victim->pid && failure->host[0],
+    fault_expect(test,
+                 failure->status == wanted && failure->rank == scene->victim && failure->pid == victim->pid && failure->host[0],
                  "rank %d's record: status %d, rank %d, process %d (not %d), host \"%s\"", rank, failure->status, failure->rank,
                  failure->pid, (int)victim->pid, failure->host);
     fault_expect(test,
@@ -227,9 +231,11 @@ static void check_failure(struct fault_test *test, const struct fault_scene *sce
 static void check_time(struct fault_test *test, const struct fault_scene *scene, int rank)
 {
     const struct fault_result *mine = &test->shared->results[rank];
-    const int64_t took_ms = ((int64_t)mine->failed_ns - (int64_t)test->shared->results[scene->victim].action_ns) / (int64_t)FAULT_MS;
+    const int64_t took_ms =
+        ((int64_t)mine->failed_ns - (int64_t)test->shared->results[scene->victim].action_ns) / (int64_t)FAULT_MS;
     const int64_t most_ms = is_stalled(scene) ? FAULT_DEADLINE_MS * FAULT_SLOW + 700 * FAULT_SLOW : 2000 * FAULT_SLOW;
-    fault_expect(test, took_ms <= most_ms, "rank %d knew after %lld ms, %lld are allowed", rank, (long long)took_ms, (long long)most_ms);
+    fault_expect(test, took_ms <= most_ms, "rank %d knew after %lld ms, %lld are allowed", rank, (long long)took_ms,
+                 (long long)most_ms);
 }
 
 /* The warning comes before the end, from at least one rank that waited for the victim itself. */
@@ -246,8 +252,8 @@ static void check_warnings(struct fault_test *test, const struct fault_scene *sc
         warned += line != NULL;
         named += found && found < end && state && state < end;
     }
-    fault_expect(test, warned == scene->size - 1 && named == warned, "%d ranks warned, %d of them of %s%s)", warned, named, name,
-                 scene->how == FAULT_STOP ? ", stopped" : "");
+    fault_expect(test, warned == scene->size - 1 && named == warned, "%d ranks warned, %d of them of %s%s)", warned, named,
+                 name, scene->how == FAULT_STOP ? ", stopped" : "");
 }
 
 static void play_once(struct fault_test *test)
@@ -255,7 +261,8 @@ static void play_once(struct fault_test *test)
     static char deadline[64], warning[64];
     const struct fault_scene *scene = test->parameters;
     const char *const settings[] = {deadline, warning, NULL};
-    struct fault_job job = {.size = scene->size, .body = body, .parameters = scene, .settings = is_stalled(scene) ? settings : NULL};
+    struct fault_job job = {
+        .size = scene->size, .body = body, .parameters = scene, .settings = is_stalled(scene) ? settings : NULL};
     snprintf(deadline, sizeof deadline, "SHOAL_TIMEOUT_MS=%d", FAULT_DEADLINE_MS * FAULT_SLOW);
     snprintf(warning, sizeof warning, "SHOAL_WARN_MS=%d", FAULT_WARN_MS * FAULT_SLOW);
     job.killed_by[scene->victim] = scene->how == FAULT_KILL ? SIGKILL : 0;

@@ -1,5 +1,5 @@
-/* The matrix of faults: one rank, the victim, does something at some moment, while the others call all-reduce until it fails. The
- * parent then looks whether each of them was told what happened, by whom, and soon enough. */
+/* The matrix of faults: one rank, the victim, does something at some moment, while the others call all-reduce until it fails.
+ * The parent then looks whether each of them was told what happened, by whom, and soon enough. */
 #ifndef SHOAL_TESTS_FAULT_MATRIX_H
 #define SHOAL_TESTS_FAULT_MATRIX_H
 

@@ -1,5 +1,5 @@
-/* Wrong arguments and settings, and starts that cannot work: one clear error each that says what to do; a communicator that refused a
- * call works on. */
+/* Wrong arguments and settings, and starts that cannot work: one clear error each that says what to do; a communicator that
+ * refused a call works on. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -53,7 +53,8 @@ static void body(struct fault_rank *self)
     static char text[8192];
     float x[3];
     const enum shoal_status status = call_and_listen(self, bad, text, sizeof text);
-    fault_check(self, status == bad->status, "%s, not %s; it says: %s", shoal_status_name(status), shoal_status_name(bad->status), text);
+    fault_check(self, status == bad->status, "%s, not %s; it says: %s", shoal_status_name(status),
+                shoal_status_name(bad->status), text);
     const int lines = 1 + (self->rank == 0 ? bad->more_lines : 0);
     fault_check(self, count_newlines(text) == lines, "%d lines, not %d: %s", count_newlines(text), lines, text);
     for (size_t i = 0; i < FAULT_COUNT_OF(bad->says) && bad->says[i]; i++)
@@ -65,7 +66,8 @@ static void body(struct fault_rank *self)
 static void play(struct fault_test *test)
 {
     const struct bad *bad = test->parameters;
-    const struct fault_job job = {.size = bad->ranks ? bad->ranks : 2, .body = body, .parameters = bad, .is_bare = bad->ranks != 0};
+    const struct fault_job job = {
+        .size = bad->ranks ? bad->ranks : 2, .body = body, .parameters = bad, .is_bare = bad->ranks != 0};
     fault_run(test, &job);
 }
 
@@ -391,7 +393,11 @@ static enum shoal_status no_address_space(struct fault_rank *self)
     return status;
 }
 
-#define BAD(...) &(const struct bad){__VA_ARGS__}
+#define BAD(...)        \
+    &(const struct bad) \
+    {                   \
+        __VA_ARGS__     \
+    }
 
 int main(int argc, char **argv)
 {
@@ -416,13 +422,16 @@ int main(int argc, char **argv)
         {"bad_memory_freed", play, BAD(foreign_memory, SHOAL_ERR_ARGUMENT, {"shoal_mem_alloc"}, 0, 0)},
         {"bad_memory_registered", play, BAD(short_descriptor, SHOAL_ERR_ARGUMENT, {"shoal_mem_register", "descriptor"}, 0, 0)},
         {"bad_rank_in_world", play, BAD(second_world, SHOAL_ERR_ARGUMENT, {"rank 5 of 2"}, 0, 0)},
-        {"bad_amount_of_memory", play, BAD(too_much_memory, SHOAL_ERR_MEMORY, {"shoal_mem_alloc", "549755813888", "leaves"}, 0, 0)},
+        {"bad_amount_of_memory", play,
+         BAD(too_much_memory, SHOAL_ERR_MEMORY, {"shoal_mem_alloc", "549755813888", "leaves"}, 0, 0)},
         {"bad_use_after_finalize", play, BAD(use_after_finalize, SHOAL_ERR_STATE, {"world.1", "finalized"}, 0, 0)},
         {"bad_context_out_null", play, BAD(null_context_out, SHOAL_ERR_ARGUMENT, {"context_out is NULL"}, 1, 0)},
         {"bad_context_null", play, BAD(null_context, SHOAL_ERR_ARGUMENT, {"shoal_comm_create", "NULL"}, 1, 0)},
         {"bad_setting_unknown", play, BAD(unknown_setting, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPHT", "shoal info"}, 1, 0)},
-        {"bad_setting_no_number", play, BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
-        {"bad_setting_out_of_range", play, BAD(setting_out_of_range, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPTH is 17", "1 to 16"}, 1, 0)},
+        {"bad_setting_no_number", play,
+         BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
+        {"bad_setting_out_of_range", play,
+         BAD(setting_out_of_range, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPTH is 17", "1 to 16"}, 1, 0)},
         {"bad_variable_no_size", play, BAD(variable_no_size, SHOAL_ERR_ARGUMENT, {"SHOAL_PIECE_BYTES", "12Q", "256K"}, 1, 0)},
         {"bad_address_null", play, BAD(null_address, SHOAL_ERR_ARGUMENT, {"address is NULL"}, 1, 0)},
         {"bad_address_without_port", play, BAD(address_without_port, SHOAL_ERR_ARGUMENT, {"127.0.0.1", "host:port"}, 1, 0)},
@@ -431,10 +440,13 @@ int main(int argc, char **argv)
         {"bad_start_missing_worker", play, BAD(missing_worker, SHOAL_ERR_TIMEOUT, {"2"}, 2, 0)},
         {"bad_start_missing_rank_0", play, BAD(missing_rank_0, SHOAL_ERR_TIMEOUT, {"rank 0", "127.0.0.1"}, 1, 0)},
         {"bad_start_port_in_use", play, BAD(port_in_use, SHOAL_ERR_SYSTEM, {"in use", "127.0.0.1"}, 1, 0)},
-        {"bad_start_different_settings", play, BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "shoal info --settings"}, 2, 1)},
-        {"bad_start_different_secrets", play, BAD(different_secrets, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_SECRET"}, 2, 1)},
+        {"bad_start_different_settings", play,
+         BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "shoal info --settings"}, 2, 1)},
+        {"bad_start_different_secrets", play,
+         BAD(different_secrets, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_SECRET"}, 2, 1)},
         {"bad_limit_of_descriptors", play, BAD(no_descriptors, SHOAL_ERR_SYSTEM, {"ulimit -n"}, 1, 0)},
-        {"bad_limit_of_address_space", play, BAD(no_address_space, SHOAL_ERR_MEMORY, {"cannot map", "Cannot allocate memory"}, 1, 0)},
+        {"bad_limit_of_address_space", play,
+         BAD(no_address_space, SHOAL_ERR_MEMORY, {"cannot map", "Cannot allocate memory"}, 1, 0)},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));
 }

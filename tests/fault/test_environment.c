@@ -1,4 +1,5 @@
-/* Surroundings in which Shoal has to work: a small /dev/shm, a read-only root, no special rights, few descriptors, memory of both kinds. */
+/* Surroundings in which Shoal has to work: a small /dev/shm, a read-only root, no special rights, few descriptors, memory of
+ * both kinds. */
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
@@ -32,7 +33,8 @@ static void small_dev_shm(struct fault_rank *self)
     if (mount("none", "/dev/shm", "tmpfs", 0, "size=64m") != 0)
         fault_cannot(self, "cannot mount a small /dev/shm: %s", strerror(errno));
     else
-        fault_check(self, statvfs("/dev/shm", &size) == 0 && size.f_blocks * size.f_frsize == (64 << 20), "/dev/shm has another size");
+        fault_check(self, statvfs("/dev/shm", &size) == 0 && size.f_blocks * size.f_frsize == (64 << 20),
+                    "/dev/shm has another size");
 }
 
 static void read_only_root(struct fault_rank *self)
@@ -110,9 +112,10 @@ static void in_place(struct fault_test *test)
     if (!fault_run(test, &job) || !place->is_deadly)
         return;
     const struct fault_result *result = &test->shared->results[0];
-    fault_expect(test, result->status == SHOAL_ERR_PEER_LOST && strstr(result->failure.text, "killed by signal 9"), "rank 0: %s: %s",
-                 shoal_status_name(result->status), result->failure.text);
-    fault_expect(test, result->failed_ns - test->shared->results[1].action_ns < 2000 * FAULT_MS * FAULT_SLOW, "rank 0 knew late");
+    fault_expect(test, result->status == SHOAL_ERR_PEER_LOST && strstr(result->failure.text, "killed by signal 9"),
+                 "rank 0: %s: %s", shoal_status_name(result->status), result->failure.text);
+    fault_expect(test, result->failed_ns - test->shared->results[1].action_ns < 2000 * FAULT_MS * FAULT_SLOW,
+                 "rank 0 knew late");
 }
 
 /* ---- Many communicators, few descriptors --------------------------------------------------------------------------------- */
@@ -126,7 +129,8 @@ static void split_often(struct fault_rank *self)
     if (!shared)
         return;
     for (int i = 0; i < GROUPS; i++) {
-        const enum shoal_status status = shoal_comm_split(self->comm, i % 4 ? self->rank % (i % 4) : 0, -self->rank, NULL, &groups[i]);
+        const enum shoal_status status =
+            shoal_comm_split(self->comm, i % 4 ? self->rank % (i % 4) : 0, -self->rank, NULL, &groups[i]);
         if (!fault_check(self, status == SHOAL_OK, "split %d: %s", i, shoal_status_name(status)))
             break;
     }
@@ -161,7 +165,8 @@ static void reduce_mixed(struct fault_rank *self, float *input, float *output, s
     const enum shoal_status status = shoal_allreduce(self->comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
     fault_check(self, status == SHOAL_OK, "all-reduce of %zu: %s", count, shoal_status_name(status));
     for (size_t i = 0; i < count; i++) {
-        if (!fault_check(self, output[i] == (float)(ranks * (i % 1000)), "element %zu of %zu is %g", i, count, (double)output[i]))
+        if (!fault_check(self, output[i] == (float)(ranks * (i % 1000)), "element %zu of %zu is %g", i, count,
+                         (double)output[i]))
             return;
     }
     for (size_t i = 0; i < count && input != output; i++)
@@ -213,7 +218,8 @@ static void split_between(struct fault_rank *self)
     const size_t count = 300000;
     struct shoal_comm *group = NULL;
     float *before = fault_floats(self, true, count), *used = fault_floats(self, true, count);
-    if (!before || !used || !fault_allreduce_once(self, self->comm, used, count)) /* `used` is known to the peers, `before` is not */
+    if (!before || !used ||
+        !fault_allreduce_once(self, self->comm, used, count)) /* `used` is known to the peers, `before` is not */
         return;
     const enum shoal_status status = shoal_comm_split(self->comm, self->rank % 2, 0, NULL, &group);
     if (!fault_check(self, status == SHOAL_OK, "shoal_comm_split: %s", shoal_status_name(status)))
@@ -234,7 +240,8 @@ static void split_between(struct fault_rank *self)
     struct shoal_operation operation = {.struct_bytes = sizeof operation};
     fault_check(self, shoal_last_operation(group, &operation) == SHOAL_OK, "shoal_last_operation");
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
-    fault_check(self, shoal_comm_memory(group, &usage) == SHOAL_OK && usage.window_bytes == 0, "shared memory went through a window");
+    fault_check(self, shoal_comm_memory(group, &usage) == SHOAL_OK && usage.window_bytes == 0,
+                "shared memory went through a window");
     shoal_comm_free(group);
     if (used)
         fault_allreduce_once(self, self->comm, used, count);

@@ -188,7 +188,8 @@ static void post_two(struct fault_rank *self)
     fault_act(self);
     options.timeout_ms = 500 * FAULT_SLOW;
     fault_check(self, shoal_barrier_post(self->comm, NULL, &patient) == SHOAL_OK, "the first post");
-    fault_check(self, shoal_allreduce_post(self->comm, buffer, buffer, 8, SHOAL_FLOAT32, SHOAL_SUM, &options, &hasty) == SHOAL_OK,
+    fault_check(self,
+                shoal_allreduce_post(self->comm, buffer, buffer, 8, SHOAL_FLOAT32, SHOAL_SUM, &options, &hasty) == SHOAL_OK,
                 "the second post");
     fault_check(self, shoal_request_wait(hasty, 50) == SHOAL_PENDING, "a wait that runs out is not pending");
     fault_note(self, shoal_request_wait(hasty, 3000 * FAULT_SLOW));
@@ -205,14 +206,20 @@ static void own_deadline(struct fault_test *test)
         return;
     for (int r = 0; r < 2; r++) {
         const struct fault_result *result = &test->shared->results[r];
-        fault_expect(test, result->status == SHOAL_ERR_TIMEOUT && result->failure.rank == 1, "rank %d got %s, named rank %d: %s", r,
-                     shoal_status_name(result->status), result->failure.rank, result->failure.text);
+        fault_expect(test, result->status == SHOAL_ERR_TIMEOUT && result->failure.rank == 1,
+                     "rank %d got %s, named rank %d: %s", r, shoal_status_name(result->status), result->failure.rank,
+                     result->failure.text);
     }
     const uint64_t took_ms = (test->shared->results[0].failed_ns - test->shared->results[0].action_ns) / FAULT_MS;
-    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= 1000 * FAULT_SLOW, "it took %llu ms", (unsigned long long)took_ms);
+    fault_expect(test, took_ms >= 450 * FAULT_SLOW && took_ms <= 1000 * FAULT_SLOW, "it took %llu ms",
+                 (unsigned long long)took_ms);
 }
 
-#define SCENE(...) &(const struct scene){__VA_ARGS__}
+#define SCENE(...)        \
+    &(const struct scene) \
+    {                     \
+        __VA_ARGS__       \
+    }
 
 int main(int argc, char **argv)
 {

@@ -1,13 +1,17 @@
 /* Ranks that are killed, exit early or free their communicator: every other rank is told who, where and how, within 2 s. */
-#include <signal.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "fault_matrix.h"
 
-#define SCENE(...) &(const struct fault_scene){__VA_ARGS__}
+#define SCENE(...)              \
+    &(const struct fault_scene) \
+    {                           \
+        __VA_ARGS__             \
+    }
 
 /* ---- A child of the victim outlives it and holds its sockets open -------------------------------------------------------- */
 
@@ -120,6 +124,40 @@ static void wait_while_another_is_busy(struct fault_rank *self)
     shoal_comm_free(busy.comm);
 }
 
+/* The victim ends at a random moment of making communicators: in the exchange, or while the ranks pass their segments. */
+static void *end_soon(void *arg)
+{
+    struct fault_rank *self = arg;
+    fault_sleep_ms((unsigned)fault_now_ns() / 1000 % 20);
+    fault_act(self);
+    kill(getpid(), SIGKILL);
+    return NULL;
+}
+
+static void split_until_it_fails(struct fault_rank *self)
+{
+    struct shoal_failure failure = {.struct_bytes = sizeof failure};
+    enum shoal_status status = SHOAL_OK;
+    pthread_t thread;
+    if (self->rank == 2)
+        fault_check(self, pthread_create(&thread, NULL, end_soon, self) == 0, "no thread");
+    for (int i = 0; i < 100000 && status == SHOAL_OK; i++) {
+        struct shoal_comm *group = NULL;
+        status = shoal_comm_split(self->comm, 0, 0, NULL, &group);
+        fault_check(self, (status == SHOAL_OK) == (group != NULL), "%s, but the output is %p", shoal_status_name(status),
+                    (void *)group);
+        shoal_comm_free(group);
+    }
+    /* Where the new communicator failed, not the old one, the context's last failure tells. */
+    fault_note(self, status);
+    if (!self->mine->has_failure && shoal_last_failure(self->context, NULL, &failure) == SHOAL_OK)
+        fault_check(self, strstr(failure.text, "rank 2") && strstr(failure.text, "killed by signal 9"), "the text: %s",
+                    failure.text);
+    self->mine->failure.rank = self->mine->has_failure ? self->mine->failure.rank : 2;
+    fault_reach(self, 1);
+    fault_await(self, 1, 2); /* the old communicator is freed when all know */
+}
+
 struct special {
     fault_body_fn body;
     int victims[2];
@@ -147,6 +185,7 @@ static void special(struct fault_test *test)
 
 static const struct special behind_a_receive = {wait_behind_a_receive, {2, 2}, 2};
 static const struct special second_dead = {receive_from_the_second_dead, {0, 2}, 2};
+static const struct special in_split = {split_until_it_fails, {2, 2}, 2};
 static const struct special another_busy = {wait_while_another_is_busy, {2, 2}, 2};
 
 int main(int argc, char **argv)
@@ -167,6 +206,9 @@ int main(int argc, char **argv)
         {"killed_parent_of_a_living_child", killed_parent_of_a_living_child, NULL},
         {"killed_while_a_receive_is_older", special, &behind_a_receive},
         {"killed_after_another_was_killed", special, &second_dead},
+        {"killed_during_split_1", special, &in_split},
+        {"killed_during_split_2", special, &in_split},
+        {"killed_during_split_3", special, &in_split},
         {"killed_while_another_communicator_is_busy", special, &another_busy},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));

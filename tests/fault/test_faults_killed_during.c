@@ -1,7 +1,11 @@
 /* SIGKILL at random moments of a 64 MiB all-reduce, several rounds of each kind. */
 #include "fault_matrix.h"
 
-#define SCENE(...) &(const struct fault_scene){__VA_ARGS__}
+#define SCENE(...)              \
+    &(const struct fault_scene) \
+    {                           \
+        __VA_ARGS__             \
+    }
 #define ROUNDS 4
 
 int main(int argc, char **argv)

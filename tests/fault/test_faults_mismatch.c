@@ -1,4 +1,5 @@
-/* Ranks that call different operations: every rank gets ERR_MISMATCH, both calls are logged on both sides, and no byte has moved. */
+/* Ranks that call different operations: every rank gets ERR_MISMATCH, both calls are logged on both sides, and no byte has
+ * moved. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,8 +35,9 @@ static enum shoal_status call(struct fault_rank *self, float *buffer, struct sho
         return shoal_broadcast_post(self->comm, buffer, output, scene->count, SHOAL_FLOAT32, 0, NULL, request_out);
     if (odd == BARRIER)
         return shoal_barrier_post(self->comm, NULL, request_out);
-    return shoal_allreduce_post(self->comm, buffer, output, scene->count + (odd == COUNT), odd == TYPE ? SHOAL_BFLOAT16 : SHOAL_FLOAT32,
-                                odd == OPERATOR ? SHOAL_MAX : SHOAL_SUM, NULL, request_out);
+    return shoal_allreduce_post(self->comm, buffer, output, scene->count + (odd == COUNT),
+                                odd == TYPE ? SHOAL_BFLOAT16 : SHOAL_FLOAT32, odd == OPERATOR ? SHOAL_MAX : SHOAL_SUM, NULL,
+                                request_out);
 }
 
 static const char *odd_text(const struct scene *scene, char *text, size_t bytes)
@@ -60,8 +62,9 @@ static const char *odd_text(const struct scene *scene, char *text, size_t bytes)
 static void go_ahead(struct fault_rank *self, struct shoal_request *ahead[AHEAD], float *large)
 {
     for (int i = 0; i < AHEAD; i++) {
-        const enum shoal_status status = shoal_allreduce_post(self->comm, large + (size_t)i * AHEAD_COUNT, large + (size_t)i * AHEAD_COUNT,
-                                                              AHEAD_COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL, &ahead[i]);
+        const enum shoal_status status =
+            shoal_allreduce_post(self->comm, large + (size_t)i * AHEAD_COUNT, large + (size_t)i * AHEAD_COUNT, AHEAD_COUNT,
+                                 SHOAL_FLOAT32, SHOAL_SUM, NULL, &ahead[i]);
         if (!fault_check(self, status == SHOAL_OK, "post %d: %s", i, shoal_status_name(status)))
             return;
     }
@@ -166,8 +169,16 @@ static void play_message(struct fault_test *test)
     }
 }
 
-#define SCENE(...) &(const struct scene){__VA_ARGS__}
-#define MESSAGE(...) &(const struct message_scene){__VA_ARGS__}
+#define SCENE(...)        \
+    &(const struct scene) \
+    {                     \
+        __VA_ARGS__       \
+    }
+#define MESSAGE(...)              \
+    &(const struct message_scene) \
+    {                             \
+        __VA_ARGS__               \
+    }
 #define LARGE ((size_t)1 << 20)
 
 int main(int argc, char **argv)

@@ -1,7 +1,11 @@
 /* Ranks that are stopped or never call: named in a warning, then at the deadline. */
 #include "fault_matrix.h"
 
-#define SCENE(...) &(const struct fault_scene){__VA_ARGS__}
+#define SCENE(...)              \
+    &(const struct fault_scene) \
+    {                           \
+        __VA_ARGS__             \
+    }
 
 int main(int argc, char **argv)
 {

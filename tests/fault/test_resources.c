@@ -1,4 +1,5 @@
-/* What Shoal uses: memory beyond 4 GiB, counters beyond 32 bits, nothing that grows, nothing while it idles, little while it waits. */
+/* What Shoal uses: memory beyond 4 GiB, counters beyond 32 bits, nothing that grows, nothing while it idles, little while it
+ * waits. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -81,7 +82,8 @@ struct buffers {
 
 static void pass_on(struct fault_rank *self, struct shoal_comm *comm, float *buffer, size_t count)
 {
-    const int rank = shoal_comm_rank(comm), size = shoal_comm_size(comm), to = (rank + 1) % size, from = (rank + size - 1) % size;
+    const int rank = shoal_comm_rank(comm), size = shoal_comm_size(comm), to = (rank + 1) % size,
+              from = (rank + size - 1) % size;
     struct shoal_request *request = NULL;
     enum shoal_status status = shoal_recv_post(comm, buffer + count, count, SHOAL_FLOAT32, from, 3, NULL, &request);
     for (size_t i = 0; i < count; i++)
@@ -101,8 +103,8 @@ static void post_several(struct fault_rank *self, struct shoal_comm *comm, float
     struct shoal_request *requests[POSTS] = {NULL};
     for (int i = 0; i < POSTS; i++) {
         buffer[i * COUNT] = (float)i;
-        const enum shoal_status status = shoal_allreduce_post(comm, buffer + i * COUNT, buffer + i * COUNT, COUNT, SHOAL_FLOAT32,
-                                                              SHOAL_MAX, NULL, &requests[i]);
+        const enum shoal_status status = shoal_allreduce_post(comm, buffer + i * COUNT, buffer + i * COUNT, COUNT,
+                                                              SHOAL_FLOAT32, SHOAL_MAX, NULL, &requests[i]);
         fault_check(self, status == SHOAL_OK, "post %d: %s", i, shoal_status_name(status));
     }
     for (int i = 0; i < POSTS && requests[i]; i++) {
@@ -213,7 +215,8 @@ static void iterate(struct fault_rank *self)
 #ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory for a while; it looks for leaks itself */
     fault_check(self, now <= resident + (1 << 20), "resident memory grew from %zu to %zu bytes", resident, now);
 #endif
-    fault_check(self, after.descriptors == before.descriptors, "descriptors: %d, then %d", before.descriptors, after.descriptors);
+    fault_check(self, after.descriptors == before.descriptors, "descriptors: %d, then %d", before.descriptors,
+                after.descriptors);
     fault_check(self, after.threads == before.threads, "threads: %d, then %d", before.threads, after.threads);
     /* One more or less: word that a peer has freed its memory is read when this rank next passes memory. */
     fault_check(self, abs(after.mappings - before.mappings) <= 1, "segments: %d, then %d", before.mappings, after.mappings);
@@ -284,7 +287,8 @@ static double used_s(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    return (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+    return (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
 }
 
 static void wait_for_a_late_rank(struct fault_rank *self)
@@ -302,7 +306,8 @@ static void wait_for_a_late_rank(struct fault_rank *self)
     enum shoal_status status = SHOAL_OK;
     if (is_posted) {
         status = shoal_allreduce_post(self->comm, x, x, 2, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
-        while (status == SHOAL_OK && self->rank < self->size - 1 && !atomic_load(&self->shared->results[self->size - 1].action_ns))
+        while (status == SHOAL_OK && self->rank < self->size - 1 &&
+               !atomic_load(&self->shared->results[self->size - 1].action_ns))
             fault_sleep_ms(100); /* nobody waits: the progress thread drives */
     } else {
         status = shoal_allreduce(self->comm, x, x, 2, SHOAL_FLOAT32, SHOAL_SUM, NULL);
@@ -325,8 +330,10 @@ static void waiting_is_cheap(struct fault_test *test)
         const struct fault_result *result = &test->shared->results[r];
         const double after_ms = (double)(result->failed_ns - test->shared->results[2].action_ns) / 1e6;
         fault_expect(test, result->number < 0.05 * FAULT_SLOW, "rank %d used %.1f %% of a core", r, result->number * 100);
-        fault_expect(test, after_ms < (is_posted ? 120 : 20) * FAULT_SLOW, "rank %d was done %.3f ms after the late rank came", r, after_ms);
-        printf("# rank %d used %.2f %% of a core, was done %.3f ms after the late rank came\n", r, result->number * 100, after_ms);
+        fault_expect(test, after_ms < (is_posted ? 120 : 20) * FAULT_SLOW, "rank %d was done %.3f ms after the late rank came",
+                     r, after_ms);
+        printf("# rank %d used %.2f %% of a core, was done %.3f ms after the late rank came\n", r, result->number * 100,
+               after_ms);
     }
 }
 
@@ -344,7 +351,8 @@ static void exceed_limit(struct fault_rank *self)
     fault_check(self, status == SHOAL_ERR_MEMORY && !first, "16 MiB of %d: %s", LIMIT_MIB, shoal_status_name(status));
     fault_check(self, shoal_last_failure(self->context, NULL, &failure) == SHOAL_OK && failure.status == SHOAL_ERR_MEMORY,
                 "shoal_last_failure does not tell");
-    fault_check(self, strstr(failure.text, "16777216") && strstr(failure.text, "SHOAL_MEMORY_LIMIT"), "the text: %s", failure.text);
+    fault_check(self, strstr(failure.text, "16777216") && strstr(failure.text, "SHOAL_MEMORY_LIMIT"), "the text: %s",
+                failure.text);
     fault_check(self, strstr(self->mine->log, "16777216") != NULL, "the log: %s", self->mine->log);
     fault_allreduce_once(self, self->comm, x, 2);
     status = shoal_mem_alloc(self->context, 4 * MIB, &first);
@@ -391,10 +399,10 @@ static void limit_exceeded_by_window(struct fault_test *test)
         return;
     for (int r = 0; r < 3; r++) {
         const struct fault_result *result = &test->shared->results[r];
-        fault_expect(test, result->status == SHOAL_ERR_MEMORY && result->failure.rank == 1, "rank %d got %s, rank %d is named", r,
-                     shoal_status_name(result->status), result->failure.rank);
-        fault_expect(test, strstr(result->failure.text, "SHOAL_MEMORY_LIMIT") && strstr(result->failure.text, "614400"), "rank %d: %s", r,
-                     result->failure.text);
+        fault_expect(test, result->status == SHOAL_ERR_MEMORY && result->failure.rank == 1, "rank %d got %s, rank %d is named",
+                     r, shoal_status_name(result->status), result->failure.rank);
+        fault_expect(test, strstr(result->failure.text, "SHOAL_MEMORY_LIMIT") && strstr(result->failure.text, "614400"),
+                     "rank %d: %s", r, result->failure.text);
     }
 }
 

@@ -577,11 +577,11 @@ static void op_fail(struct shoal_transport *transport, const struct shoal_failur
 /* Carries out the aborts asked for since the last time; here, because abort itself may do no more than raise a flag. */
 static void take_aborts(struct shoal_sim *sim)
 {
-    if (!atomic_load(&sim->abort_asked) || !atomic_exchange(&sim->abort_asked, false))
+    if (!atomic_load_explicit(&sim->abort_asked, memory_order_acquire) || !atomic_exchange_explicit(&sim->abort_asked, false, memory_order_acq_rel))
         return;
     for (int i = 0; i < sim->options.size; i++) {
         struct rank *rank = &sim->ranks[i];
-        if (!atomic_exchange(&rank->abort_asked, false))
+        if (!atomic_exchange_explicit(&rank->abort_asked, false, memory_order_acq_rel))
             continue;
         const struct shoal_failure failure = blame(&rank->transport, i, SHOAL_ERR_ABORTED, 0, "aborted the communicator");
         op_fail(&rank->transport, &failure);
@@ -602,8 +602,8 @@ static bool op_failed(struct shoal_transport *transport, struct shoal_failure *f
 static void op_abort(struct shoal_transport *transport)
 {
     struct rank *rank = rank_of(transport);
-    atomic_store(&rank->abort_asked, true);
-    atomic_store(&rank->sim->abort_asked, true);
+    atomic_store_explicit(&rank->abort_asked, true, memory_order_release);
+    atomic_store_explicit(&rank->sim->abort_asked, true, memory_order_release);
 }
 
 static const char *fate_text(enum fate fate)
