@@ -235,14 +235,23 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
         shoal_shm_node_awake(driver->node);
 }
 
+/* Turns that moved something between two looks at the clock: a few milliseconds. */
+#define CHECK_MOVES 64
+
 static void wait_until_over(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)
 {
     uint64_t idle_since_ns = 0;
-    unsigned turns = 0;
+    unsigned turns = 0, moves = 0;
     while (!is_over(driver, request)) {
         if (drive_once(driver)) {
             idle_since_ns = 0;
             turns = 0;
+            if (++moves % CHECK_MOVES)
+                continue;
+            const uint64_t busy_ns = shoal_driver_now_ns(driver); /* one communicator may be busy while another has lost a peer */
+            if (busy_ns >= until_ns)
+                return;
+            check_if_due(driver, busy_ns);
             continue;
         }
         if (driver->spin_ns && ++turns % 64) {
