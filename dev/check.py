@@ -118,8 +118,8 @@ def check_words():
             for pattern, where, mend in WORDS:
                 if re.search(pattern, line) and not any(place.startswith(w) for w in where):
                     say(path, number, "words", mend)
-            if len(line) > 140:
-                say(path, number, "words", "longer than 140 columns")
+            if len(line) > 128:
+                say(path, number, "words", "longer than 128 columns")
 
 
 def main():

@@ -17,8 +17,11 @@ double clock_seconds(void)
 
 void progress_bar_init(struct progress_bar *bar, int epoch, int epochs, uint32_t images)
 {
-    *bar = (struct progress_bar){
-        .on_terminal = isatty(STDOUT_FILENO) || getenv("SHOAL_RUN_TERMINAL"), .epoch = epoch, .epochs = epochs, .images = images, .begun_s = clock_seconds()};
+    *bar = (struct progress_bar){.on_terminal = isatty(STDOUT_FILENO) || getenv("SHOAL_RUN_TERMINAL"),
+                                 .epoch = epoch,
+                                 .epochs = epochs,
+                                 .images = images,
+                                 .begun_s = clock_seconds()};
 }
 
 static void draw(const struct progress_bar *bar)

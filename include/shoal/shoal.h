@@ -58,19 +58,19 @@ extern "C" {
 SHOAL_API const char *shoal_version(void);
 
 /* Every status there is: name, number, one sentence. docs/errors.md says what usually causes each and what to do. */
-#define SHOAL_STATUS_LIST(X)                                                                       \
-    X(OK, 0, "success")                                                                            \
-    X(PENDING, 1, "not finished yet; nothing is lost, wait again")                                 \
-    X(ERR_ARGUMENT, 2, "an argument is wrong; nothing was done")                                   \
-    X(ERR_MEMORY, 3, "no memory")                                                                  \
-    X(ERR_SYSTEM, 4, "the operating system refused a call")                                        \
-    X(ERR_UNSUPPORTED, 5, "not supported by this build or on this machine")                        \
-    X(ERR_TIMEOUT, 6, "a deadline passed")                                                         \
-    X(ERR_PEER_LOST, 7, "another rank ended or left")                                              \
-    X(ERR_MISMATCH, 8, "ranks called different operations")                                        \
-    X(ERR_ABORTED, 9, "the communicator was aborted")                                              \
-    X(ERR_AUTH, 10, "a handshake was refused: version, settings or secret differ")                 \
-    X(ERR_STATE, 11, "used after it was finalized or freed, or in a forked child")                 \
+#define SHOAL_STATUS_LIST(X)                                                       \
+    X(OK, 0, "success")                                                            \
+    X(PENDING, 1, "not finished yet; nothing is lost, wait again")                 \
+    X(ERR_ARGUMENT, 2, "an argument is wrong; nothing was done")                   \
+    X(ERR_MEMORY, 3, "no memory")                                                  \
+    X(ERR_SYSTEM, 4, "the operating system refused a call")                        \
+    X(ERR_UNSUPPORTED, 5, "not supported by this build or on this machine")        \
+    X(ERR_TIMEOUT, 6, "a deadline passed")                                         \
+    X(ERR_PEER_LOST, 7, "another rank ended or left")                              \
+    X(ERR_MISMATCH, 8, "ranks called different operations")                        \
+    X(ERR_ABORTED, 9, "the communicator was aborted")                              \
+    X(ERR_AUTH, 10, "a handshake was refused: version, settings or secret differ") \
+    X(ERR_STATE, 11, "used after it was finalized or freed, or in a forked child") \
     X(ERR_INTERNAL, 12, "a fault in Shoal itself; please report it")
 
 enum shoal_status {
@@ -96,13 +96,13 @@ typedef void (*shoal_log_fn)(void *arg, int level, const char *line);
 
 struct shoal_context_options {
     size_t struct_bytes;
-    shoal_log_fn log;            /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
+    shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value"; each wins over the environment */
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                                                                 \
-    {                                                                                              \
-        sizeof(struct shoal_context_options), 0, 0, 0                                              \
+#define SHOAL_CONTEXT_OPTIONS_INIT                    \
+    {                                                 \
+        sizeof(struct shoal_context_options), 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings (shoal_print_settings lists them) once. Starts no thread and opens no socket.
@@ -121,13 +121,13 @@ struct shoal_comm;
 
 struct shoal_comm_options {
     size_t struct_bytes;
-    const char *name;            /* for messages; NULL: "world", or "world.1" and so on for splits. At most 31 bytes are kept. */
-    uint32_t timeout_ms;         /* default deadline of each operation; 0: SHOAL_TIMEOUT_MS */
-    uint32_t create_timeout_ms;  /* for the creation itself; 0: SHOAL_BOOTSTRAP_TIMEOUT_MS */
+    const char *name;           /* for messages; NULL: "world", or "world.1" and so on for splits. At most 31 bytes are kept. */
+    uint32_t timeout_ms;        /* default deadline of each operation; 0: SHOAL_TIMEOUT_MS */
+    uint32_t create_timeout_ms; /* for the creation itself; 0: SHOAL_BOOTSTRAP_TIMEOUT_MS */
 };
-#define SHOAL_COMM_OPTIONS_INIT                                                                    \
-    {                                                                                              \
-        sizeof(struct shoal_comm_options), 0, 0, 0                                                 \
+#define SHOAL_COMM_OPTIONS_INIT                    \
+    {                                              \
+        sizeof(struct shoal_comm_options), 0, 0, 0 \
     }
 
 /* Makes the communicator of all workers of the job, from the environment: the variables of `shoal run` and torchrun (RANK,
@@ -135,9 +135,8 @@ struct shoal_comm_options {
  * size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
  * ERR_UNSUPPORTED when ranks are on different hosts (this version joins the ranks of one host). */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create(struct shoal_context *context,
-                                                             const struct shoal_comm_options *options,
-                                                             struct shoal_comm **comm_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status
+shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
@@ -156,8 +155,9 @@ struct shoal_store {
 
 /* The same through a store of yours (PyTorch's, MPI's, a file system's). It is used only during this call. Keys begin with
  * "shoal/"; two jobs or two calls that share a store must see different keys (prefix them in your callbacks). */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store,
-                                                                  int rank, int size, const struct shoal_comm_options *options,
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_with(struct shoal_context *context,
+                                                                  const struct shoal_store *store, int rank, int size,
+                                                                  const struct shoal_comm_options *options,
                                                                   struct shoal_comm **comm_out);
 
 /* A collective call on comm: ranks that give the same color >= 0 form a new communicator, ordered by key, then by rank in comm.
@@ -174,8 +174,9 @@ SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
  * only shoal_comm_free is allowed. Optional: it tells apart "done" from "left early" for the others. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm *comm);
 
-/* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is allowed.
- * No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are freed. */
+/* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is
+ * allowed. No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are freed.
+ */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
 /* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits. Local and
@@ -215,9 +216,9 @@ struct shoal_options {
     uint32_t timeout_ms; /* the operation's deadline, from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
 };
-#define SHOAL_OPTIONS_INIT                                                                         \
-    {                                                                                              \
-        sizeof(struct shoal_options), 0, 0                                                         \
+#define SHOAL_OPTIONS_INIT                 \
+    {                                      \
+        sizeof(struct shoal_options), 0, 0 \
     }
 
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
@@ -235,13 +236,15 @@ struct shoal_options {
  * (pointers may then be NULL). No alignment is asked beyond the element's own. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                                           enum shoal_type type, enum shoal_op op,
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output,
+                                                           size_t count, enum shoal_type type, enum shoal_op op,
                                                            const struct shoal_options *options);
 
-/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal input. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                                           enum shoal_type type, int root, const struct shoal_options *options);
+/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal input.
+ */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output,
+                                                           size_t count, enum shoal_type type, int root,
+                                                           const struct shoal_options *options);
 
 /* Returns when every rank has called it. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
@@ -263,8 +266,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_post(struct shoal_com
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                                               struct shoal_request **request_out);
 
-/* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost: wait
- * again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
+/* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost:
+ * wait again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
 #define SHOAL_FOREVER UINT32_MAX
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
@@ -302,16 +305,17 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv_post(struct shoal_comm *co
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
 /* Memory that the other ranks of this host can map: operations on it copy nothing through windows. A local call; serves all
- * communicators of the context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory limit of the
- * container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
+ * communicators of the context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory
+ * limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. ERR_ARGUMENT when it is not such memory. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory);
 
 /* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it
- * too. fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with shoal_mem_deregister before
- * unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range), ERR_SYSTEM. */
+ * too. fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with
+ * shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range),
+ * ERR_SYSTEM. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd,
                                                               uint64_t offset);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory);
@@ -322,21 +326,21 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_con
 struct shoal_failure {
     size_t struct_bytes;
     enum shoal_status status;
-    int rank;             /* the rank that caused it, -1 when none is to blame */
-    int reporter;         /* the rank that noticed it first */
-    int pid;              /* process of the rank that caused it, 0 when not known */
-    uint64_t sequence;    /* the operation during which it was noticed, 0 when none */
-    int step;             /* the plan's step it waited in, -1 when none */
+    int rank;          /* the rank that caused it, -1 when none is to blame */
+    int reporter;      /* the rank that noticed it first */
+    int pid;           /* process of the rank that caused it, 0 when not known */
+    uint64_t sequence; /* the operation during which it was noticed, 0 when none */
+    int step;          /* the plan's step it waited in, -1 when none */
     uint64_t waited_ms;
     char host[64];
-    char operation[96];   /* such as "all-reduce of 1024 float32, sum" */
-    char text[512];       /* one paragraph for people: what, where, what to do */
+    char operation[96]; /* such as "all-reduce of 1024 float32, sum" */
+    char text[512];     /* one paragraph for people: what, where, what to do */
 };
 
 /* Writes the failure of comm (or, with comm NULL, the last failed call on context) to *failure_out; set its struct_bytes first.
  * Returns PENDING when nothing has failed. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
-                                                              struct shoal_failure *failure_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context,
+                                                              const struct shoal_comm *comm, struct shoal_failure *failure_out);
 
 /* Prints the flight recorder of comm, the last 1,024 operations of this rank, oldest first, one JSON object per line. It is
  * also written, on failure, to the file named by SHOAL_RECORDER_FILE. */
@@ -351,17 +355,17 @@ struct shoal_operation {
     const char *algorithm; /* the row that ran, static storage */
     double arrived_us;     /* all ranks had come */
     double done_us;
-    int last_rank;         /* who came last, -1 when not known */
-    double late_us;        /* how long after the first to come */
+    int last_rank;  /* who came last, -1 when not known */
+    double late_us; /* how long after the first to come */
 };
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
 
 /* Bytes of memory held for a communicator. */
 struct shoal_memory_usage {
     size_t struct_bytes;
-    size_t control_bytes;  /* shared: arrival lines, counters, small payloads */
-    size_t window_bytes;   /* shared: windows for operands that peers cannot map */
-    size_t local_bytes;    /* recorder, plans, requests */
+    size_t control_bytes; /* shared: arrival lines, counters, small payloads */
+    size_t window_bytes;  /* shared: windows for operands that peers cannot map */
+    size_t local_bytes;   /* recorder, plans, requests */
 };
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
@@ -377,13 +381,13 @@ SHOAL_API void shoal_print_algorithms(FILE *out);
 /* A question to shoal_explain. */
 struct shoal_question {
     size_t struct_bytes;
-    const char *collective;  /* "allreduce", "broadcast", "barrier" */
-    int ranks;               /* all on one host */
+    const char *collective; /* "allreduce", "broadcast", "barrier" */
+    int ranks;              /* all on one host */
     size_t bytes;
     enum shoal_type type;
-    int shared_input;        /* operands in memory from shoal_mem_alloc? */
+    int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
-    int rank;                /* whose plan to print; -1: all */
+    int rank; /* whose plan to print; -1: all */
 };
 
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;

@@ -1,5 +1,5 @@
-/* Time. Ticks are the processor's counter: cheap (about 10 ns), the same on all cores and for all processes of a host, so that they
- * may be stored in shared memory and compared there. Nanoseconds are CLOCK_MONOTONIC. Any thread. */
+/* Time. Ticks are the processor's counter: cheap (about 10 ns), the same on all cores and for all processes of a host, so that
+ * they may be stored in shared memory and compared there. Nanoseconds are CLOCK_MONOTONIC. Any thread. */
 #ifndef SHOAL_BASE_CLOCK_H
 #define SHOAL_BASE_CLOCK_H
 

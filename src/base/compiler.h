@@ -9,11 +9,11 @@
 #include "shoal/shoal.h"
 
 /* Passes a failure on to the caller. The first function that knows of a failure logs it; this one stays silent. */
-#define SHOAL_TRY(call)                                                                            \
-    do {                                                                                           \
-        enum shoal_status shoal_try_status_ = (call);                                              \
-        if (shoal_try_status_ != SHOAL_OK)                                                         \
-            return shoal_try_status_;                                                              \
+#define SHOAL_TRY(call)                               \
+    do {                                              \
+        enum shoal_status shoal_try_status_ = (call); \
+        if (shoal_try_status_ != SHOAL_OK)            \
+            return shoal_try_status_;                 \
     } while (0)
 
 /* SHOAL_SCOPED(close_fd) int fd = ...; calls close_fd(&fd) when the scope ends. */
@@ -25,7 +25,8 @@
 
 #define SHOAL_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Data written by one process and polled by another is kept this far apart: two lines, because processors fetch lines in pairs. */
+/* Data written by one process and polled by another is kept this far apart: two lines, because processors fetch lines in pairs.
+ */
 #define SHOAL_CACHE_LINE 64
 #define SHOAL_CACHE_PAIR 128
 #define SHOAL_PAGE ((size_t)4096)

@@ -17,7 +17,7 @@ struct row {
 };
 
 static const struct row rows[] = {
-#define ROW(name, field, kind, preset, agreed, text)                                               \
+#define ROW(name, field, kind, preset, agreed, text) \
     {"SHOAL_" #name, offsetof(struct shoal_settings, field), kind, preset, agreed, text},
     SHOAL_SETTINGS_LIST(ROW)
 #undef ROW

@@ -1,5 +1,5 @@
-/* The one table of settings. A row is a name, a kind, a default and a sentence; parsing, printing and the hash that ranks compare are
- * made from it. Read once, when a context is made; constant afterwards. */
+/* The one table of settings. A row is a name, a kind, a default and a sentence; parsing, printing and the hash that ranks
+ * compare are made from it. Read once, when a context is made; constant afterwards. */
 #ifndef SHOAL_BASE_SETTINGS_H
 #define SHOAL_BASE_SETTINGS_H
 
@@ -8,25 +8,27 @@
 #define SHOAL_SETTING_TEXT_MAX 256
 
 /* name, field, kind (NUMBER, BYTES, TEXT), default, agreed between ranks (part of the hash), meaning */
-#define SHOAL_SETTINGS_LIST(X)                                                                     \
-    X(LOG, log, TEXT, "warn", 0, "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)") \
-    X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank") \
-    X(RECORDER_FILE, recorder_file, TEXT, "", 0, "file that receives the flight recorder on failure; %h, %p, %r as above") \
-    X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting") \
-    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing") \
-    X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start") \
+#define SHOAL_SETTINGS_LIST(X)                                                                                                 \
+    X(LOG, log, TEXT, "warn", 0,                                                                                               \
+      "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)")                         \
+    X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank")    \
+    X(RECORDER_FILE, recorder_file, TEXT, "", 0, "file that receives the flight recorder on failure; %h, %p, %r as above")     \
+    X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
+    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing")                   \
+    X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \
     X(PORT, port, NUMBER, "0", 0, "port where rank 0 listens at the start; 0: the first free one of the 16 after MASTER_PORT") \
-    X(SECRET, secret, TEXT, "", 0, "the job's secret; ranks prove to each other that they know it") \
-    X(SECRET_FILE, secret_file, TEXT, "", 0, "file whose first line is the secret") \
-    X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart") \
-    X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows") \
-    X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16") \
-    X(DIRECT_BYTES, direct_bytes, BYTES, "4K", 1, "up to so many bytes travel beside the arrival record, 0 to 4K") \
-    X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests") \
-    X(STORES, stores, TEXT, "auto", 0, "how windows are written: auto, cached or streaming") \
-    X(KERNELS, kernels, TEXT, "auto", 0, "instruction set of the reduction kernels: auto or a name from `shoal info --topology`") \
-    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait spins before it yields; 0 where ranks outnumber cores") \
-    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long a wait then yields before it sleeps") \
+    X(SECRET, secret, TEXT, "", 0, "the job's secret; ranks prove to each other that they know it")                            \
+    X(SECRET_FILE, secret_file, TEXT, "", 0, "file whose first line is the secret")                                            \
+    X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart")                \
+    X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
+    X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
+    X(DIRECT_BYTES, direct_bytes, BYTES, "4K", 1, "up to so many bytes travel beside the arrival record, 0 to 4K")             \
+    X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \
+    X(STORES, stores, TEXT, "auto", 0, "how windows are written: auto, cached or streaming")                                   \
+    X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
+      "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
+    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait spins before it yields; 0 where ranks outnumber cores")              \
+    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long a wait then yields before it sleeps")                                    \
     X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")
 
 struct shoal_settings {
@@ -39,7 +41,8 @@ struct shoal_settings {
 };
 
 /* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>), then overrides (a NULL-terminated list of
- * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is allowed. */
+ * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is allowed.
+ */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
 

@@ -11,8 +11,8 @@ const char *shoal_version(void)
 const char *shoal_status_text(enum shoal_status status)
 {
     switch (status) {
-#define STATUS_TEXT(name, number, text)                                                            \
-    case SHOAL_##name:                                                                             \
+#define STATUS_TEXT(name, number, text) \
+    case SHOAL_##name:                  \
         return text;
         SHOAL_STATUS_LIST(STATUS_TEXT)
 #undef STATUS_TEXT
@@ -23,8 +23,8 @@ const char *shoal_status_text(enum shoal_status status)
 const char *shoal_status_name(enum shoal_status status)
 {
     switch (status) {
-#define STATUS_NAME(name, number, text)                                                            \
-    case SHOAL_##name:                                                                             \
+#define STATUS_NAME(name, number, text) \
+    case SHOAL_##name:                  \
         return "SHOAL_" #name;
         SHOAL_STATUS_LIST(STATUS_NAME)
 #undef STATUS_NAME
@@ -35,8 +35,8 @@ const char *shoal_status_name(enum shoal_status status)
 size_t shoal_type_bytes(enum shoal_type type)
 {
     switch (type) {
-#define TYPE_BYTES(name, number, bytes)                                                            \
-    case SHOAL_##name:                                                                             \
+#define TYPE_BYTES(name, number, bytes) \
+    case SHOAL_##name:                  \
         return bytes;
         SHOAL_TYPE_LIST(TYPE_BYTES)
 #undef TYPE_BYTES

@@ -12,8 +12,10 @@ static const struct shoal_row rows[] = {
     {SHOAL_KIND_ALLREDUCE, "owners-staged", false, true, shoal_allreduce_owners_build, "no operand in shared memory",
      "(3p-2)/p*n read, 2n written per rank, through windows"},
     {SHOAL_KIND_BROADCAST, "direct", true, false, NULL, "up to SHOAL_DIRECT_BYTES", "n written by root, n read per rank"},
-    {SHOAL_KIND_BROADCAST, "copy-shared", false, false, shoal_broadcast_build, "root's input in shared memory", "n read, n written per rank"},
-    {SHOAL_KIND_BROADCAST, "copy-staged", false, false, shoal_broadcast_build, "otherwise", "the same, and n read, n written by root, through its window"},
+    {SHOAL_KIND_BROADCAST, "copy-shared", false, false, shoal_broadcast_build, "root's input in shared memory",
+     "n read, n written per rank"},
+    {SHOAL_KIND_BROADCAST, "copy-staged", false, false, shoal_broadcast_build, "otherwise",
+     "the same, and n read, n written by root, through its window"},
     {SHOAL_KIND_BARRIER, "direct", true, false, NULL, "always", "one exchange of cache lines"},
     {SHOAL_KIND_EXCHANGE, "direct", true, false, NULL, "inside shoal_comm_split", "one exchange of cache lines"},
 };

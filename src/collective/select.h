@@ -1,5 +1,5 @@
-/* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks, the
- * operands' kinds in the arrival records, the agreed settings. */
+/* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks,
+ * the operands' kinds in the arrival records, the agreed settings. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 

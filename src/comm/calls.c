@@ -38,8 +38,8 @@ static enum shoal_status check_buffers(const struct shoal_comm *comm, const stru
     return SHOAL_OK;
 }
 
-static enum shoal_status take_options(const struct shoal_comm *comm, const struct shoal_options *options, struct shoal_call *call,
-                                      const char *name)
+static enum shoal_status take_options(const struct shoal_comm *comm, const struct shoal_options *options,
+                                      struct shoal_call *call, const char *name)
 {
     if (!options)
         return SHOAL_OK;
@@ -63,7 +63,8 @@ static enum shoal_status make_allreduce(const struct shoal_comm *comm, const voi
 }
 
 static enum shoal_status make_broadcast(const struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                        enum shoal_type type, int root, const struct shoal_options *options, struct shoal_call *call)
+                                        enum shoal_type type, int root, const struct shoal_options *options,
+                                        struct shoal_call *call)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_broadcast"));
     const bool is_root = root == comm->rank;
@@ -74,15 +75,16 @@ static enum shoal_status make_broadcast(const struct shoal_comm *comm, const voi
     return take_options(comm, options, call, "shoal_broadcast");
 }
 
-static enum shoal_status make_barrier(const struct shoal_comm *comm, const struct shoal_options *options, struct shoal_call *call)
+static enum shoal_status make_barrier(const struct shoal_comm *comm, const struct shoal_options *options,
+                                      struct shoal_call *call)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_barrier"));
     *call = (struct shoal_call){.kind = SHOAL_KIND_BARRIER};
     return take_options(comm, options, call, "shoal_barrier");
 }
 
-static enum shoal_status make_message(const struct shoal_comm *comm, struct shoal_call message, const struct shoal_options *options,
-                                      struct shoal_call *call)
+static enum shoal_status make_message(const struct shoal_comm *comm, struct shoal_call message,
+                                      const struct shoal_options *options, struct shoal_call *call)
 {
     const bool is_send = message.kind == SHOAL_KIND_SEND;
     const char *name = is_send ? "shoal_send" : "shoal_recv";
@@ -141,8 +143,9 @@ enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, vo
     return shoal_comm_run(comm, &call);
 }
 
-enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                       enum shoal_op op, const struct shoal_options *options, struct shoal_request **request_out)
+enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                       enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                       struct shoal_request **request_out)
 {
     struct shoal_call call;
     SHOAL_TRY(make_allreduce(comm, input, output, count, type, op, options, &call));
@@ -157,8 +160,9 @@ enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, vo
     return shoal_comm_run(comm, &call);
 }
 
-enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
-                                       int root, const struct shoal_options *options, struct shoal_request **request_out)
+enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                       enum shoal_type type, int root, const struct shoal_options *options,
+                                       struct shoal_request **request_out)
 {
     struct shoal_call call;
     SHOAL_TRY(make_broadcast(comm, input, output, count, type, root, options, &call));
@@ -172,7 +176,8 @@ enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_opti
     return shoal_comm_run(comm, &call);
 }
 
-enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options, struct shoal_request **request_out)
+enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
+                                     struct shoal_request **request_out)
 {
     struct shoal_call call;
     SHOAL_TRY(make_barrier(comm, options, &call));
@@ -207,8 +212,8 @@ enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count
     return shoal_comm_run(comm, &call);
 }
 
-enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
-                                  const struct shoal_options *options, struct shoal_request **request_out)
+enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer,
+                                  int tag, const struct shoal_options *options, struct shoal_request **request_out)
 {
     struct shoal_call call;
     SHOAL_TRY(make_message(comm, send_of(buffer, count, type, peer, tag), options, &call));
@@ -241,7 +246,8 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
     if (is_parents(request))
         return SHOAL_ERR_STATE;
     struct shoal_driver *driver = request->driver;
-    const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_driver_now_ns(driver) + timeout_ms * UINT64_C(1000000);
+    const uint64_t until_ns =
+        timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_driver_now_ns(driver) + timeout_ms * UINT64_C(1000000);
     return shoal_driver_wait(driver, request, until_ns);
 }
 

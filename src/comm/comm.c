@@ -19,7 +19,8 @@ struct agreement {
 
 static uint32_t create_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
 {
-    return options && options->create_timeout_ms ? options->create_timeout_ms : (uint32_t)context->settings.bootstrap_timeout_ms;
+    return options && options->create_timeout_ms ? options->create_timeout_ms
+                                                 : (uint32_t)context->settings.bootstrap_timeout_ms;
 }
 
 static uint32_t operation_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
@@ -42,11 +43,12 @@ static enum shoal_status join(struct shoal_context *context, struct shoal_transp
 
 static void say_made(struct shoal_context *context, const struct shoal_comm *comm, const char *launcher)
 {
-    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
-                   "version %s, communicator %s: %d rank%s on 1 host (%s), joined by %s; shared memory, because every rank passed a "
-                   "descriptor over a Unix socket; kernels %s; waits spin %llu us",
-                   shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", context->log.host, launcher, context->kernels->name,
-                   (unsigned long long)context->driver.spin_ns / 1000);
+    shoal_log_line(
+        &context->log, SHOAL_LOG_INFO, "comm",
+        "version %s, communicator %s: %d rank%s on 1 host (%s), joined by %s; shared memory, because every rank passed a "
+        "descriptor over a Unix socket; kernels %s; waits spin %llu us",
+        shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", context->log.host, launcher,
+        context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
 }
 
 static enum shoal_status make(struct shoal_context *context, const struct shoal_shm_options *shm_options, const char *name,
@@ -98,7 +100,8 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
     return SHOAL_OK;
 }
 
-static enum shoal_status agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms, uint64_t *number_out)
+static enum shoal_status agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                               uint64_t *number_out)
 {
     struct agreement own = {.settings = shoal_settings_hash(&context->settings)};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
@@ -106,12 +109,13 @@ static enum shoal_status agree(struct shoal_context *context, struct shoal_boots
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
     if (!all)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, &context->log, "agreement", &own, all, sizeof own, timeout_ms);
+    enum shoal_status status =
+        shoal_bootstrap_exchange(bootstrap, &context->log, "agreement", &own, all, sizeof own, timeout_ms);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         all[r].version[sizeof all[r].version - 1] = 0;
         if (strcmp(all[r].version, own.version) != 0)
-            status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm", "rank %d has Shoal %s, this rank %s: install one version", r,
-                                    all[r].version, own.version);
+            status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
+                                    "rank %d has Shoal %s, this rank %s: install one version", r, all[r].version, own.version);
         else if (all[r].settings != own.settings)
             status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
                                     "rank %d has other settings (hash %016llx, here %016llx): SHOAL_PIECE_BYTES, SHOAL_DEPTH, "
@@ -162,8 +166,8 @@ static enum shoal_status check_create(struct shoal_context *context, const struc
 static enum shoal_status check_ranks(struct shoal_context *context, int rank, int size, const char *call)
 {
     if (size < 1 || size > SHOAL_SHM_PEERS_MAX || rank < 0 || rank >= size)
-        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "%s: rank %d of %d: size is 1 to %d, rank 0 to size - 1", call,
-                              rank, size, SHOAL_SHM_PEERS_MAX);
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
+                              "%s: rank %d of %d: size is 1 to %d, rank 0 to size - 1", call, rank, size, SHOAL_SHM_PEERS_MAX);
     return SHOAL_OK;
 }
 
@@ -172,7 +176,8 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
 {
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
-    SHOAL_TRY(shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap));
+    SHOAL_TRY(
+        shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap));
     const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
     shoal_bootstrap_close(&bootstrap);
     return status;
@@ -186,8 +191,8 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
     SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
-    SHOAL_TRY(shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log, create_timeout(context, options),
-                                           &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log,
+                                           create_timeout(context, options), &bootstrap));
     const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
     shoal_bootstrap_close(&bootstrap);
     return status;
@@ -240,12 +245,13 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
     struct shoal_context *context = parent->context;
     struct member *members = calloc((size_t)parent->size, sizeof *members);
     struct shoal_shm_peer **peers = calloc((size_t)parent->size, sizeof(struct shoal_shm_peer *));
-    struct shoal_shm_options shm_options = {.comm = mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
-                                            .peers = peers,
-                                            .slots = (unsigned)context->settings.depth,
-                                            .slot_bytes = context->settings.piece_bytes,
-                                            .counter_start = context->settings.counter_start,
-                                            .timeout_ms = create_timeout(context, options)};
+    struct shoal_shm_options shm_options = {
+        .comm = mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+        .peers = peers,
+        .slots = (unsigned)context->settings.depth,
+        .slot_bytes = context->settings.piece_bytes,
+        .counter_start = context->settings.counter_start,
+        .timeout_ms = create_timeout(context, options)};
     enum shoal_status status = SHOAL_OK;
     if (!members || !peers)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", parent->size);
@@ -306,7 +312,8 @@ int shoal_comm_size(const struct shoal_comm *comm)
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
     /* The messages have deadlines of their own. */
-    const struct shoal_call drain = {.kind = SHOAL_KIND_DRAIN, .root = -1, .timeout_ms = UINT32_MAX}, barrier = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call drain = {.kind = SHOAL_KIND_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
+                            barrier = {.kind = SHOAL_KIND_BARRIER};
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
@@ -318,8 +325,8 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 
 #define QUIET_WAIT_NS SHOAL_NS_PER_S
 
-/* Peers may be writing to this rank's shared memory when a communicator breaks. They stop at their next look, in microseconds; for one that
- * does not (it is stopped, and may go on at any time) the memory moves to fresh pages. Ends with the lock held. */
+/* Peers may be writing to this rank's shared memory when a communicator breaks. They stop at their next look, in microseconds;
+ * for one that does not (it is stopped, and may go on at any time) the memory moves to fresh pages. Ends with the lock held. */
 static void wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + QUIET_WAIT_NS;
@@ -327,7 +334,8 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
     while (!shoal_engine_is_quiet(engine, &rank)) {
         if (shoal_clock_ns() > deadline_ns) {
             shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
-                           "rank %d stopped while it wrote to this rank's shared memory: the contents move to fresh pages", rank);
+                           "rank %d stopped while it wrote to this rank's shared memory: the contents move to fresh pages",
+                           rank);
             shoal_shm_node_renew(context->node);
             return;
         }
@@ -370,6 +378,7 @@ enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *ca
     }
     SHOAL_TRY(shoal_context_check(comm->context, call));
     if (SHOAL_UNLIKELY(comm->engine->is_finalized))
-        return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call, comm->name);
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call,
+                              comm->name);
     return SHOAL_OK;
 }

@@ -12,8 +12,8 @@ static enum shoal_status make_fork_mark(struct shoal_context *context)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context: %s", strerror(errno));
     context->is_parent = page;
     if (madvise(page, SHOAL_PAGE, MADV_WIPEONFORK) != 0)
-        return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "comm", "madvise(MADV_WIPEONFORK) failed: %s (Linux 4.14 or newer is needed)",
-                              strerror(errno));
+        return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "comm",
+                              "madvise(MADV_WIPEONFORK) failed: %s (Linux 4.14 or newer is needed)", strerror(errno));
     *context->is_parent = 1;
     return SHOAL_OK;
 }
@@ -22,9 +22,10 @@ static enum shoal_status choose_kernels(struct shoal_context *context)
 {
     context->kernels = shoal_kernels_find(context->settings.kernels);
     if (!context->kernels)
-        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
-                              "SHOAL_KERNELS is \"%s\", which this processor cannot run (`shoal info --topology` lists what it can)",
-                              context->settings.kernels);
+        return shoal_log_fail(
+            &context->log, SHOAL_ERR_ARGUMENT, "comm",
+            "SHOAL_KERNELS is \"%s\", which this processor cannot run (`shoal info --topology` lists what it can)",
+            context->settings.kernels);
     return SHOAL_OK;
 }
 
@@ -91,7 +92,9 @@ enum shoal_status shoal_context_check(const struct shoal_context *context, const
         return SHOAL_ERR_ARGUMENT;
     }
     if (SHOAL_UNLIKELY(!*context->is_parent)) {
-        fprintf(stderr, "shoal: [comm] %s: the context was made before fork() and cannot be used in the child; make a new one there\n", call);
+        fprintf(stderr,
+                "shoal: [comm] %s: the context was made before fork() and cannot be used in the child; make a new one there\n",
+                call);
         return SHOAL_ERR_STATE;
     }
     return SHOAL_OK;

@@ -10,7 +10,8 @@
 /* Copies to a caller's struct that may be older, and so smaller, than ours. */
 static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_bytes)
 {
-    memcpy((char *)out + sizeof(size_t), (const char *)from + sizeof(size_t), shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
+    memcpy((char *)out + sizeof(size_t), (const char *)from + sizeof(size_t),
+           shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
 }
 
 static bool is_sized(size_t struct_bytes)
@@ -20,7 +21,8 @@ static bool is_sized(size_t struct_bytes)
 
 /* ---- Failures and history ------------------------------------------------------------------------------------------------ */
 
-enum shoal_status shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm, struct shoal_failure *failure_out)
+enum shoal_status shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
+                                     struct shoal_failure *failure_out)
 {
     struct shoal_failure failure = {.struct_bytes = sizeof failure, .rank = -1, .reporter = -1, .step = -1};
     if (!failure_out || !is_sized(failure_out->struct_bytes) || (!comm && !context))
@@ -133,8 +135,10 @@ void shoal_print_topology(FILE *out)
     if (gethostname(host, sizeof host - 1) != 0)
         strcpy(host, "?");
     fprintf(out, "host                  %s\n", host);
-    fprintf(out, "cores                 %d usable by this process (affinity mask and container quota)\n", shoal_topology_cores());
-    fprintf(out, "memory                %.1f GiB left for shared memory (container limit and machine)\n", (double)left / (double)(1 << 30));
+    fprintf(out, "cores                 %d usable by this process (affinity mask and container quota)\n",
+            shoal_topology_cores());
+    fprintf(out, "memory                %.1f GiB left for shared memory (container limit and machine)\n",
+            (double)left / (double)(1 << 30));
     fprintf(out, "shared memory         memfd segments; the size of /dev/shm does not matter\n");
     fprintf(out, "process descriptors   %s\n", pidfd_text());
     fprintf(out, "kernels              ");
@@ -168,8 +172,8 @@ static enum shoal_kind parse_kind(const char *name)
     return SHOAL_KIND_NONE;
 }
 
-static enum shoal_status explain_plan(const struct shoal_question *question, const struct shoal_row *row, const struct shoal_view *view,
-                                      const struct shoal_settings *settings, int rank, FILE *out)
+static enum shoal_status explain_plan(const struct shoal_question *question, const struct shoal_row *row,
+                                      const struct shoal_view *view, const struct shoal_settings *settings, int rank, FILE *out)
 {
     struct shoal_plan plan;
     const size_t element = shoal_type_bytes(question->type);
@@ -178,8 +182,9 @@ static enum shoal_status explain_plan(const struct shoal_question *question, con
     if (plan.status == SHOAL_OK) {
         const size_t piece = shoal_select_piece(row, &plan, settings->piece_bytes, element), count = question->bytes / element;
         const size_t pieces = (count + piece - 1) / piece;
-        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes, %llu under way at once, %d window part%s; for each piece:\n", rank, pieces,
-                pieces == 1 ? "" : "s", piece * element, (unsigned long long)settings->depth, plan.parts, plan.parts == 1 ? "" : "s");
+        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes, %llu under way at once, %d window part%s; for each piece:\n",
+                rank, pieces, pieces == 1 ? "" : "s", piece * element, (unsigned long long)settings->depth, plan.parts,
+                plan.parts == 1 ? "" : "s");
         shoal_plan_print(&plan, out);
     }
     const enum shoal_status status = plan.status;
@@ -187,7 +192,8 @@ static enum shoal_status explain_plan(const struct shoal_question *question, con
     return status;
 }
 
-static enum shoal_status explain(const struct shoal_question *question, enum shoal_kind kind, const struct shoal_settings *settings, FILE *out)
+static enum shoal_status explain(const struct shoal_question *question, enum shoal_kind kind,
+                                 const struct shoal_settings *settings, FILE *out)
 {
     uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
     const struct shoal_view view = {question->ranks, NULL, input, output};
@@ -222,7 +228,8 @@ enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out
     const enum shoal_kind kind = parse_kind(question->collective);
     const size_t element = shoal_type_bytes(question->type);
     if (kind == SHOAL_KIND_NONE)
-        fprintf(out, "there is no collective \"%s\"; there are allreduce, broadcast, barrier\n", question->collective ? question->collective : "");
+        fprintf(out, "there is no collective \"%s\"; there are allreduce, broadcast, barrier\n",
+                question->collective ? question->collective : "");
     else if (question->ranks < 1 || question->ranks > SHOAL_SHM_PEERS_MAX)
         fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_SHM_PEERS_MAX);
     else if (!element || question->bytes % element)

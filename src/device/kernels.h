@@ -1,7 +1,8 @@
 /* Reduction kernels: k source arrays into m destination arrays, element by element, in one pass with one rounding.
  *
- * Each operator is written once, in portable C over vectors (cpu/kernel_body.h), and compiled once per instruction set; the best one the
- * processor has is chosen when a context is made. No result depends on that choice. Reentrant, allocates nothing. */
+ * Each operator is written once, in portable C over vectors (cpu/kernel_body.h), and compiled once per instruction set; the
+ * best one the processor has is chosen when a context is made. No result depends on that choice. Reentrant, allocates nothing.
+ */
 #ifndef SHOAL_DEVICE_KERNELS_H
 #define SHOAL_DEVICE_KERNELS_H
 
@@ -11,9 +12,9 @@
  * when the cores share no cache. */
 enum shoal_stores { SHOAL_STORES_CACHED, SHOAL_STORES_STREAMING };
 
-/* dests[j][i] = op over sources[0..k-1][i], in that order, for i < count. k, m >= 1. Pointers need the element's alignment only.
- * A destination may be the same array as a source, never overlap one otherwise. ranks is the divisor of avg.
- * After streaming stores the kernel issues the fence that orders them before later stores. */
+/* dests[j][i] = op over sources[0..k-1][i], in that order, for i < count. k, m >= 1. Pointers need the element's alignment
+ * only. A destination may be the same array as a source, never overlap one otherwise. ranks is the divisor of avg. After
+ * streaming stores the kernel issues the fence that orders them before later stores. */
 typedef void (*shoal_reduce_fn)(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
                                 int ranks, enum shoal_stores stores);
 

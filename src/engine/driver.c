@@ -193,8 +193,8 @@ static bool drive_once(struct shoal_driver *driver)
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
-/* The fence of a flush waits until our own line has reached the memory system, as long as an exchange takes: peers that come at the
- * same time are looked for first, sleepers are woken after so many polls. */
+/* The fence of a flush waits until our own line has reached the memory system, as long as an exchange takes: peers that come at
+ * the same time are looked for first, sleepers are woken after so many polls. */
 #define FLUSH_POLLS 16
 
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
@@ -248,7 +248,8 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
             turns = 0;
             if (++moves % CHECK_MOVES)
                 continue;
-            const uint64_t busy_ns = shoal_driver_now_ns(driver); /* one communicator may be busy while another has lost a peer */
+            const uint64_t busy_ns =
+                shoal_driver_now_ns(driver); /* one communicator may be busy while another has lost a peer */
             if (busy_ns >= until_ns)
                 return;
             check_if_due(driver, busy_ns);

@@ -1,8 +1,9 @@
 /* The driver of a context: who runs the engines, and the one place where Shoal waits.
  *
- * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A wait
- * spins a little, then yields, then sleeps at the node's bell, which peers ring. One progress thread per context, started by the first
- * asynchronous post, drives while operations are under way and nobody waits. An idle process uses no processor time. */
+ * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A
+ * wait spins a little, then yields, then sleeps at the node's bell, which peers ring. One progress thread per context, started
+ * by the first asynchronous post, drives while operations are under way and nobody waits. An idle process uses no processor
+ * time. */
 #ifndef SHOAL_ENGINE_DRIVER_H
 #define SHOAL_ENGINE_DRIVER_H
 
@@ -53,21 +54,23 @@ void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engin
 /* Nanoseconds, from ticks; the engines' clock. */
 uint64_t shoal_driver_now_ns(const struct shoal_driver *driver);
 
-/* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at once ends here. */
+/* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at
+ * once ends here. */
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request);
 
 /* Under the lock, after requests may have been completed: wakes other threads of this rank that wait for them. */
 void shoal_driver_wake(struct shoal_driver *driver);
 
-/* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its status or
- * PENDING. Not under the lock. */
-SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns);
+/* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its
+ * status or PENDING. Not under the lock. */
+SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request,
+                                                   uint64_t until_ns);
 
 /* One round of progress, if nobody else drives. */
 void shoal_driver_poll(struct shoal_driver *driver);
 
-/* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was posted. Not under
- * the lock, or in a callback. */
+/* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was
+ * posted. Not under the lock, or in a callback. */
 SHOAL_MUST_USE enum shoal_status shoal_driver_start_thread(struct shoal_driver *driver);
 void shoal_driver_wake_thread(struct shoal_driver *driver);
 

@@ -16,7 +16,8 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
     const enum shoal_status status = shoal_recorder_init(&engine->recorder);
     if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
-        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks", engine->size);
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
+                              engine->size);
     return SHOAL_OK;
 }
 
@@ -61,8 +62,8 @@ static void give_up(struct shoal_engine *engine)
     struct shoal_failure failure;
     shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_PEER_LOST, engine->rank, &failure);
     snprintf(failure.text, sizeof failure.text,
-             "rank %d (process %d on %s) freed the communicator %s with operations under way", engine->rank, failure.pid, failure.host,
-             engine->name);
+             "rank %d (process %d on %s) freed the communicator %s with operations under way", engine->rank, failure.pid,
+             failure.host, engine->name);
     shoal_engine_fail(engine, &failure);
 }
 
@@ -191,8 +192,8 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         shoal_request_complete(request, engine->failure.status);
         return;
     }
-    request->deadline_ns =
-        shoal_engine_time_ns(engine, request->posted_ticks) + (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+    request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
+                           (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV || call->kind == SHOAL_KIND_DRAIN) {
         request->sequence = 0;
         start_record(engine, request);
@@ -234,8 +235,8 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - engine->completed_by_all <= kept;
 }
 
-/* Where peers find the operands that they need. Of a broadcast they reach root's input only: a leaf ends without its peers, and may
- * then free its memory while they have yet to look. */
+/* Where peers find the operands that they need. Of a broadcast they reach root's input only: a leaf ends without its peers, and
+ * may then free its memory while they have yet to look. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_arrival *arrival)
 {
     const struct shoal_call *call = &request->call;

@@ -1,12 +1,12 @@
-/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans piece by piece, and
- * fails as a whole when something fails. It names no algorithm and no transport, and never waits: shoal_engine_progress does
- * what can be done now. Waiting is the driver's (driver.h).
+/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans piece by
+ * piece, and fails as a whole when something fails. It names no algorithm and no transport, and never waits:
+ * shoal_engine_progress does what can be done now. Waiting is the driver's (driver.h).
  *
  * All calls come under the driver's lock, but those on a request that say otherwise.
  *
- * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks have
- * arrived and called the same) -> done. Pieces of running operations take slots in the order of operations, the same on all
- * ranks; at most `depth` pieces are under way. */
+ * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
+ * have arrived and called the same) -> done. Pieces of running operations take slots in the order of operations, the same on
+ * all ranks; at most `depth` pieces are under way. */
 #ifndef SHOAL_ENGINE_ENGINE_H
 #define SHOAL_ENGINE_ENGINE_H
 
@@ -15,9 +15,9 @@
 #include "base/log.h"
 #include "collective/select.h"
 #include "device/kernels.h"
+#include "engine/stores.h"
 #include "observe/recorder.h"
 #include "plan/plan.h"
-#include "engine/stores.h"
 #include "transport/transport.h"
 
 struct shoal_driver;
@@ -55,9 +55,9 @@ struct shoal_request {
     struct shoal_request *next;
     struct shoal_call call;
     enum shoal_request_state state;
-    atomic_int status;   /* PENDING, then the result; any thread may read it */
-    bool is_detached;    /* freed by its user: the engine frees it when done */
-    bool is_on_stack;    /* of a blocking call: nobody frees it */
+    atomic_int status; /* PENDING, then the result; any thread may read it */
+    bool is_detached;  /* freed by its user: the engine frees it when done */
+    bool is_on_stack;  /* of a blocking call: nobody frees it */
     shoal_done_fn done_fn;
     void *done_arg;
     uint64_t sequence;
@@ -69,7 +69,7 @@ struct shoal_request {
     bool is_direct;
     int next_missing; /* the lowest rank that has not been seen to arrive */
     struct shoal_cached_plan *cached;
-    void **inputs;    /* [size] addresses here, NULL where not shared */
+    void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
     size_t piece_elements;
     size_t piece_count;
@@ -97,9 +97,9 @@ struct shoal_engine_options {
     const struct shoal_kernels *kernels;
     const struct shoal_settings *settings;
     struct shoal_log *log;
-    struct shoal_driver *driver;         /* for requests; may be NULL in tests */
-    double ns_per_tick;                  /* of the processor's clock */
-    uint64_t (*now_ns)(void *now_arg);   /* the clock that deadlines count by; NULL: the processor's */
+    struct shoal_driver *driver;       /* for requests; may be NULL in tests */
+    double ns_per_tick;                /* of the processor's clock */
+    uint64_t (*now_ns)(void *now_arg); /* the clock that deadlines count by; NULL: the processor's */
     void *now_arg;
     uint32_t timeout_ms; /* default of operations */
 };
@@ -131,20 +131,20 @@ struct shoal_engine {
     double ns_per_tick;
 
     uint64_t next_sequence;
-    uint64_t done_sequence;      /* all up to it are done */
-    uint64_t completed_by_all;   /* what was last known of all peers */
+    uint64_t done_sequence;                          /* all up to it are done */
+    uint64_t completed_by_all;                       /* what was last known of all peers */
     struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
     struct shoal_request *start_next;                /* the first active one with pieces to start */
     unsigned active_count;
-    void **addresses;            /* [SHOAL_ACTIVE_MAX][2 * size] */
-    const void **sources;        /* [size] scratch */
-    void **dests;                /* [size] scratch */
+    void **addresses;     /* [SHOAL_ACTIVE_MAX][2 * size] */
+    const void **sources; /* [size] scratch */
+    void **dests;         /* [size] scratch */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
-    uint64_t piece_next;         /* number of the next piece; its slot is this modulo depth */
+    uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
     unsigned piece_active;
-    uint64_t *slot_base;         /* [depth][size]: counters at the start of the slot's piece */
+    uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's piece */
 
     struct shoal_cached_plan cache[SHOAL_PLAN_CACHE];
     unsigned cache_next;
@@ -157,22 +157,24 @@ struct shoal_engine {
     struct shoal_recorder recorder;
     struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
-    bool must_flush;          /* something was published since the last flush */
-    bool is_in_progress;      /* callbacks, which run inside, may post */
+    bool must_flush;                 /* something was published since the last flush */
+    bool is_in_progress;             /* callbacks, which run inside, may post */
     bool is_broken;
     bool is_finalized;
     struct shoal_failure failure;
-    uint64_t progress_ns;     /* when progress was last seen by shoal_engine_check */
-    uint64_t progress_mark;   /* and what it looked like */
+    uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
+    uint64_t progress_mark; /* and what it looked like */
     bool has_warned;
     shoal_step_fn on_step;
     void *on_step_arg;
 };
 
 /* Takes the transport in any case. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out);
-/* Ends it: what is under way fails, here and, with this rank as the cause, on the others. After it no peer that lives begins to touch this
- * rank's operands; those that are at it have ended when shoal_engine_is_quiet (on false *rank_out is one that has not). */
+SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_options *options,
+                                                     struct shoal_engine **engine_out);
+/* Ends it: what is under way fails, here and, with this rank as the cause, on the others. After it no peer that lives begins to
+ * touch this rank's operands; those that are at it have ended when shoal_engine_is_quiet (on false *rank_out is one that has
+ * not). */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
 /* Closes and frees. NULL is allowed. */
@@ -190,8 +192,8 @@ static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
     return engine->active_head || engine->queue_head || engine->message_count;
 }
 
-/* Looks at deadlines, failures elsewhere and the life of peers; makes system calls. Call it every few milliseconds while something is
- * under way. Returns when it wants to be called again, in nanoseconds from now. */
+/* Looks at deadlines, failures elsewhere and the life of peers; makes system calls. Call it every few milliseconds while
+ * something is under way. Returns when it wants to be called again, in nanoseconds from now. */
 uint64_t shoal_engine_check(struct shoal_engine *engine);
 
 /* Wakes peers that may sleep, if anything was published since it was last called. */
@@ -229,13 +231,14 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 /* engine_fail.c: everything that goes wrong. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
                                         const struct shoal_arrival *other);
-/* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first cause. */
+/* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first
+ * cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
 /* Takes over what another rank, or shoal_comm_abort, has published; true when there was something. */
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
-void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
-                                struct shoal_failure *failure);
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                int rank, struct shoal_failure *failure);
 /* "all-reduce of 1024 float32, sum" */
 void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
 

@@ -1,5 +1,5 @@
-/* Everything that goes wrong in a communicator: calls that do not agree, peers that ended, deadlines, failures elsewhere. The first
- * cause is published once and becomes the status of every operation. */
+/* Everything that goes wrong in a communicator: calls that do not agree, peers that ended, deadlines, failures elsewhere. The
+ * first cause is published once and becomes the status of every operation. */
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +39,12 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
 static struct shoal_descriptor describe_call(const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    return (struct shoal_descriptor){.sequence = request->sequence, .count = call->count, .root = call->root,
-                                     .kind = (uint8_t)call->kind, .type = (uint8_t)call->type, .op = (uint8_t)call->op};
+    return (struct shoal_descriptor){.sequence = request->sequence,
+                                     .count = call->count,
+                                     .root = call->root,
+                                     .kind = (uint8_t)call->kind,
+                                     .type = (uint8_t)call->type,
+                                     .op = (uint8_t)call->op};
 }
 
 /* The step in which the request's oldest piece waits, and for whom; -1 when it is not that far. */
@@ -66,8 +70,8 @@ static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_
     return (shoal_engine_time_ns(engine, shoal_clock_ticks()) - posted_ns) / SHOAL_NS_PER_MS;
 }
 
-void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status, int rank,
-                                struct shoal_failure *failure)
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                int rank, struct shoal_failure *failure)
 {
     memset(failure, 0, sizeof *failure);
     failure->struct_bytes = sizeof *failure;
@@ -171,7 +175,8 @@ static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_de
            a->codec == b->codec;
 }
 
-bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer, const struct shoal_arrival *other)
+bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                         const struct shoal_arrival *other)
 {
     struct shoal_failure failure;
     char theirs[96];
@@ -180,8 +185,10 @@ bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *requ
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
     shoal_engine_print_call(&other->descriptor, theirs, sizeof theirs);
     snprintf(failure.text, sizeof failure.text,
-             "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on %s) called %s",
-             (unsigned long long)request->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid, failure.host, theirs);
+             "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on "
+             "%s) called %s",
+             (unsigned long long)request->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid,
+             failure.host, theirs);
     shoal_engine_fail(engine, &failure);
     return false;
 }
@@ -226,9 +233,9 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
         peer = request->call.root;
     for (int r = 0; r < engine->size; r++) {
         const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
-        const bool is_missing = peer >= 0 ? r == peer
-                                          : !is_message && r != engine->rank &&
-                                                !engine->ops->arrival(engine->transport, r, request->sequence);
+        const bool is_missing =
+            peer >= 0 ? r == peer
+                      : !is_message && r != engine->rank && !engine->ops->arrival(engine->transport, r, request->sequence);
         struct shoal_peer_name name;
         char state[96];
         if (!is_missing)
@@ -251,9 +258,9 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     const struct shoal_descriptor call = describe_call(request);
     name_missing(engine, request, missing, sizeof missing);
     shoal_engine_print_call(&call, call_text, sizeof call_text);
-    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s", call_text,
-                   (unsigned long long)request->sequence, engine->name, (unsigned long long)waited_ms(engine, request),
-                   missing[0] ? missing : "the operations before it");
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s",
+                   call_text, (unsigned long long)request->sequence, engine->name,
+                   (unsigned long long)waited_ms(engine, request), missing[0] ? missing : "the operations before it");
 }
 
 static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
@@ -264,8 +271,9 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     /* Calls run in order: the first one tells whom all wait for. */
     const int rank = name_missing(engine, is_message ? request : first_call(engine), missing, sizeof missing);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
-    snprintf(failure.text, sizeof failure.text, "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s",
-             failure.operation, (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
+    snprintf(failure.text, sizeof failure.text,
+             "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s", failure.operation,
+             (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
              missing[0] ? missing : "the operations before it");
     shoal_engine_fail(engine, &failure);
 }
@@ -296,8 +304,8 @@ static bool fail_lost(struct shoal_engine *engine)
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
     failure.pid = found.pid;
     snprintf(failure.host, sizeof failure.host, "%s", found.host);
-    snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)", found.text,
-             failure.operation, (unsigned long long)request->sequence, engine->name);
+    snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)",
+             found.text, failure.operation, (unsigned long long)request->sequence, engine->name);
     shoal_engine_fail(engine, &failure);
     return true;
 }

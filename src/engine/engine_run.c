@@ -11,8 +11,8 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     const struct shoal_call *call = &request->call;
     void *const dest = call->output;
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] = r == engine->rank ? call->input
-                                               : engine->ops->payload(engine->transport, r, request->sequence, request->bytes);
+        engine->sources[r] =
+            r == engine->rank ? call->input : engine->ops->payload(engine->transport, r, request->sequence, request->bytes);
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, call->count, engine->size,
                                                   SHOAL_STORES_CACHED);
 }
@@ -21,7 +21,8 @@ static void copy_payload(struct shoal_engine *engine, const struct shoal_request
 {
     const struct shoal_call *call = &request->call;
     if (call->root != engine->rank)
-        memcpy(call->output, engine->ops->payload(engine->transport, call->root, request->sequence, request->bytes), request->bytes);
+        memcpy(call->output, engine->ops->payload(engine->transport, call->root, request->sequence, request->bytes),
+               request->bytes);
     else if (call->output != call->input)
         memcpy(call->output, call->input, request->bytes);
 }
@@ -51,7 +52,8 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request, const uint8_t *shared, size_t bytes)
+static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request, const uint8_t *shared,
+                        size_t bytes)
 {
     return cached->shared && cached->kind == request->call.kind && cached->root == request->call.root &&
            memcmp(cached->shared, shared, bytes) == 0;
@@ -91,8 +93,8 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     cached->row = row;
     cached->kind = request->call.kind;
     cached->root = request->call.root;
-    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts", engine->name,
-                   shoal_select_kind_name(request->call.kind), request->bytes, row->name, cached->plan.step_count,
+    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts",
+                   engine->name, shoal_select_kind_name(request->call.kind), request->bytes, row->name, cached->plan.step_count,
                    cached->plan.parts);
     return SHOAL_OK;
 }
@@ -102,8 +104,8 @@ static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_req
     uint8_t shared[2 * SHOAL_PLAN_RANKS_MAX];
     const size_t size = (size_t)engine->size;
     for (size_t r = 0; r < size; r++) {
-        const struct shoal_arrival *arrival = (int)r == engine->rank ? &request->arrival
-                                                                     : engine->ops->arrival(engine->transport, (int)r, request->sequence);
+        const struct shoal_arrival *arrival =
+            (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
         shared[r] = arrival->input != 0;
         shared[size + r] = arrival->output != 0;
     }
@@ -152,7 +154,8 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts)
-        SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->settings->piece_bytes));
+        SHOAL_TRY(
+            engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->settings->piece_bytes));
     request->record->algorithm = request->cached->row->name;
     request->piece_elements =
         shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, shoal_type_bytes(request->call.type));
@@ -168,7 +171,8 @@ struct place {
     size_t elements;
 };
 
-static struct place find_place(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, struct shoal_block block)
+static struct place find_place(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
+                               struct shoal_block block)
 {
     const struct shoal_request *request = piece->request;
     const size_t element = shoal_type_bytes(request->call.type);
@@ -184,8 +188,8 @@ static struct place find_place(struct shoal_engine *engine, const struct shoal_p
     return place;
 }
 
-/* Addresses that agree in their low 28 bits fight for the same place in the first cache of some processors, which predict a line's place
- * from them: reading one and writing the other in one loop is then several times slower. */
+/* Addresses that agree in their low 28 bits fight for the same place in the first cache of some processors, which predict a
+ * line's place from them: reading one and writing the other in one loop is then several times slower. */
 static bool collide(const void *a, const void *b)
 {
     const uintptr_t low_bits = ((uintptr_t)1 << 28) - 1;
@@ -204,16 +208,16 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
 }
 
 /* Reduces by way of a buffer that stays in the first cache, so that no loop reads and writes colliding addresses. */
-static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step, size_t elements,
-                         enum shoal_stores stores)
+static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
+                         size_t elements, enum shoal_stores stores)
 {
     _Alignas(SHOAL_PAGE) char buffer[SHOAL_PAGE];
     void *const into = buffer;
     const size_t element = shoal_type_bytes(request->call.type), chunk = sizeof buffer / element;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
-        engine->kernels->reduce[request->call.type][request->call.op](&into, 1, engine->sources, step->source_count, count, engine->size,
-                                                                     SHOAL_STORES_CACHED);
+        engine->kernels->reduce[request->call.type][request->call.op](&into, 1, engine->sources, step->source_count, count,
+                                                                      engine->size, SHOAL_STORES_CACHED);
         engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
         for (unsigned s = 0; s < step->source_count; s++)
             engine->sources[s] = (const char *)engine->sources[s] + count * element;
@@ -222,7 +226,8 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
-static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
+static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
+                       const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
@@ -242,7 +247,7 @@ static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *pi
         reduce_apart(engine, request, step, elements, stores);
     else if (step->source_count > 1)
         engine->kernels->reduce[request->call.type][request->call.op](engine->dests, step->dest_count, engine->sources,
-                                                                     step->source_count, elements, engine->size, stores);
+                                                                      step->source_count, elements, engine->size, stores);
     else if (step->dest_count > 1 || engine->dests[0] != engine->sources[0])
         engine->kernels->copy(engine->dests, step->dest_count, engine->sources[0],
                               elements * shoal_type_bytes(request->call.type), stores);
@@ -256,14 +261,16 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
 }
 
 /* Offsets of a put count from the window slot, or from the peer's output. */
-static enum shoal_status run_put(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
+static enum shoal_status run_put(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
+                                 const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     const struct place source = find_place(engine, piece, slot, blocks[0]);
     const size_t element = shoal_type_bytes(request->call.type);
     size_t elements;
-    size_t offset = element * shoal_block_span(piece->count, SHOAL_CACHE_LINE / element, blocks[1].index, blocks[1].of, &elements);
+    size_t offset =
+        element * shoal_block_span(piece->count, SHOAL_CACHE_LINE / element, blocks[1].index, blocks[1].of, &elements);
     shoal_location location = 0;
     if (blocks[1].operand == SHOAL_OPERAND_WINDOW) {
         offset += blocks[1].part * engine->settings->piece_bytes;

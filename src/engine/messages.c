@@ -5,7 +5,8 @@
  *                -> reachable: the receiver copies and answers TAKEN
  *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
- * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the driver's lock. */
+ * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the driver's
+ * lock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,11 +114,13 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
 {
     struct shoal_failure failure;
     char sent[96];
-    const struct shoal_descriptor theirs = {.kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type,
-                                            .root = engine->rank};
+    const struct shoal_descriptor theirs = {
+        .kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer_of(request), &failure);
     shoal_engine_print_call(&theirs, sent, sizeof sent);
-    snprintf(failure.text, sizeof failure.text, "a message of communicator %s (tag %d) does not fit its receive: rank %d called %s; rank %d (process %d on %s) called %s",
+    snprintf(failure.text, sizeof failure.text,
+             "a message of communicator %s (tag %d) does not fit its receive: rank %d called %s; rank %d (process %d on %s) "
+             "called %s",
              engine->name, packet->tag, engine->rank, failure.operation, peer_of(request), failure.pid, failure.host, sent);
     shoal_engine_fail(engine, &failure);
 }
@@ -139,7 +142,8 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
 }
 
 /* A message meets its receive. */
-static void match(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet, const void *data)
+static void match(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet,
+                  const void *data)
 {
     request->record->arrived = shoal_clock_ticks();
     if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type) {
@@ -229,7 +233,8 @@ static bool drain(struct shoal_engine *engine)
         const struct shoal_packet *packet;
         if (peer == engine->rank)
             continue;
-        while (!engine->is_broken && (packet = engine->ops->peek(engine->transport, peer)) && take_packet(engine, peer, packet)) {
+        while (!engine->is_broken && (packet = engine->ops->peek(engine->transport, peer)) &&
+               take_packet(engine, peer, packet)) {
             if (engine->is_broken)
                 return true;
             engine->ops->pop(engine->transport, peer);
@@ -241,7 +246,8 @@ static bool drain(struct shoal_engine *engine)
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet, const void *data)
+static enum shoal_status push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet,
+                              const void *data)
 {
     packet.tag = request->call.tag;
     packet.type = (uint32_t)request->call.type;
@@ -254,7 +260,8 @@ static enum shoal_status push(struct shoal_engine *engine, const struct shoal_re
 static enum shoal_status announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (request->bytes <= SHOAL_EAGER_BYTES)
-        return push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes}, request->call.input);
+        return push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
+                    request->call.input);
     const shoal_location location = engine->ops->locate(engine->transport, request->call.input, request->bytes);
     return push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }

@@ -26,8 +26,8 @@ static void print_time(FILE *out, const char *name, uint64_t ticks, uint64_t ori
 static const char *type_name(uint8_t type)
 {
     switch (type) {
-#define TYPE_NAME(name, number, bytes)                                                             \
-    case SHOAL_##name:                                                                             \
+#define TYPE_NAME(name, number, bytes) \
+    case SHOAL_##name:                 \
         return #name;
         SHOAL_TYPE_LIST(TYPE_NAME)
 #undef TYPE_NAME
@@ -39,8 +39,8 @@ static const char *type_name(uint8_t type)
 static const char *op_name(uint8_t op)
 {
     switch (op) {
-#define OP_NAME(name, number)                                                                      \
-    case SHOAL_##name:                                                                             \
+#define OP_NAME(name, number) \
+    case SHOAL_##name:        \
         return #name;
         SHOAL_OP_LIST(OP_NAME)
 #undef OP_NAME
@@ -60,8 +60,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
                 "{\"comm\":\"%s\",\"rank\":%d,\"sequence\":%llu,\"kind\":\"%s\",\"algorithm\":\"%s\",\"count\":%llu,"
                 "\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,\"tag\":%u,\"status\":\"%s\"",
                 comm, rank, (unsigned long long)r->sequence, r->kind, r->algorithm, (unsigned long long)r->count,
-                type_name(r->type), op_name(r->op), r->root, r->trace_tag,
-                shoal_status_name((enum shoal_status)r->status));
+                type_name(r->type), op_name(r->op), r->root, r->trace_tag, shoal_status_name((enum shoal_status)r->status));
         print_time(out, "posted_us", r->posted, origin, ns_per_tick);
         print_time(out, "arrived_us", r->arrived, origin, ns_per_tick);
         print_time(out, "done_us", r->done, origin, ns_per_tick);

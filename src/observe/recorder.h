@@ -1,5 +1,5 @@
-/* The flight recorder: the last SHOAL_RECORDS operations of one communicator on this rank, always on. A record is filled in while its
- * operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock. */
+/* The flight recorder: the last SHOAL_RECORDS operations of one communicator on this rank, always on. A record is filled in
+ * while its operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock. */
 #ifndef SHOAL_OBSERVE_RECORDER_H
 #define SHOAL_OBSERVE_RECORDER_H
 
@@ -11,7 +11,7 @@ struct shoal_request;
 
 struct shoal_record {
     struct shoal_request *owner; /* while under way; opaque here */
-    uint64_t sequence; /* 0: no record yet. Sends and receives have the number of their kind's order */
+    uint64_t sequence;           /* 0: no record yet. Sends and receives have the number of their kind's order */
     uint64_t count;
     uint64_t posted;  /* clock ticks */
     uint64_t arrived; /* 0 while not all ranks have come */
@@ -37,8 +37,8 @@ struct shoal_recorder {
 SHOAL_MUST_USE enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder);
 void shoal_recorder_fini(struct shoal_recorder *recorder);
 
-/* The place for the next operation; the oldest record is overwritten. The caller sets every field, and finds the former owner another
- * place when there is one. */
+/* The place for the next operation; the oldest record is overwritten. The caller sets every field, and finds the former owner
+ * another place when there is one. */
 static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *recorder)
 {
     return &recorder->records[recorder->next++ % SHOAL_RECORDS];

@@ -1,6 +1,6 @@
-/* A plan: what one rank does for one piece of the vector, as a list of steps. Algorithms (src/collective) append steps; the checker
- * proves the plans of all ranks together (plan_check.h); the engine runs them. A plan holds no pointer and no byte count: its operands are
- * blocks, so one plan serves every size.
+/* A plan: what one rank does for one piece of the vector, as a list of steps. Algorithms (src/collective) append steps; the
+ * checker proves the plans of all ranks together (plan_check.h); the engine runs them. A plan holds no pointer and no byte
+ * count: its operands are blocks, so one plan serves every size.
  *
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
@@ -15,18 +15,19 @@
  * announced (shoal_plan_expect_credit), and the next piece in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
- * Windows. Each rank's window slot has `parts`, each as large as a piece. A block keeps its index wherever it lives. Each block of a part
- * has one writer, the same in every piece. A rank that writes a window block waits first for the credit of every rank that
- * may have read that block in the slot's piece before.
+ * Windows. Each rank's window slot has `parts`, each as large as a piece. A block keeps its index wherever it lives. Each block
+ * of a part has one writer, the same in every piece. A rank that writes a window block waits first for the credit of every rank
+ * that may have read that block in the slot's piece before.
  *
- * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the rank
- * is reached by load and store, and, for its input and output, that they are shared. Elsewhere it must put; an output can be put to only where it is shared.
+ * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the
+ * rank is reached by load and store, and, for its input and output, that they are shared. Elsewhere it must put; an output can
+ * be put to only where it is shared.
  *
  * Start and end. When a plan starts, every rank of the group has posted the operation: all inputs are final. When a rank's
  * plan ends, its caller may at once overwrite the input and read and overwrite the output.
  *
- * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do nothing.
- * Not thread-safe; a finished plan is constant and may be read from any thread. */
+ * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
+ * nothing. Not thread-safe; a finished plan is constant and may be read from any thread. */
 #ifndef SHOAL_PLAN_PLAN_H
 #define SHOAL_PLAN_PLAN_H
 
@@ -130,8 +131,8 @@ void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
 /* Announces a signal of the peer for which this piece does not wait. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 
-/* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the last ones,
- * and begin at multiples of `grain` elements, a power of two (so that no two owners write to one cache line). */
+/* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the
+ * last ones, and begin at multiples of `grain` elements, a power of two (so that no two owners write to one cache line). */
 static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index, unsigned of, size_t *length_out)
 {
     const size_t each = shoal_round_up((count + of - 1) / of, grain);

@@ -1,4 +1,5 @@
-/* What this machine and its container leave to the process. Reads files of the kernel: for set-up, not for each call. Any thread. */
+/* What this machine and its container leave to the process. Reads files of the kernel: for set-up, not for each call. Any
+ * thread. */
 #ifndef SHOAL_TOPOLOGY_LIMITS_H
 #define SHOAL_TOPOLOGY_LIMITS_H
 

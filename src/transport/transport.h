@@ -1,28 +1,27 @@
-/* What a transport is: it makes the ranks of one communicator visible to each other. One struct shoal_transport per rank and communicator.
- * It knows no collective and no plan. No call blocks or waits. All calls come from the thread that holds the engine's lock, but
- * those marked "any thread".
+/* What a transport is: it makes the ranks of one communicator visible to each other. One struct shoal_transport per rank and
+ * communicator. It knows no collective and no plan. No call blocks or waits. All calls come from the thread that holds the
+ * engine's lock, but those marked "any thread".
  *
  * Four things travel:
  *   arrivals   one 64-byte record per rank and operation: what was called and where its operands are; with up to
  *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
- *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote or put
- *              before raising it is visible to who has read the raised value.
- *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
- *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
+ *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote
+ * or put before raising it is visible to who has read the raised value. packets    a first-in first-out queue per ordered pair
+ * of ranks, for sends and receives bytes      by load and store where a peer's memory is reached; by put elsewhere. */
 #ifndef SHOAL_TRANSPORT_TRANSPORT_H
 #define SHOAL_TRANSPORT_TRANSPORT_H
 
 #include "base/compiler.h"
 
-#define SHOAL_ARRIVALS 32         /* records kept per rank: twice the operations that may be active */
-#define SHOAL_ACTIVE_MAX 16       /* operations of one communicator under way at once */
-#define SHOAL_PAYLOADS 8          /* payloads kept per rank */
-#define SHOAL_PAYLOAD_INLINE 16   /* bytes that fit into the record itself */
-#define SHOAL_PAYLOAD_MAX 4096    /* bytes that fit beside it */
-#define SHOAL_DEPTH_MAX 16        /* slots */
+#define SHOAL_ARRIVALS 32       /* records kept per rank: twice the operations that may be active */
+#define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
+#define SHOAL_PAYLOADS 8        /* payloads kept per rank */
+#define SHOAL_PAYLOAD_INLINE 16 /* bytes that fit into the record itself */
+#define SHOAL_PAYLOAD_MAX 4096  /* bytes that fit beside it */
+#define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done when the sends
- * and receives posted before it are. */
+/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done
+ * when the sends and receives posted before it are. */
 enum shoal_kind {
     SHOAL_KIND_NONE,
     SHOAL_KIND_ALLREDUCE,
@@ -95,8 +94,8 @@ struct shoal_transport;
 struct shoal_transport_ops {
     const char *name;
 
-    /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record). The
-     * caller guarantees that every peer has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
+    /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record).
+     * The caller guarantees that every peer has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
      * the record: the one SHOAL_PAYLOADS before), see `completed`. */
     void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes);
 
@@ -143,16 +142,16 @@ struct shoal_transport_ops {
     /* Wakes peers that sleep and may wait for what was published since the last call. */
     void (*flush)(struct shoal_transport *);
 
-    /* The next peer, from rank `first` on, that ended or left before completing operation `sequence` (0: before anything): its rank, with
-     * what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
+    /* The next peer, from rank `first` on, that ended or left before completing operation `sequence` (0: before anything): its
+     * rank, with what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
     int (*lost)(struct shoal_transport *, int first, uint64_t sequence, struct shoal_failure *failure);
 
     /* One line on how a peer looks from here, such as "stopped" or "running"; for messages. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
-    /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be touched
-     * any more. is_quiet: after a failure was published, whether no peer that lives is between enter and leave; on false *rank_out is
-     * one that is. May be NULL where peers' memory is not written by load and store. */
+    /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be
+     * touched any more. is_quiet: after a failure was published, whether no peer that lives is between enter and leave; on
+     * false *rank_out is one that is. May be NULL where peers' memory is not written by load and store. */
     bool (*enter)(struct shoal_transport *);
     void (*leave)(struct shoal_transport *);
     bool (*is_quiet)(struct shoal_transport *, int *rank_out);

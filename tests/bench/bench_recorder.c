@@ -1,5 +1,5 @@
-/* What the flight recorder costs: prints nanoseconds per operation for the stores of a record, and for the clock readings beside them
- * (posted, arrived, done). A measurement, not a test: `build/tests/bench/bench_recorder`. */
+/* What the flight recorder costs: prints nanoseconds per operation for the stores of a record, and for the clock readings
+ * beside them (posted, arrived, done). A measurement, not a test: `build/tests/bench/bench_recorder`. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -11,8 +11,14 @@
 static void record(struct shoal_recorder *recorder, uint64_t sequence, uint64_t posted, uint64_t arrived, uint64_t done)
 {
     struct shoal_record *r = shoal_recorder_next(recorder);
-    *r = (struct shoal_record){.sequence = sequence, .count = 2, .posted = posted, .kind = "all-reduce", .algorithm = "direct",
-                               .last_rank = -1, .step = -1, .peer = -1};
+    *r = (struct shoal_record){.sequence = sequence,
+                               .count = 2,
+                               .posted = posted,
+                               .kind = "all-reduce",
+                               .algorithm = "direct",
+                               .last_rank = -1,
+                               .step = -1,
+                               .peer = -1};
     __asm__ volatile("" ::"r"(r) : "memory");
     r->arrived = arrived;
     r->last_rank = 1;

@@ -33,10 +33,10 @@ struct shm {
     uint64_t join_deadline_ns;
     size_t slot_bytes;
     uint64_t counter_start;
-    struct seat *seats;           /* [size] */
-    struct shoal_shm_peer **peers; /* [size], NULL for the own rank */
+    struct seat *seats;                /* [size] */
+    struct shoal_shm_peer **peers;     /* [size], NULL for the own rank */
     struct shoal_shm_counter **raised; /* [size]: the first of the counters this rank raises in each peer's segment */
-    uint64_t *raised_values;      /* [slots * size]: their values; we are the only writer */
+    uint64_t *raised_values;           /* [slots * size]: their values; we are the only writer */
 };
 
 static struct shm *shm_of(struct shoal_transport *transport)
@@ -101,7 +101,8 @@ static void *reach(struct shoal_transport *transport, int peer, shoal_location l
     void *address = peer == transport->rank ? shoal_shm_node_own(shm->node, location)
                                             : shoal_shm_node_reach(shm->node, shm->peers[peer], location, bytes);
     if (!address)
-        *error = shoal_log_fail(shm->node->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory", bytes, peer);
+        *error = shoal_log_fail(shm->node->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory",
+                                bytes, peer);
     return address;
 }
 
@@ -112,7 +113,8 @@ static enum shoal_status reserve_window(struct shoal_transport *transport, unsig
     if (shm->has_window)
         return SHOAL_OK;
     if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed", slots, slot_bytes);
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed",
+                              slots, slot_bytes);
     SHOAL_TRY(shoal_segment_reserve(seat->segment, shm->node->log, (uint64_t)(seat->window - seat->segment->base),
                                     shm->slots * shm->window_stride, &shm->node->budget, "the communicator's window"));
     shm->has_window = true;
@@ -130,7 +132,8 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
                              const void *source, size_t bytes)
 {
     (void)slot, (void)location, (void)offset, (void)source, (void)bytes;
-    return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach", peer);
+    return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach",
+                          peer);
 }
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------ */
@@ -214,7 +217,8 @@ static void pop(struct shoal_transport *transport, int peer)
     uint64_t tail;
     const struct shoal_packet *packet = oldest_packet(shm, peer, &tail);
     /* release: we have read the packet. */
-    atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + packet_space(packet), memory_order_release);
+    atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + packet_space(packet),
+                          memory_order_release);
 }
 
 static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
@@ -253,7 +257,8 @@ static void wake_all(struct shm *shm)
 static bool claim(struct shoal_shm_failure *failure)
 {
     uint32_t unclaimed = 0;
-    return atomic_compare_exchange_strong_explicit(&failure->claimed, &unclaimed, 1, memory_order_acq_rel, memory_order_acquire);
+    return atomic_compare_exchange_strong_explicit(&failure->claimed, &unclaimed, 1, memory_order_acq_rel,
+                                                   memory_order_acquire);
 }
 
 static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
@@ -281,8 +286,8 @@ static bool enter(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
-    /* Full fence between "inside" and the look at the failure; pairs with the one in is_quiet: either we see the failure, or its
-     * owner sees us inside. */
+    /* Full fence between "inside" and the look at the failure; pairs with the one in is_quiet: either we see the failure, or
+     * its owner sees us inside. */
     atomic_thread_fence(memory_order_seq_cst);
     if (SHOAL_LIKELY(!atomic_load_explicit(&shm->seats[0].head->failure.claimed, memory_order_relaxed)))
         return true;
@@ -504,8 +509,9 @@ enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct sho
 {
     struct shm *shm = options->size <= SHOAL_SHM_PEERS_MAX ? calloc(1, sizeof *shm) : NULL;
     if (!shm)
-        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no room for a communicator of %d ranks (at most %d on a host)",
-                              options->size, SHOAL_SHM_PEERS_MAX);
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm",
+                              "no room for a communicator of %d ranks (at most %d on a host)", options->size,
+                              SHOAL_SHM_PEERS_MAX);
     shm->transport = (struct shoal_transport){&ops, options->rank, options->size, NULL};
     shm->node = node;
     shm->slots = options->slots;
@@ -530,8 +536,8 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
     if (segment->bytes < layout.total_bytes) {
         const unsigned long long bytes = segment->bytes;
         shoal_segment_put(segment);
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "rank %d sent a segment of %llu bytes, %zu are needed", rank,
-                              bytes, layout.total_bytes);
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "rank %d sent a segment of %llu bytes, %zu are needed",
+                              rank, bytes, layout.total_bytes);
     }
     seat_at(&shm->seats[rank], segment, &layout);
     shm->raised[rank] = &shm->seats[rank].counters[shm->transport.rank];
@@ -552,12 +558,13 @@ static enum shoal_status join_with(struct shm *shm, int rank)
     if (shm->is_told[rank] && shm->seats[rank].segment)
         return SHOAL_OK;
     if (shoal_shm_peer_has_ended(peer))
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_PEER_LOST, "shm", "rank %d (process %d on %s) %s while a communicator was made",
-                              rank, peer->name.pid, peer->name.host, peer->ended);
+        return shoal_log_fail(shm->node->log, SHOAL_ERR_PEER_LOST, "shm",
+                              "rank %d (process %d on %s) %s while a communicator was made", rank, peer->name.pid,
+                              peer->name.host, peer->ended);
     if (shoal_clock_ns() > shm->join_deadline_ns)
         return shoal_log_fail(shm->node->log, SHOAL_ERR_TIMEOUT, "shm",
-                              "rank %d (process %d on %s) did not come in time while a communicator was made", rank, peer->name.pid,
-                              peer->name.host);
+                              "rank %d (process %d on %s) did not come in time while a communicator was made", rank,
+                              peer->name.pid, peer->name.host);
     return SHOAL_PENDING;
 }
 

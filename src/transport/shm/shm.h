@@ -5,7 +5,7 @@
 #include "transport/shm/shm_node.h"
 
 struct shoal_shm_options {
-    uint64_t comm;             /* the communicator's number, the same on all its ranks, new between them */
+    uint64_t comm; /* the communicator's number, the same on all its ranks, new between them */
     int rank;
     int size;
     struct shoal_shm_peer **peers; /* [size], NULL for the own rank; copied */
@@ -15,12 +15,13 @@ struct shoal_shm_options {
     uint32_t timeout_ms; /* to meet the others */
 };
 
-/* First half of a collective call of all ranks of the communicator: makes the own segment. The node must outlive the transport. */
+/* First half of a collective call of all ranks of the communicator: makes the own segment. The node must outlive the transport.
+ */
 SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct shoal_shm_options *options,
                                                   struct shoal_transport **transport_out);
 
-/* Second half, to be called until it does not return PENDING; in between, wait (without the lock) until *socket_out can be read. Only then is
- * the transport of use. On an error the caller destroys it. */
+/* Second half, to be called until it does not return PENDING; in between, wait (without the lock) until *socket_out can be
+ * read. Only then is the transport of use. On an error the caller destroys it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out);
 
 /* The peers a transport was made with: [size], NULL for the own rank. */

@@ -62,7 +62,8 @@ static ssize_t receive_packet(int socket, void *data, size_t bytes, int *fds, si
 {
     union control control;
     struct iovec part = {data, bytes};
-    struct msghdr header = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr header = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     for (size_t i = 0; i < fd_count; i++)
         fds[i] = -1;
     ssize_t received;
@@ -129,7 +130,7 @@ static void fill_card(struct shoal_link_card *card, const unsigned char *node_id
     struct stat namespace;
     memcpy(card->id, node_id, sizeof card->id);
     read_line("/proc/sys/kernel/random/boot_id", card->boot_id, sizeof card->boot_id);
-    card->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t)namespace.st_ino : 0;
+    card->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
     snprintf(card->host_id, sizeof card->host_id, "%s", host_id);
     snprintf(card->host, sizeof card->host, "%s", host);
     snprintf(card->version, sizeof card->version, "%s", shoal_version());
@@ -148,7 +149,8 @@ static socklen_t abstract_address(const unsigned char *name, struct sockaddr_un 
 {
     memset(address, 0, sizeof *address);
     address->sun_family = AF_UNIX;
-    size_t used = 1 + (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "shoal-"); /* a zero byte first: abstract */
+    size_t used =
+        1 + (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "shoal-"); /* a zero byte first: abstract */
     for (size_t i = 0; i < SHOAL_LINK_ID_BYTES; i++)
         used += (size_t)snprintf(address->sun_path + used, sizeof address->sun_path - used, "%02x", name[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + used);
@@ -279,10 +281,11 @@ static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank
             continue;
         }
         if (errno != EINTR)
-            return shoal_log_fail(meeting->log, SHOAL_ERR_PEER_LOST, "shm",
-                                  "cannot reach rank %d (process %d on %s) over a Unix socket: %s; either it ended, or it is in "
-                                  "another network namespace",
-                                  rank, meeting->cards[rank].pid, meeting->cards[rank].host, strerror(errno));
+            return shoal_log_fail(
+                meeting->log, SHOAL_ERR_PEER_LOST, "shm",
+                "cannot reach rank %d (process %d on %s) over a Unix socket: %s; either it ended, or it is in "
+                "another network namespace",
+                rank, meeting->cards[rank].pid, meeting->cards[rank].host, strerror(errno));
     }
     if (!same_user(contact->socket))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm", "rank %d runs as another user (uid %u, here %u)", rank,
@@ -361,7 +364,8 @@ static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int miss
     const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
         if (errno == EMFILE || errno == ENFILE)
-            return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`", missing);
+            return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`",
+                                  missing);
         SHOAL_TRY(check_deadline(meeting, missing));
         shoal_link_wait(meeting->listener, POLLIN, 20);
         return SHOAL_OK;
@@ -381,9 +385,10 @@ static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank
     SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, &answered));
     if (answered == rank)
         return SHOAL_OK;
-    return shoal_log_fail(meeting->log, SHOAL_ERR_PEER_LOST, "shm",
-                          "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
-                          rank, meeting->cards[rank].pid, meeting->cards[rank].host);
+    return shoal_log_fail(
+        meeting->log, SHOAL_ERR_PEER_LOST, "shm",
+        "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
+        rank, meeting->cards[rank].pid, meeting->cards[rank].host);
 }
 
 enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)

@@ -1,5 +1,5 @@
-/* Control connections between nodes of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two nodes meet, and the messages
- * that pass descriptors afterwards. Only shm_node.c uses this. */
+/* Control connections between nodes of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two nodes meet,
+ * and the messages that pass descriptors afterwards. Only shm_node.c uses this. */
 #ifndef SHOAL_TRANSPORT_SHM_LINK_H
 #define SHOAL_TRANSPORT_SHM_LINK_H
 

@@ -16,8 +16,8 @@
 /* A location is the export's number and an offset of up to a TiB. */
 #define OFFSET_BITS 40
 #define OFFSET_MASK ((UINT64_C(1) << OFFSET_BITS) - 1)
-/* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one after the
- * other, begins a page apart modulo this many pages. */
+/* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one
+ * after the other, begins a page apart modulo this many pages. */
 #define STAGGER_PAGES 61
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -120,7 +120,8 @@ static void keep_joining(struct shoal_shm_node *node, struct shoal_shm_peer *pee
     node->joining[node->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *peer, const struct shoal_link_message *message, int fd)
+static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *peer, const struct shoal_link_message *message,
+                         int fd)
 {
     struct shoal_segment *segment = NULL;
     if (message->type == SHOAL_LINK_GONE) {
@@ -177,10 +178,11 @@ static struct shoal_shm_peer *find_peer(struct shoal_shm_node *node, const unsig
     return NULL;
 }
 
-static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoal_link_card *card, struct shoal_link_contact *contact,
-                                  struct shoal_shm_peer **peer_out)
+static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoal_link_card *card,
+                                  struct shoal_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
-    struct shoal_shm_peer **peers = node->peer_count < SHOAL_SHM_PEERS_MAX ? grow(node->peers, node->peer_count, sizeof *peers) : NULL;
+    struct shoal_shm_peer **peers =
+        node->peer_count < SHOAL_SHM_PEERS_MAX ? grow(node->peers, node->peer_count, sizeof *peers) : NULL;
     struct shoal_shm_peer *peer = peers ? calloc(1, sizeof *peer) : NULL;
     if (peers)
         node->peers = peers;
@@ -218,8 +220,8 @@ static enum shoal_status require_same_host(struct shoal_shm_node *node, const st
                           rank, card->pid, card->host, own->host);
 }
 
-static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, const struct shoal_link_card *cards,
-                                  int size, int rank, struct shoal_shm_peer **peers)
+static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+                                  const struct shoal_link_card *cards, int size, int rank, struct shoal_shm_peer **peers)
 {
     for (int r = 0; r < size; r++) {
         if (r == rank)
@@ -246,8 +248,8 @@ enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct sho
     if (bootstrap->size == 1)
         return SHOAL_OK;
     SHOAL_TRY(shoal_link_meeting_init(&meeting, node->log, bootstrap, node->id, node->bell_segment, node->settings->host_id));
-    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, node->log, "card", &meeting.cards[bootstrap->rank], meeting.cards,
-                                                        sizeof meeting.cards[0], timeout_ms);
+    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, node->log, "card", &meeting.cards[bootstrap->rank],
+                                                        meeting.cards, sizeof meeting.cards[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
         status = meet_all(node, &meeting, meeting.cards, bootstrap->size, bootstrap->rank, peers);
@@ -299,7 +301,8 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes
     struct shoal_segment *segment;
     const size_t pad = ((size_t)node->rank * 7 + (size_t)node->next_export) % STAGGER_PAGES * SHOAL_PAGE;
     if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece", bytes);
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece",
+                              bytes);
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
     SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
     const enum shoal_status status =
@@ -326,13 +329,15 @@ enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *mem
     struct stat file;
     for (size_t i = 0; i < node->export_count; i++) {
         if (overlaps(&node->exports[i], memory, bytes))
-            return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known", memory);
+            return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
+                                  memory);
     }
     if (fd < 0) /* remembered, so that deregister finds it; peers cannot map it */
         return add_export(node, NULL, memory, bytes);
     if (fstat(fd, &file) != 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < bytes)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: descriptor %d does not hold %zu bytes from %llu",
-                              fd, bytes, (unsigned long long)offset);
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+                              "shoal_mem_register: descriptor %d does not hold %zu bytes from %llu", fd, bytes,
+                              (unsigned long long)offset);
     if (offset % SHOAL_PAGE != within)
         return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
                               "shoal_mem_register: address %p cannot map offset %llu (they differ within a page)", memory,
@@ -380,7 +385,8 @@ void shoal_shm_node_renew(struct shoal_shm_node *node)
 /* Peers learn of memory when it is first used; true when all that this node has met know it. */
 static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export)
 {
-    while (export->told < node->peer_count && pass_segment(node->peers[export->told], SHOAL_LINK_MEMORY, export->id, export->segment))
+    while (export->told < node->peer_count &&
+           pass_segment(node->peers[export->told], SHOAL_LINK_MEMORY, export->id, export->segment))
         export->told++;
     return export->told == node->peer_count;
 }

@@ -1,14 +1,14 @@
-/* A rank's presence on its host: one node per context. It holds what all communicators share: a control connection and a pidfd per
- * local peer, the doorbell others ring to wake this rank, the memory that peers may map.
+/* A rank's presence on its host: one node per context. It holds what all communicators share: a control connection and a pidfd
+ * per local peer, the doorbell others ring to wake this rank, the memory that peers may map.
  *
- * "Same host" means that one process can pass the other a descriptor: equal boot id and network namespace, proved by connecting an
- * abstract Unix socket of random name, whose other end must have our user id and know the job secret. It is never inferred from
- * LOCAL_RANK. SHOAL_HOST_ID overrules the first two.
+ * "Same host" means that one process can pass the other a descriptor: equal boot id and network namespace, proved by connecting
+ * an abstract Unix socket of random name, whose other end must have our user id and know the job secret. It is never inferred
+ * from LOCAL_RANK. SHOAL_HOST_ID overrules the first two.
  *
  * Ranks that are threads of one process share mappings instead of mapping twice.
  *
- * Calls come under the driver's lock, but for those about sleeping. shoal_shm_node_connect waits (poll, with a deadline): it is set-up,
- * before there is anything to drive. */
+ * Calls come under the driver's lock, but for those about sleeping. shoal_shm_node_connect waits (poll, with a deadline): it is
+ * set-up, before there is anything to drive. */
 #ifndef SHOAL_TRANSPORT_SHM_NODE_H
 #define SHOAL_TRANSPORT_SHM_NODE_H
 
@@ -102,7 +102,8 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *
 /* Takes memory back; is_registered tells which of the two calls made it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered);
 
-/* Moves what shoal_shm_node_alloc gave out to fresh pages at the same addresses; peers keep the old ones. Memory that was registered stays. */
+/* Moves what shoal_shm_node_alloc gave out to fresh pages at the same addresses; peers keep the old ones. Memory that was
+ * registered stays. */
 void shoal_shm_node_renew(struct shoal_shm_node *node);
 
 /* Where [address, address + bytes) is for peers, 0 when they cannot map it (yet). */
@@ -112,13 +113,14 @@ void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *p
 /* The own memory at a location. */
 void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
 
-/* Sleeping. shoal_shm_node_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for work and, if there
- * is none, sleeps. Any thread. */
+/* Sleeping. shoal_shm_node_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for work
+ * and, if there is none, sleeps. Any thread. */
 void shoal_shm_node_doze(struct shoal_shm_node *node);
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
 void shoal_shm_node_awake(struct shoal_shm_node *node);
 
-/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the woken. */
+/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the woken.
+ */
 static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
 {
     /* relaxed: the caller's fence orders this load after the caller's stores. */

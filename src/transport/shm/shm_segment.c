@@ -32,7 +32,8 @@ static enum shoal_status map_pages(struct shoal_segment *segment, struct shoal_l
     segment->base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, (off_t)segment->offset);
     if (segment->base == MAP_FAILED)
         return shoal_log_fail(log, errno == ENOMEM ? SHOAL_ERR_MEMORY : SHOAL_ERR_SYSTEM, "shm",
-                              "cannot map %llu bytes of shared memory: %s", (unsigned long long)segment->bytes, strerror(errno));
+                              "cannot map %llu bytes of shared memory: %s", (unsigned long long)segment->bytes,
+                              strerror(errno));
     madvise(segment->base, segment->bytes, MADV_DONTFORK);
     if (segment->bytes >= HUGE_PAGE)
         madvise(segment->base, segment->bytes, MADV_HUGEPAGE);
@@ -57,7 +58,8 @@ static enum shoal_status no_segment(struct shoal_log *log, int fd)
     return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
 }
 
-enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes, struct shoal_segment **segment_out)
+enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
+                                       struct shoal_segment **segment_out)
 {
     const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
@@ -66,8 +68,8 @@ enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, 
     if (ftruncate(fd, (off_t)bytes) != 0) {
         const int reason = errno;
         close(fd);
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "cannot size a segment to %llu bytes: %s", (unsigned long long)bytes,
-                              strerror(reason));
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "cannot size a segment to %llu bytes: %s",
+                              (unsigned long long)bytes, strerror(reason));
     }
     /* Nobody may shrink it under a peer's feet: that would be SIGBUS there. */
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
@@ -102,19 +104,23 @@ enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t byte
     return SHOAL_OK;
 }
 
-static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const struct shoal_segment_budget *budget, const char *what)
+static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const struct shoal_segment_budget *budget,
+                                    const char *what)
 {
-    const uint64_t left = shoal_topology_memory_left(), reserved = atomic_load_explicit(&budget->reserved, memory_order_relaxed);
+    const uint64_t left = shoal_topology_memory_left(),
+                   reserved = atomic_load_explicit(&budget->reserved, memory_order_relaxed);
     const uint64_t allowed = !budget->limit ? UINT64_MAX : reserved < budget->limit ? budget->limit - reserved : 0;
     if (bytes > allowed)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm",
-                              "%s needs %llu bytes of shared memory, but of the %llu of SHOAL_MEMORY_LIMIT only %llu are left; use less, "
-                              "or raise it",
-                              what, (unsigned long long)bytes, (unsigned long long)budget->limit, (unsigned long long)allowed);
+        return shoal_log_fail(
+            log, SHOAL_ERR_MEMORY, "shm",
+            "%s needs %llu bytes of shared memory, but of the %llu of SHOAL_MEMORY_LIMIT only %llu are left; use less, "
+            "or raise it",
+            what, (unsigned long long)bytes, (unsigned long long)budget->limit, (unsigned long long)allowed);
     if (bytes > left)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm",
-                              "%s needs %llu bytes of shared memory, but the machine leaves only %llu; use less, or give the container more",
-                              what, (unsigned long long)bytes, (unsigned long long)left);
+        return shoal_log_fail(
+            log, SHOAL_ERR_MEMORY, "shm",
+            "%s needs %llu bytes of shared memory, but the machine leaves only %llu; use less, or give the container more",
+            what, (unsigned long long)bytes, (unsigned long long)left);
     return SHOAL_OK;
 }
 
@@ -148,7 +154,8 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
     struct shoal_segment *fresh;
     struct shoal_segment_budget unlimited = {0}; /* the old pages counted, and are given up */
     SHOAL_TRY(shoal_segment_create(log, "shoal-memory", segment->bytes, &fresh));
-    enum shoal_status status = shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, &unlimited, "moving shared memory");
+    enum shoal_status status =
+        shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, &unlimited, "moving shared memory");
     if (status == SHOAL_OK) {
         memcpy(fresh->base + begin, segment->base + begin, segment->bytes - begin);
         /* mremap replaces the old mapping in one step: no moment without memory at the address. */

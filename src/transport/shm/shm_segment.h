@@ -1,9 +1,9 @@
-/* Segments: pieces of memory that other processes can map. A segment is a memfd (nothing is named in /dev/shm, nothing is left behind),
- * passed to peers by descriptor. Memory is reserved before it is touched, and refused with a clear text where the
+/* Segments: pieces of memory that other processes can map. A segment is a memfd (nothing is named in /dev/shm, nothing is left
+ * behind), passed to peers by descriptor. Memory is reserved before it is touched, and refused with a clear text where the
  * container's limit does not leave it, so that no touch ends in SIGBUS.
  *
- * Reference counted, because contexts of one process share one mapping: the last shoal_segment_put unmaps. Reference counts are atomic;
- * all else belongs to the owner. */
+ * Reference counted, because contexts of one process share one mapping: the last shoal_segment_put unmaps. Reference counts are
+ * atomic; all else belongs to the owner. */
 #ifndef SHOAL_TRANSPORT_SHM_SEGMENT_H
 #define SHOAL_TRANSPORT_SHM_SEGMENT_H
 
@@ -24,7 +24,7 @@ struct shoal_segment {
     uint64_t offset; /* where the mapping begins in the file */
     char *base;
     uint64_t reserved; /* what counts against the owner's budget */
-    bool is_foreign; /* the caller's mapping (shoal_mem_register): not ours to unmap */
+    bool is_foreign;   /* the caller's mapping (shoal_mem_register): not ours to unmap */
 };
 
 /* Maps `bytes` of a new memfd, not yet reserved (shoal_segment_reserve), named for /proc only. */
@@ -45,7 +45,8 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *seg
 /* The owner gives the segment up (and puts it): its memory no longer counts. NULL is allowed. */
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget);
 
-/* Gives a created segment fresh pages from `begin` on, with the same contents at the same address; who has mapped it keeps the old ones. */
+/* Gives a created segment fresh pages from `begin` on, with the same contents at the same address; who has mapped it keeps the
+ * old ones. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin);
 
 struct shoal_segment *shoal_segment_get(struct shoal_segment *segment);

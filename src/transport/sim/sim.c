@@ -473,7 +473,8 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
 
 /* ---- Packets ---- */
 
-static enum shoal_status op_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+static enum shoal_status op_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet,
+                                 const void *data)
 {
     struct rank *rank = rank_of(transport);
     struct link *link = &rank->links[peer];
@@ -577,7 +578,8 @@ static void op_fail(struct shoal_transport *transport, const struct shoal_failur
 /* Carries out the aborts asked for since the last time; here, because abort itself may do no more than raise a flag. */
 static void take_aborts(struct shoal_sim *sim)
 {
-    if (!atomic_load_explicit(&sim->abort_asked, memory_order_acquire) || !atomic_exchange_explicit(&sim->abort_asked, false, memory_order_acq_rel))
+    if (!atomic_load_explicit(&sim->abort_asked, memory_order_acquire) ||
+        !atomic_exchange_explicit(&sim->abort_asked, false, memory_order_acq_rel))
         return;
     for (int i = 0; i < sim->options.size; i++) {
         struct rank *rank = &sim->ranks[i];
