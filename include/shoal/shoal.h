@@ -175,8 +175,8 @@ SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm *comm);
 
 /* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is
- * allowed. No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are freed.
- */
+ * allowed. No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are
+ * freed. */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
 /* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits. Local and
@@ -240,8 +240,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *co
                                                            size_t count, enum shoal_type type, enum shoal_op op,
                                                            const struct shoal_options *options);
 
-/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal input.
- */
+/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal
+ * input. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output,
                                                            size_t count, enum shoal_type type, int root,
                                                            const struct shoal_options *options);
@@ -312,10 +312,9 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. ERR_ARGUMENT when it is not such memory. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory);
 
-/* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it
- * too. fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with
- * shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range),
- * ERR_SYSTEM. */
+/* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it too.
+ * fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with shoal_mem_deregister
+ * before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range), ERR_SYSTEM. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd,
                                                               uint64_t offset);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory);

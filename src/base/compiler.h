@@ -25,8 +25,8 @@
 
 #define SHOAL_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Data written by one process and polled by another is kept this far apart: two lines, because processors fetch lines in pairs.
- */
+/* Data written by one process and polled by another is kept this far apart: two lines, because processors fetch lines in
+ * pairs. */
 #define SHOAL_CACHE_LINE 64
 #define SHOAL_CACHE_PAIR 128
 #define SHOAL_PAGE ((size_t)4096)

@@ -41,8 +41,8 @@ struct shoal_settings {
 };
 
 /* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>), then overrides (a NULL-terminated list of
- * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is allowed.
- */
+ * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is
+ * allowed. */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
 

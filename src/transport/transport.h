@@ -6,8 +6,9 @@
  *   arrivals   one 64-byte record per rank and operation: what was called and where its operands are; with up to
  *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
  *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote
- * or put before raising it is visible to who has read the raised value. packets    a first-in first-out queue per ordered pair
- * of ranks, for sends and receives bytes      by load and store where a peer's memory is reached; by put elsewhere. */
+ *              or put before raising it is visible to who has read the raised value.
+ *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
+ *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
 #ifndef SHOAL_TRANSPORT_TRANSPORT_H
 #define SHOAL_TRANSPORT_TRANSPORT_H
 

@@ -51,16 +51,15 @@ static enum shoal_status wait_in_vain(struct fault_rank *self)
     return status;
 }
 
-static void abort_by(struct fault_rank *self, enum way way)
+/* *thread_out is to be joined before the communicator is freed: abort must not be under way then. */
+static void abort_by(struct fault_rank *self, enum way way, pthread_t *thread_out)
 {
-    pthread_t thread;
     if (way == BY_HANDLER) {
         handled = self;
         signal(SIGALRM, on_alarm);
         ualarm(100000, 0);
     } else if (way == BY_THREAD) {
-        if (fault_check(self, pthread_create(&thread, NULL, abort_soon, self) == 0, "no thread"))
-            pthread_detach(thread);
+        fault_check(self, pthread_create(thread_out, NULL, abort_soon, self) == 0, "no thread");
     } else {
         fault_sleep_ms(way == BY_A_LATE_RANK ? 100 : 0);
         fault_act(self);
@@ -72,9 +71,10 @@ static void body(struct fault_rank *self)
 {
     const struct scene *scene = self->parameters;
     float buffer[16];
+    pthread_t thread = 0;
     fault_allreduce_once(self, self->comm, buffer, 16);
     if (self->rank == scene->aborter)
-        abort_by(self, scene->way);
+        abort_by(self, scene->way, &thread);
     if (scene->way == BEFORE_THE_CALL) {
         fault_reach(self, 1);
         fault_await(self, 1, -1);
@@ -88,6 +88,8 @@ static void body(struct fault_rank *self)
     fault_reach(self, 1);
     const enum shoal_status again = shoal_barrier(self->comm, NULL);
     fault_check(self, again == SHOAL_ERR_ABORTED, "the next call: %s", shoal_status_name(again));
+    if (thread)
+        pthread_join(thread, NULL);
 }
 
 static void play(struct fault_test *test)

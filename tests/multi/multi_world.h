@@ -1,6 +1,5 @@
 /* Worlds of real processes for tests: forks so many ranks, joins them in a communicator at a free port of this machine, lets
- * each run a
- * body, and gathers their ends. Lines go to stdout as TAP. One thread per process. */
+ * each run a body, and gathers their ends. Lines go to stdout as TAP. One thread per process. */
 #ifndef SHOAL_TESTS_MULTI_WORLD_H
 #define SHOAL_TESTS_MULTI_WORLD_H
 

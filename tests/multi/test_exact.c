@@ -1,6 +1,5 @@
 /* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory,
- * blocking and
- * asynchronous, on communicators and their parts; then random programs of them. */
+ * blocking and asynchronous, on communicators and their parts; then random programs of them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

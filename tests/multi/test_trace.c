@@ -1,6 +1,5 @@
 /* The steps that a real run makes are the steps of the printed plan: for each piece of each operation, the text of what ran
- * equals what
- * shoal_plan_print says of a plan freshly built for the same operands. */
+ * equals what shoal_plan_print says of a plan freshly built for the same operands. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

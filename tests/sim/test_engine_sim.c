@@ -1,6 +1,5 @@
 /* Engines over the simulated transport, all ranks in one thread, in virtual time: exact results in any weather, and a named
- * end of every
- * operation when an event is lost, a rank dies, or calls do not agree. */
+ * end of every operation when an event is lost, a rank dies, or calls do not agree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* Ranks as threads of one process, each with its own context, over one mapping: what the thread sanitizer can see. Every
- * result is checked
- * too. */
+ * result is checked too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -315,18 +315,32 @@ static bool is_quiet(struct shoal_transport *transport, int *rank_out)
     return true;
 }
 
+/* "rank 12 called shoal_comm_abort", without the printf family: signal handlers call this. */
+static void print_abort(int rank, char *text)
+{
+    char digits[12];
+    size_t count = 0;
+    memcpy(text, "rank ", 5);
+    text += 5;
+    do
+        digits[count++] = (char)('0' + rank % 10);
+    while ((rank /= 10) > 0);
+    while (count)
+        *text++ = digits[--count];
+    memcpy(text, " called shoal_comm_abort", 25);
+}
+
 static void abort_all(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     struct shoal_shm_failure *first = &shm->seats[0].head->failure;
     if (claim(first)) {
-        static const char text[] = "shoal_comm_abort was called";
         memset(&first->failure, 0, sizeof first->failure);
         first->failure.struct_bytes = sizeof first->failure;
         first->failure.status = SHOAL_ERR_ABORTED;
         first->failure.rank = first->failure.reporter = transport->rank;
         first->failure.step = -1;
-        memcpy(first->failure.text, text, sizeof text);
+        print_abort(transport->rank, first->failure.text);
         memcpy(first->failure.host, shm->node->log->host, sizeof first->failure.host);
         atomic_store_explicit(&first->ready, 1, memory_order_release);
     }
@@ -571,17 +585,19 @@ static enum shoal_status join_with(struct shm *shm, int rank)
 enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out)
 {
     struct shm *shm = shm_of(transport);
-    enum shoal_status joined = SHOAL_OK;
+    enum shoal_status joined = SHOAL_OK, failed = SHOAL_OK;
     for (int i = 1; i < transport->size; i++) {
         const int r = (transport->rank + i) % transport->size;
         const enum shoal_status status = join_with(shm, r);
         if (status == SHOAL_PENDING) {
             joined = SHOAL_PENDING;
             *socket_out = shm->peers[r]->socket;
-        } else if (status != SHOAL_OK) {
-            return status;
+        } else if (status != SHOAL_OK && failed == SHOAL_OK) {
+            failed = status; /* the others still get our segment: without it they would wait for us until their deadline */
         }
     }
+    if (failed != SHOAL_OK)
+        return failed;
     shm->raised[transport->rank] = &shm->seats[transport->rank].counters[transport->rank];
     return joined;
 }

@@ -15,8 +15,8 @@ struct shoal_shm_options {
     uint32_t timeout_ms; /* to meet the others */
 };
 
-/* First half of a collective call of all ranks of the communicator: makes the own segment. The node must outlive the transport.
- */
+/* First half of a collective call of all ranks of the communicator: makes the own segment. The node must outlive the
+ * transport. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct shoal_shm_options *options,
                                                   struct shoal_transport **transport_out);
 

@@ -119,8 +119,8 @@ void shoal_shm_node_doze(struct shoal_shm_node *node);
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
 void shoal_shm_node_awake(struct shoal_shm_node *node);
 
-/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the woken.
- */
+/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
+ * woken. */
 static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
 {
     /* relaxed: the caller's fence orders this load after the caller's stores. */

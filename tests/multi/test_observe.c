@@ -1,0 +1,175 @@
+/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, registered memory, log files. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "multi_world.h"
+
+#define COUNT 300000
+
+static size_t count_lines(const char *text, const char *with)
+{
+    size_t lines = 0;
+    while ((text = strstr(text, with))) {
+        lines++;
+        text++;
+    }
+    return lines;
+}
+
+static char *print_flight(struct world *world)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    CHECK(world, out, "no memory");
+    shoal_flight_print(world->comm, out);
+    fclose(out);
+    return text;
+}
+
+/* Every operation is in the recorder with what it was and when; only the last 1,024 are. */
+static void recorder_keeps_the_last_operations(struct world *world)
+{
+    float x[4] = {1, 2, 3, 4};
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.trace_tag = 77;
+    OK(world, shoal_allreduce(world->comm, x, x, 4, SHOAL_FLOAT32, SHOAL_MAX, &options));
+    OK(world, shoal_broadcast(world->comm, x, x, 4, SHOAL_FLOAT32, 1, NULL));
+    OK(world, shoal_barrier(world->comm, NULL));
+    char *text = print_flight(world);
+    CHECK(world, count_lines(text, "\n") == 3, "three lines, not:\n%s", text);
+    CHECK(world,
+          strstr(text, "\"kind\":\"all-reduce\",\"algorithm\":\"direct\",\"count\":4,\"type\":\"FLOAT32\",\"op\":\"MAX\""),
+          "%s", text);
+    CHECK(world, strstr(text, "\"tag\":77,\"status\":\"SHOAL_OK\""), "%s", text);
+    CHECK(world, strstr(text, "\"kind\":\"broadcast\"") && strstr(text, "\"root\":1"), "%s", text);
+    CHECK(world, !strstr(text, "null"), "all times are known: %s", text);
+    free(text);
+    for (int i = 0; i < 1500; i++)
+        OK(world, shoal_barrier(world->comm, NULL));
+    text = print_flight(world);
+    CHECK(world, count_lines(text, "\n") == 1024, "1024 lines, not %zu", count_lines(text, "\n"));
+    CHECK(world, !strstr(text, "all-reduce"), "the oldest are gone");
+    free(text);
+}
+
+static void late_rank_is_named(struct world *world)
+{
+    float x = 1;
+    struct shoal_operation operation = {.struct_bytes = sizeof operation};
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 1)
+        usleep(100000);
+    OK(world, shoal_allreduce(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    OK(world, shoal_last_operation(world->comm, &operation));
+    CHECK(world, operation.last_rank == 1, "rank %d was named", operation.last_rank);
+    CHECK(world, operation.late_us > 50e3 && operation.late_us < 5e6, "late by %.0f us", operation.late_us);
+    CHECK(world, strcmp(operation.algorithm, "direct") == 0, "%s", operation.algorithm);
+}
+
+static void memory_is_counted(struct world *world)
+{
+    struct shoal_memory_usage before = {.struct_bytes = sizeof before}, after = before;
+    float *x = calloc(COUNT, sizeof *x);
+    OK(world, shoal_comm_memory(world->comm, &before));
+    CHECK(world, before.control_bytes > 0 && before.local_bytes > 0 && before.window_bytes == 0, "%zu %zu %zu",
+          before.control_bytes, before.local_bytes, before.window_bytes);
+    OK(world, shoal_allreduce(world->comm, x, x, COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    OK(world, shoal_comm_memory(world->comm, &after));
+    CHECK(world, after.window_bytes >= 1 << 20, "the window is %zu bytes", after.window_bytes);
+    free(x);
+}
+
+/* Memory of the caller's own making, registered with its descriptor, is reached by the others like memory of shoal_mem_alloc. */
+static void registered_memory_is_shared(struct world *world)
+{
+    const size_t bytes = COUNT * sizeof(float);
+    const int fd = memfd_create("test", MFD_CLOEXEC);
+    CHECK(world, fd >= 0 && ftruncate(fd, (off_t)bytes) == 0, "no memfd");
+    float *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(world, x != MAP_FAILED, "no mapping");
+    OK(world, shoal_mem_register(world->context, x, bytes, fd, 0));
+    close(fd);
+    for (size_t i = 0; i < COUNT; i++)
+        x[i] = (float)world->rank + (float)(i % 5);
+    OK(world, shoal_allreduce(world->comm, x, x, COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < COUNT; i++)
+        CHECK(world, x[i] == (float)(world->size * (int)(i % 5) + world->size * (world->size - 1) / 2), "element %zu is %g", i,
+              (double)x[i]);
+    struct shoal_operation operation = {.struct_bytes = sizeof operation};
+    OK(world, shoal_last_operation(world->comm, &operation));
+    CHECK(world, strcmp(operation.algorithm, "owners-shared") == 0, "it ran as %s", operation.algorithm);
+    OK(world, shoal_mem_deregister(world->context, x));
+    CHECK(world, shoal_mem_deregister(world->context, x) == SHOAL_ERR_ARGUMENT, "twice");
+    OK(world, shoal_allreduce(world->comm, x, x, COUNT, SHOAL_FLOAT32, SHOAL_MAX, NULL));
+    OK(world, shoal_last_operation(world->comm, &operation));
+    CHECK(world, strcmp(operation.algorithm, "owners-staged") == 0, "after that it ran as %s", operation.algorithm);
+    munmap(x, bytes);
+}
+
+static char folder[] = "/tmp/shoal-observe-XXXXXX";
+
+static char *read_file(const char *name)
+{
+    char path[256];
+    static char text[1 << 16];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    const size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    text[length] = 0;
+    if (file)
+        fclose(file);
+    unlink(path);
+    return text;
+}
+
+static void abort_from_rank_1(struct world *world)
+{
+    float x = 1;
+    OK(world, shoal_allreduce(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    if (world->rank == 1)
+        shoal_comm_abort(world->comm);
+    CHECK(world, shoal_barrier(world->comm, NULL) == SHOAL_ERR_ABORTED, "no abort");
+    shoal_comm_free(world->comm);
+    shoal_context_destroy(world->context);
+    exit(0); /* there is nothing left to finalize */
+}
+
+/* One file per rank, by pattern; the line on the communicator says what a reader wants to know. */
+static void check_files(void)
+{
+    bool is_ok = true;
+    for (int rank = 0; rank < 2; rank++) {
+        char name[32];
+        snprintf(name, sizeof name, "log.%d", rank);
+        const char *log = read_file(name);
+        is_ok &= strstr(log, "communicator world: 2 ranks on 1 host") && strstr(log, "shared memory, because") &&
+                 strstr(log, shoal_version()) && strstr(log, "rank 1 called shoal_comm_abort");
+        snprintf(name, sizeof name, "flight.%d", rank);
+        const char *flight = read_file(name);
+        is_ok &= count_lines(flight, "\"kind\":\"all-reduce\"") == 1;
+    }
+    rmdir(folder);
+    world_report(is_ok, "log_and_recorder_files_are_written_for_each_rank");
+}
+
+int main(void)
+{
+    static char log_file[128], recorder_file[128];
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a rank that exits leaves nothing of ours behind in its buffer */
+    static const char *files[] = {"SHOAL_LOG=info", log_file, recorder_file, NULL};
+    world_run(&(struct world_options){"recorder_keeps_the_last_operations", 2, NULL, recorder_keeps_the_last_operations, NULL});
+    world_run(&(struct world_options){"late_rank_is_named", 3, NULL, late_rank_is_named, NULL});
+    world_run(&(struct world_options){"memory_is_counted", 2, NULL, memory_is_counted, NULL});
+    world_run(&(struct world_options){"registered_memory_is_shared", 3, NULL, registered_memory_is_shared, NULL});
+    if (!mkdtemp(folder))
+        return 1;
+    snprintf(log_file, sizeof log_file, "SHOAL_LOG_FILE=%s/log.%%r", folder);
+    snprintf(recorder_file, sizeof recorder_file, "SHOAL_RECORDER_FILE=%s/flight.%%r", folder);
+    world_run(&(struct world_options){"abort_reaches_all", 2, files, abort_from_rank_1, NULL});
+    check_files();
+    return world_finish();
+}
