@@ -223,12 +223,29 @@ static struct shoal_request *most_urgent(struct shoal_engine *engine)
     return urgent;
 }
 
+/* Whom to blame for a step that waits for peer: where the peer is well it may wait itself, for a rank that is stopped. */
+static int find_stopped(struct shoal_engine *engine, int peer)
+{
+    char state[96];
+    for (int i = 0; i < engine->size; i++) {
+        const int r = (peer + i) % engine->size;
+        if (r == engine->rank)
+            continue;
+        engine->ops->describe(engine->transport, r, state, sizeof state);
+        if (strncmp(state, "stopped", strlen("stopped")) == 0)
+            return r;
+    }
+    return peer;
+}
+
 /* Whom the request waits for: those that have not arrived, or the peer of its step. Names at most eight. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
     int first = -1, named = 0, step, peer = -1;
     text[0] = 0;
     find_step(engine, request, &step, &peer);
+    if (peer >= 0)
+        peer = find_stopped(engine, peer);
     if (request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV)
         peer = request->call.root;
     for (int r = 0; r < engine->size; r++) {

@@ -147,7 +147,7 @@ struct shoal_transport_ops {
      * rank, with what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
     int (*lost)(struct shoal_transport *, int first, uint64_t sequence, struct shoal_failure *failure);
 
-    /* One line on how a peer looks from here, such as "stopped" or "running"; for messages. */
+    /* One line on how a peer looks from here, such as "alive"; it begins with "stopped" when a signal stopped the peer. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
     /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be
