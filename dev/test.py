@@ -66,10 +66,10 @@ def tests_of(name, pattern):
             yield test
 
 
-def run(test):
+def run(test, directory):
     """Runs one program in its own process group, so that nothing is left of it; returns (exit code or None, output)."""
     environment = {**os.environ, **SANITIZERS, **test["env"], "CMOCKA_MESSAGE_OUTPUT": "TAP"}
-    process = subprocess.Popen(test["cmd"], cwd=test.get("workdir") or TOP, env=environment, stdin=subprocess.DEVNULL,
+    process = subprocess.Popen(test["cmd"], cwd=test.get("workdir") or directory, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=test["timeout"] or 600)
@@ -89,27 +89,23 @@ def run(test):
 
 def count_cases(code, output):
     """Counts TAP lines; a program that ends badly counts as one more failure, one without TAP as one case."""
-    count, skips, reason = Count(), [], "no reason given"
-    has_cases = False
-    for line in output.splitlines():
-        match = re.match(r"(not ok|ok)\b(.*)", line)
-        if line.startswith("skipped:"):  # the reason precedes the line of cmocka, which has no place for it
-            reason = line.removeprefix("skipped:").strip()
-        if not match:
-            continue
+    count, skips, has_cases = Count(), [], False
+    # cmocka has no place for a reason: our programs print "skipped: REASON" themselves, in the order of the cases.
+    reasons = re.findall(r"^skipped: (.*)", output, re.M)
+    for verdict, rest in re.findall(r"^(not ok|ok)\b(.*)", output, re.M):
         has_cases = True
-        skip = re.search(r"#\s*skip\s*(.*)", match.group(2), re.I)
+        skip = re.search(r"#\s*skip\s*(.*)", rest, re.I)
         if skip:
             count.skipped += 1
-            name = match.group(2)[:skip.start()].strip(" -") or f"{skip.group(1)}: {reason}"
-            skips.append(name if name.endswith(reason) else f"{name}: {skip.group(1)}")
-        elif match.group(1) == "not ok":
+            name = rest[:skip.start()].strip(" -0123456789")
+            skips.append(f"{name}: {skip.group(1)}" if name else f"{skip.group(1)}: {reasons.pop(0) if reasons else 'no reason given'}")
+        elif verdict == "not ok":
             count.failed += 1
         else:
             count.passed += 1
     if code == 77:
         count.skipped += 1
-        skips.append(output.strip().splitlines()[-1] if output.strip() else reason)
+        skips.append(output.strip().splitlines()[-1] if output.strip() else "no reason given")
     elif not has_cases and code == 0:
         count.passed += 1
     elif code != 0 and not count.failed:
@@ -120,7 +116,7 @@ def count_cases(code, output):
 def run_build(name, options, total):
     for test in tests_of(name, options.k):
         start = time.time()
-        code, output = run(test)
+        code, output = run(test, TOP / BUILDS[name][0])
         count, skips = count_cases(code, output)
         total.add(count)
         verdict = "FAILED" if count.failed else "ok"
