@@ -275,7 +275,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_wait(struct shoal_reque
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_test(struct shoal_request *request);
 
 /* Calls fn once when the request is done, on the thread that drives; at once when it is done already. It may post operations,
- * must not wait, and must not free its own request. */
+ * must not wait, and must free neither its own request nor the communicator. */
 typedef void (*shoal_done_fn)(void *arg, enum shoal_status status);
 SHOAL_API void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg);
 

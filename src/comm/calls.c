@@ -110,7 +110,10 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     request.done_arg = NULL;
     shoal_driver_lock(driver);
     shoal_engine_post(comm->engine, call, &request);
+    if (call->timeout_ms)
+        shoal_driver_check_by(driver, request.deadline_ns);
     shoal_driver_spin(driver, comm->engine, &request);
+    shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
     return shoal_driver_wait(driver, &request, UINT64_MAX);
 }
@@ -126,6 +129,8 @@ static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request");
     shoal_driver_lock(driver);
     shoal_engine_post(comm->engine, call, request);
+    if (call->timeout_ms)
+        shoal_driver_check_by(driver, request->deadline_ns);
     shoal_engine_progress(comm->engine);
     shoal_engine_flush(comm->engine);
     shoal_driver_wake(driver);

@@ -144,7 +144,8 @@ static enum shoal_status make_world(struct shoal_context *context, struct shoal_
     if (!shm_options.peers)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
     shoal_driver_set_ranks(&context->driver, bootstrap->size);
-    enum shoal_status status = shoal_shm_node_connect(context->node, bootstrap, timeout_ms, shm_options.peers);
+    enum shoal_status status =
+        shoal_shm_node_connect(context->node, bootstrap, &context->driver.guard, timeout_ms, shm_options.peers);
     if (status == SHOAL_OK)
         status = make(context, &shm_options, "world", options, bootstrap->launcher, comm_out);
     free(shm_options.peers);
@@ -325,6 +326,30 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 
 #define QUIET_WAIT_NS SHOAL_NS_PER_S
 
+/* Memory that another communicator's operation uses cannot move under it. */
+static bool is_used_elsewhere(const struct shoal_context *context, shoal_location location)
+{
+    for (const struct shoal_engine *engine = context->driver.engines; engine; engine = engine->next) {
+        if (shoal_engine_uses(engine, location))
+            return true;
+    }
+    return false;
+}
+
+static void renew_exposed(struct shoal_context *context, const struct shoal_engine *engine, int rank)
+{
+    for (unsigned i = 0; i < engine->exposed_count; i++) {
+        const bool can_move = !is_used_elsewhere(context, engine->exposed[i]);
+        shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
+                       "rank %d stopped while it may have been writing to this rank's shared memory: %s", rank,
+                       can_move
+                           ? "the contents move to fresh pages"
+                           : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
+        if (can_move)
+            shoal_shm_node_renew(context->node, engine->exposed[i]);
+    }
+}
+
 /* Peers may be writing to this rank's shared memory when a communicator breaks. They stop at their next look, in microseconds;
  * for one that does not (it is stopped, and may go on at any time) the memory moves to fresh pages. Ends with the lock held. */
 static void wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
@@ -333,10 +358,7 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
     int rank;
     while (!shoal_engine_is_quiet(engine, &rank)) {
         if (shoal_clock_ns() > deadline_ns) {
-            shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
-                           "rank %d stopped while it wrote to this rank's shared memory: the contents move to fresh pages",
-                           rank);
-            shoal_shm_node_renew(context->node);
+            renew_exposed(context, engine, rank);
             return;
         }
         shoal_driver_unlock(&context->driver);
@@ -351,6 +373,12 @@ void shoal_comm_free(struct shoal_comm *comm)
         return;
     struct shoal_context *context = comm->context;
     shoal_driver_lock(&context->driver);
+    if (comm->engine->is_in_progress) {
+        shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "shoal_comm_free of %s inside a callback of it: not freed",
+                       comm->name);
+        shoal_driver_unlock(&context->driver);
+        return;
+    }
     struct shoal_comm **link = &context->comms;
     while (*link && *link != comm)
         link = &(*link)->next;

@@ -107,10 +107,7 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_alloc"));
     if (!memory_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_alloc: memory_out is NULL");
-    shoal_driver_lock(&context->driver);
-    const enum shoal_status status = shoal_shm_node_alloc(context->node, bytes, memory_out);
-    shoal_driver_unlock(&context->driver);
-    return status;
+    return shoal_shm_node_alloc(context->node, &context->driver.guard, bytes, memory_out);
 }
 
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)

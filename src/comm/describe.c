@@ -51,11 +51,19 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
 
 void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 {
-    if (!out || shoal_comm_check(comm, "shoal_flight_print") == SHOAL_ERR_ARGUMENT)
+    struct shoal_recorder copy;
+    if (!out || !comm || shoal_context_check(comm->context, "shoal_flight_print") != SHOAL_OK)
         return;
+    if (shoal_recorder_init(&copy) != SHOAL_OK) {
+        fprintf(out, "{\"error\":\"no memory for a copy of the flight recorder\"}\n");
+        return;
+    }
+    /* The lock is not held while `out` may block. */
     shoal_driver_lock(&comm->context->driver);
-    shoal_recorder_print(&comm->engine->recorder, comm->name, comm->rank, comm->context->driver.ns_per_tick, out);
+    shoal_recorder_copy(&comm->engine->recorder, &copy);
     shoal_driver_unlock(&comm->context->driver);
+    shoal_recorder_print(&copy, comm->name, comm->rank, comm->context->driver.ns_per_tick, out);
+    shoal_recorder_fini(&copy);
 }
 
 enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out)

@@ -10,6 +10,16 @@
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
+static void lock_for_node(void *driver)
+{
+    shoal_driver_lock(driver);
+}
+
+static void unlock_for_node(void *driver)
+{
+    shoal_driver_unlock(driver);
+}
+
 enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log, const struct shoal_settings *settings,
                                     struct shoal_shm_node *node)
 {
@@ -19,6 +29,7 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     driver->node = node;
     driver->ns_per_tick = shoal_clock_ns_per_tick();
     driver->yield_ns = settings->yield_us * 1000;
+    driver->guard = (struct shoal_shm_guard){lock_for_node, unlock_for_node, driver};
     if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
         pthread_cond_init(&driver->thread_wake, NULL))
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
@@ -99,6 +110,12 @@ void shoal_driver_unlock(struct shoal_driver *driver)
     pthread_mutex_unlock(&driver->lock);
 }
 
+void shoal_driver_check_by(struct shoal_driver *driver, uint64_t when_ns)
+{
+    if (when_ns < driver->next_check_ns)
+        driver->next_check_ns = when_ns;
+}
+
 void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine)
 {
     engine->next = driver->engines;
@@ -150,6 +167,7 @@ static uint64_t check_all(struct shoal_driver *driver)
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
     }
+    shoal_shm_node_drain(driver->node);
     shoal_driver_wake(driver);
     return again_ns;
 }
@@ -181,14 +199,16 @@ static bool is_over(struct shoal_driver *driver, struct shoal_request *request)
            !atomic_load_explicit(&driver->is_busy, memory_order_relaxed);
 }
 
-/* A turn under the lock, if it is free; true when something moved. */
-static bool drive_once(struct shoal_driver *driver)
+enum turn { IDLE, MOVED, LOCKED };
+
+/* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not drive. */
+static enum turn drive_once(struct shoal_driver *driver)
 {
     if (!try_lock(driver))
-        return false;
+        return LOCKED;
     const bool did = progress_all(driver);
     shoal_driver_unlock(driver);
-    return did;
+    return did ? MOVED : IDLE;
 }
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
@@ -229,7 +249,7 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
     atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
     shoal_shm_node_doze(driver->node);
     /* The last look: whatever is published after it rings the bell. */
-    if (!drive_once(driver) && !is_over(driver, request))
+    if (drive_once(driver) == IDLE && !is_over(driver, request))
         shoal_shm_node_sleep(driver->node, left_ns);
     if (atomic_fetch_sub_explicit(&driver->sleepers, 1, memory_order_seq_cst) == 1)
         shoal_shm_node_awake(driver->node);
@@ -243,7 +263,7 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0;
     while (!is_over(driver, request)) {
-        if (drive_once(driver)) {
+        if (drive_once(driver) == MOVED) {
             idle_since_ns = 0;
             turns = 0;
             if (++moves % CHECK_MOVES)

@@ -28,6 +28,7 @@ struct shoal_driver {
     atomic_int sleepers;
     atomic_bool is_busy; /* operations were under way when the lock was last given back */
     uint64_t next_check_ns;
+    struct shoal_shm_guard guard; /* the lock, for the node */
 
     pthread_t thread;
     pthread_mutex_t thread_lock;
@@ -45,6 +46,8 @@ void shoal_driver_fini(struct shoal_driver *driver);
 void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks);
 
 void shoal_driver_lock(struct shoal_driver *driver);
+/* Under the lock: the next look at deadlines comes no later. */
+void shoal_driver_check_by(struct shoal_driver *driver, uint64_t when_ns);
 void shoal_driver_unlock(struct shoal_driver *driver);
 
 /* Under the lock. */

@@ -78,6 +78,17 @@ bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out)
     return !engine->is_broken || !engine->ops->is_quiet || engine->ops->is_quiet(engine->transport, rank_out);
 }
 
+bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
+{
+    const uint64_t segment = shoal_location_segment(location);
+    for (const struct shoal_request *request = engine->active_head; request; request = request->next) {
+        if (shoal_location_segment(request->arrival.input) == segment ||
+            shoal_location_segment(request->arrival.output) == segment)
+            return true;
+    }
+    return false;
+}
+
 void shoal_engine_destroy(struct shoal_engine *engine)
 {
     if (!engine)
@@ -387,6 +398,8 @@ static bool retire_done(struct shoal_engine *engine)
     return did;
 }
 
+#define MESSAGES_EVERY 16
+
 static bool progress(struct shoal_engine *engine)
 {
     bool did = false;
@@ -399,7 +412,8 @@ static bool progress(struct shoal_engine *engine)
         if (!engine->is_broken)
             did |= retire_done(engine);
     }
-    if (engine->message_count)
+    /* Messages that no receive waits for yet are taken too, now and then: their senders may wait for room. */
+    if (engine->message_count || (!did && ++engine->idle_turns % MESSAGES_EVERY == 0))
         did |= shoal_messages_progress(engine);
     if (engine->queue_head) /* posted by a callback, or held back until operations ended */
         did |= announce_queued(engine);

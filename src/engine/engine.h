@@ -76,6 +76,7 @@ struct shoal_request {
     size_t pieces_started;
     size_t pieces_done;
     uint64_t message_id; /* sends and receives: see messages.c */
+    const void *message_source;
     size_t message_offset;
     int message_phase;
 };
@@ -153,8 +154,11 @@ struct shoal_engine {
 
     struct shoal_messages *messages; /* sends and receives; made when first used */
     unsigned message_count;          /* under way */
+    unsigned idle_turns;
 
     struct shoal_recorder recorder;
+    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when it broke */
+    unsigned exposed_count;
     struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;                 /* something was published since the last flush */
@@ -177,6 +181,8 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_o
  * not). */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
+/* Whether an operation under way has an operand in the segment of that location. */
+bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location);
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 

@@ -134,9 +134,23 @@ static void complete_list(struct shoal_request *list, enum shoal_status status)
     }
 }
 
+/* Peers that stopped in the middle may go on to write there: shoal_comm_free takes care of it. */
+static void note_exposed(struct shoal_engine *engine)
+{
+    for (const struct shoal_request *request = engine->active_head; request; request = request->next) {
+        if (request->state == SHOAL_REQUEST_QUEUED || request->is_direct)
+            continue;
+        if (request->arrival.output)
+            engine->exposed[engine->exposed_count++] = request->arrival.output;
+        if (request->arrival.input && request->arrival.input != request->arrival.output)
+            engine->exposed[engine->exposed_count++] = request->arrival.input;
+    }
+}
+
 static void break_with(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
     struct shoal_request *active = engine->active_head, *queued = engine->queue_head;
+    note_exposed(engine);
     engine->failure = *failure;
     engine->is_broken = true;
     engine->active_head = engine->queue_head = engine->start_next = NULL;

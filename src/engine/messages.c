@@ -21,6 +21,7 @@ enum phase {
     AWAIT_ANSWER, /* send: ASK queued */
     STREAMING,    /* send: GO received */
     UNMATCHED,    /* receive */
+    COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
     FILLING,      /* receive: DATA expected */
     DRAINING      /* drain: until it is the oldest */
@@ -34,6 +35,7 @@ struct early {
     char data[];
 };
 
+#define COPY_BYTES ((size_t)1 << 20)
 #define EARLY_MAX 4096 /* messages kept; then the queues fill and the senders wait */
 
 struct shoal_messages {
@@ -134,10 +136,22 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
     request->pieces_done = 0; /* 1: taken by copy */
     if (!packet->location)
         return;
-    const void *source = engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
-    if (!source)
-        return; /* then it is streamed */
-    engine->kernels->copy(&request->call.output, 1, source, request->bytes, SHOAL_STORES_CACHED);
+    request->message_source =
+        engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
+    if (request->message_source) /* else it is streamed */
+        request->message_phase = COPYING;
+}
+
+/* A part at a time, so that other operations move on. */
+static void copy_part(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const size_t offset = request->message_offset, bytes = shoal_min_size(request->bytes - offset, COPY_BYTES);
+    void *const to = (char *)request->call.output + offset;
+    engine->kernels->copy(&to, 1, (const char *)request->message_source + offset, bytes, SHOAL_STORES_CACHED);
+    request->message_offset += bytes;
+    if (request->message_offset < request->bytes)
+        return;
+    request->message_phase = TO_ANSWER;
     request->pieces_done = 1;
 }
 
@@ -178,8 +192,17 @@ static bool keep_early(struct shoal_messages *messages, int peer, const struct s
     return true;
 }
 
+static bool has_tables(struct shoal_engine *engine)
+{
+    if (!engine->messages)
+        engine->messages = calloc(1, sizeof *engine->messages);
+    return engine->messages != NULL;
+}
+
 static bool take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
+    if (!has_tables(engine)) /* it came before any send or receive of ours */
+        return false;
     struct shoal_request *receive = find_receive(engine->messages, peer, packet->tag);
     if (!receive)
         return keep_early(engine->messages, peer, packet);
@@ -297,6 +320,9 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
         if (request->pieces_done)
             finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
+    case COPYING:
+        copy_part(engine, request);
+        return SHOAL_OK;
     case DRAINING:
         if (engine->messages->head != request)
             return SHOAL_PENDING;
@@ -331,12 +357,15 @@ bool shoal_messages_progress(struct shoal_engine *engine)
 {
     bool did = drain(engine);
     struct shoal_request *next;
-    for (struct shoal_request *request = engine->is_broken ? NULL : engine->messages->head; request; request = next) {
+    for (struct shoal_request *request = engine->is_broken || !engine->messages ? NULL : engine->messages->head; request;
+         request = next) {
         next = request->next;
         if (is_behind(engine->messages, request))
             continue;
         const size_t offset = request->message_offset;
         const enum shoal_status status = advance(engine, request);
+        if (engine->is_broken)
+            return true; /* a callback may have broken it: the list is gone */
         did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message_offset != offset);
         if (status != SHOAL_OK && status != SHOAL_PENDING) {
             fail_push(engine, request, status);
@@ -368,9 +397,7 @@ static void match_early(struct shoal_engine *engine, struct shoal_request *reque
 
 enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (!engine->messages)
-        engine->messages = calloc(1, sizeof *engine->messages);
-    if (!engine->messages)
+    if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
     request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? "eager" : "asked";
     request->sequence = request->record->sequence = ++engine->messages->next_id;

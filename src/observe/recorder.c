@@ -1,6 +1,7 @@
 #include "observe/recorder.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder)
 {
@@ -13,6 +14,12 @@ void shoal_recorder_fini(struct shoal_recorder *recorder)
 {
     free(recorder->records);
     recorder->records = NULL;
+}
+
+void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy)
+{
+    copy->next = recorder->next;
+    memcpy(copy->records, recorder->records, SHOAL_RECORDS * sizeof *copy->records);
 }
 
 static void print_time(FILE *out, const char *name, uint64_t ticks, uint64_t origin, double ns_per_tick)

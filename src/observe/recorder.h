@@ -44,6 +44,9 @@ static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *re
     return &recorder->records[recorder->next++ % SHOAL_RECORDS];
 }
 
+/* Into a recorder that was initialized. */
+void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy);
+
 /* One JSON object per line, oldest first. Times are in microseconds since the oldest record was posted. */
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out);
 

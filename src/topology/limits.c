@@ -104,13 +104,11 @@ static bool find_cgroup(char *directory, size_t bytes, bool *is_v2_out)
     return found;
 }
 
-static uint64_t cgroup_left(void)
+/* What one group's own limit leaves. */
+static uint64_t group_left(const char *directory, bool is_v2)
 {
-    char directory[1100], path[1200];
-    bool is_v2;
+    char path[1200];
     uint64_t limit, used, cache = 0;
-    if (!find_cgroup(directory, sizeof directory, &is_v2))
-        return UINT64_MAX;
     snprintf(path, sizeof path, "%s/%s", directory, is_v2 ? "memory.max" : "memory.limit_in_bytes");
     if (!read_number(path, &limit))
         return UINT64_MAX;
@@ -121,6 +119,23 @@ static uint64_t cgroup_left(void)
     read_key(path, is_v2 ? "inactive_file" : "total_inactive_file", &cache); /* the kernel gives these pages back first */
     used -= used < cache ? used : cache;
     return limit > used ? limit - used : 0;
+}
+
+/* The least of the group and those it lies in: a limit may be set at any of them. */
+static uint64_t cgroup_left(void)
+{
+    char directory[1100];
+    bool is_v2;
+    if (!find_cgroup(directory, sizeof directory, &is_v2))
+        return UINT64_MAX;
+    const size_t root = strlen(is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
+    uint64_t least = group_left(directory, is_v2);
+    while (strlen(directory) > root) {
+        *strrchr(directory, '/') = 0;
+        const uint64_t left = group_left(directory, is_v2);
+        least = left < least ? left : least;
+    }
+    return least;
 }
 
 uint64_t shoal_topology_memory_left(void)

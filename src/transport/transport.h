@@ -56,6 +56,13 @@ struct shoal_descriptor {
 /* Where an operand is: 0 when only its own rank reaches it ("staged"), else a segment of that rank and an offset. */
 typedef uint64_t shoal_location;
 
+#define SHOAL_LOCATION_OFFSET_BITS 40
+
+static inline uint64_t shoal_location_segment(shoal_location location)
+{
+    return location >> SHOAL_LOCATION_OFFSET_BITS;
+}
+
 struct shoal_arrival {
     struct shoal_descriptor descriptor;
     shoal_location input;

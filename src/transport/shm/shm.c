@@ -92,7 +92,9 @@ static uint64_t completed(struct shoal_transport *transport, int peer)
 
 static shoal_location locate(struct shoal_transport *transport, const void *address, size_t bytes)
 {
-    return shoal_shm_node_locate(shm_of(transport)->node, address, bytes);
+    struct shm *shm = shm_of(transport);
+    const struct shoal_shm_group group = {shm->comm, shm->peers, transport->size};
+    return shoal_shm_node_locate(shm->node, &group, address, bytes);
 }
 
 static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
@@ -261,6 +263,8 @@ static bool claim(struct shoal_shm_failure *failure)
                                                    memory_order_acquire);
 }
 
+#define CLAIM_POLLS 20000
+
 static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
@@ -270,6 +274,9 @@ static void fail(struct shoal_transport *transport, const struct shoal_failure *
         /* release: pairs with the acquire in failed. */
         atomic_store_explicit(&first->ready, 1, memory_order_release);
     }
+    /* Who was first writes for a microsecond; unless it died at that, its words are there now. */
+    for (int polls = 0; polls < CLAIM_POLLS && !atomic_load_explicit(&first->ready, memory_order_acquire); polls++)
+        shoal_clock_relax();
     wake_all(shm);
 }
 
@@ -537,6 +544,10 @@ enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct sho
     if (status == SHOAL_OK)
         status = make_own_segment(shm);
     if (status != SHOAL_OK) {
+        for (int r = 0; r < options->size; r++) { /* so that the others need not wait for it */
+            if (options->peers[r])
+                (void)shoal_shm_node_offer(options->peers[r], options->comm, NULL);
+        }
         destroy(&shm->transport, false);
         return status;
     }
@@ -565,9 +576,12 @@ static enum shoal_status join_with(struct shm *shm, int rank)
     if (!shm->is_told[rank])
         shm->is_told[rank] = shoal_shm_node_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
     if (!shm->seats[rank].segment) {
-        struct shoal_segment *segment = shoal_shm_node_take(shm->node, peer, shm->comm);
-        if (segment)
+        struct shoal_segment *segment;
+        const enum shoal_status status = shoal_shm_node_take(shm->node, peer, shm->comm, &segment);
+        if (status == SHOAL_OK)
             SHOAL_TRY(take_seat(shm, rank, segment));
+        else if (status != SHOAL_PENDING)
+            return status;
     }
     if (shm->is_told[rank] && shm->seats[rank].segment)
         return SHOAL_OK;

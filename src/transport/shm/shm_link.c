@@ -256,8 +256,15 @@ static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socke
     sign(meeting->bootstrap, &hello);
     const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     const int fds[] = {meeting->bell->fd, pidfd};
-    const bool sent = send_packet(socket, &hello, sizeof hello, fds, pidfd >= 0 ? 2 : 1);
-    const int reason = errno;
+    bool sent = false;
+    int reason = EAGAIN;
+    /* The kernel counts descriptors under way for each user (ETOOMANYREFS): they become fewer as the others read theirs. */
+    while (!sent && (reason == EAGAIN || reason == ETOOMANYREFS) && shoal_clock_ns() < meeting->deadline_ns) {
+        sent = send_packet(socket, &hello, sizeof hello, fds, pidfd >= 0 ? 2 : 1);
+        reason = errno;
+        if (!sent)
+            poll(NULL, 0, 1);
+    }
     if (pidfd >= 0)
         close(pidfd);
     if (sent)
@@ -317,6 +324,9 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
         }
         return SHOAL_OK;
     }
+    if (fds[0] < 0)
+        return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor left to meet rank %d: raise `ulimit -n`",
+                              hello.rank);
     struct shoal_link_contact *contact = &meeting->contacts[hello.rank];
     contact->bell = fds[0];
     contact->pidfd = fds[1];
@@ -347,16 +357,22 @@ static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int 
                           meeting->cards[missing].pid, meeting->cards[missing].host);
 }
 
-/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came or it closed. */
-static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int socket, int missing, int *rank_out)
+/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until until_ns. */
+static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int socket, int missing, uint64_t until_ns,
+                                     int *rank_out)
 {
     enum shoal_status status;
     while ((status = take_hello(meeting, socket, rank_out)) == SHOAL_PENDING) {
         SHOAL_TRY(check_deadline(meeting, missing));
+        if (shoal_clock_ns() > until_ns)
+            return SHOAL_OK;
         shoal_link_wait(socket, POLLIN, 20);
     }
     return status;
 }
+
+/* Who connects greets at once. */
+#define STRANGER_NS SHOAL_NS_PER_S
 
 static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int missing)
 {
@@ -370,7 +386,8 @@ static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int miss
         shoal_link_wait(meeting->listener, POLLIN, 20);
         return SHOAL_OK;
     }
-    const enum shoal_status status = same_user(fd) ? await_hello(meeting, fd, missing, &rank) : SHOAL_OK;
+    const uint64_t until_ns = shoal_clock_ns() + STRANGER_NS;
+    const enum shoal_status status = same_user(fd) ? await_hello(meeting, fd, missing, until_ns, &rank) : SHOAL_OK;
     if (status != SHOAL_OK || !same_user(fd) || rank < 0) {
         close(fd);
         return status;
@@ -382,7 +399,7 @@ static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int miss
 static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank)
 {
     int answered;
-    SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, &answered));
+    SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, UINT64_MAX, &answered));
     if (answered == rank)
         return SHOAL_OK;
     return shoal_log_fail(
@@ -394,12 +411,15 @@ static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank
 enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
 {
     const int own = meeting->bootstrap->rank;
+    /* One after the other, so that few descriptors are under way. Rank 0 accepts at once, each next one when it has met those below. */
     for (int r = 0; r < own; r++) {
-        if (meeting->is_wanted[r])
-            SHOAL_TRY(connect_to(meeting, r));
+        if (!meeting->is_wanted[r])
+            continue;
+        SHOAL_TRY(connect_to(meeting, r));
+        SHOAL_TRY(hear_lower(meeting, r));
     }
     for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting))
-        SHOAL_TRY(missing < own ? hear_lower(meeting, missing) : accept_one(meeting, missing));
+        SHOAL_TRY(accept_one(meeting, missing));
     return SHOAL_OK;
 }
 

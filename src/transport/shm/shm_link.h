@@ -57,7 +57,8 @@ void shoal_link_meeting_fini(struct shoal_link_meeting *meeting);
 enum shoal_link_type {
     SHOAL_LINK_MEMORY = 1, /* key: number of an export; with its descriptor */
     SHOAL_LINK_GONE,       /* key: number of an export that was freed */
-    SHOAL_LINK_COMM        /* key: number of a communicator; with the descriptor of the sender's segment */
+    SHOAL_LINK_COMM,       /* key: number of a communicator; with the descriptor of the sender's segment */
+    SHOAL_LINK_REFUSED     /* key: number of a communicator for which the sender could not make a segment */
 };
 
 struct shoal_link_message {

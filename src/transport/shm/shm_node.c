@@ -13,9 +13,11 @@
 #include "bootstrap/auth.h"
 #include "transport/shm/shm_link.h"
 
-/* A location is the export's number and an offset of up to a TiB. */
-#define OFFSET_BITS 40
-#define OFFSET_MASK ((UINT64_C(1) << OFFSET_BITS) - 1)
+/* A location is the export's number, 24 bits, and an offset of up to a TiB. */
+#define OFFSET_MASK ((UINT64_C(1) << SHOAL_LOCATION_OFFSET_BITS) - 1)
+#define EXPORT_MAX ((UINT64_C(1) << (64 - SHOAL_LOCATION_OFFSET_BITS)) - 1)
+/* So often memory is located between two looks at what peers have sent. */
+#define DRAIN_EVERY 64
 /* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one
  * after the other, begins a page apart modulo this many pages. */
 #define STAGGER_PAGES 61
@@ -30,7 +32,6 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for a context");
     node->log = log;
     node->settings = settings;
-    node->next_export = 1;
     node->budget.limit = settings->memory_limit;
     enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
     if (status == SHOAL_OK)
@@ -66,8 +67,10 @@ void shoal_shm_node_destroy(struct shoal_shm_node *node)
     shoal_shm_node_drain(node); /* takes over references that peers of this process have passed */
     for (size_t i = 0; i < node->peer_count; i++)
         destroy_peer(node->peers[i]);
-    for (size_t i = 0; i < node->export_count; i++)
+    for (size_t i = 0; i < node->export_count; i++) {
         shoal_segment_put(node->exports[i].segment);
+        free(node->exports[i].is_told);
+    }
     for (size_t i = 0; i < node->joining_count; i++)
         shoal_segment_put(node->joining[i].segment);
     shoal_segment_put(node->bell_segment);
@@ -85,18 +88,6 @@ static void *grow(void *array, size_t count, size_t element_bytes)
     return reallocarray(array, count + 1, element_bytes);
 }
 
-static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id, struct shoal_segment *segment)
-{
-    struct shoal_shm_mapped *mapped = grow(peer->mapped, peer->mapped_count, sizeof *mapped);
-    if (!mapped) {
-        shoal_segment_put(segment);
-        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
-        return;
-    }
-    peer->mapped = mapped;
-    peer->mapped[peer->mapped_count++] = (struct shoal_shm_mapped){id, segment};
-}
-
 static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
 {
     for (size_t i = 0; i < peer->mapped_count; i++) {
@@ -106,6 +97,19 @@ static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
         peer->mapped[i] = peer->mapped[--peer->mapped_count];
         return;
     }
+}
+
+static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id, struct shoal_segment *segment)
+{
+    forget_mapped(peer, id); /* a number that is used again */
+    struct shoal_shm_mapped *mapped = grow(peer->mapped, peer->mapped_count, sizeof *mapped);
+    if (!mapped) {
+        shoal_segment_put(segment);
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
+        return;
+    }
+    peer->mapped = mapped;
+    peer->mapped[peer->mapped_count++] = (struct shoal_shm_mapped){id, segment};
 }
 
 static void keep_joining(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *segment)
@@ -128,16 +132,23 @@ static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *pee
         forget_mapped(peer, message->key);
         return;
     }
+    if (message->type == SHOAL_LINK_REFUSED) {
+        keep_joining(node, peer, message->key, NULL);
+        return;
+    }
     if (message->type != SHOAL_LINK_MEMORY && message->type != SHOAL_LINK_COMM)
         return;
     if (peer->is_same_process)
         segment = (struct shoal_segment *)(uintptr_t)message->pointer;
-    else if (fd < 0 || shoal_segment_map(node->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
-        return;
-    if (message->type == SHOAL_LINK_MEMORY)
-        keep_mapped(node, peer, message->key, segment);
-    else
+    else if (fd < 0)
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no descriptor left to take memory of process %d: raise `ulimit -n`",
+                       peer->name.pid);
+    else if (shoal_segment_map(node->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
+        segment = NULL;
+    if (message->type == SHOAL_LINK_COMM)
         keep_joining(node, peer, message->key, segment);
+    else if (segment)
+        keep_mapped(node, peer, message->key, segment);
 }
 
 static void drain_peer(struct shoal_shm_node *node, struct shoal_shm_peer *peer)
@@ -157,6 +168,10 @@ void shoal_shm_node_drain(struct shoal_shm_node *node)
 /* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. */
 static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
 {
+    if (!segment) {
+        const struct shoal_link_message refused = {.type = SHOAL_LINK_REFUSED, .key = key};
+        return shoal_link_send(peer->socket, &refused, -1);
+    }
     struct shoal_link_message message = {.type = type, .key = key, .bytes = segment->bytes, .offset = segment->offset};
     if (!peer->is_same_process)
         return shoal_link_send(peer->socket, &message, segment->fd);
@@ -192,6 +207,7 @@ static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoa
     memcpy(peer->id, card->id, sizeof peer->id);
     memcpy(peer->name.host, card->host, sizeof peer->name.host);
     peer->name.pid = card->pid;
+    peer->index = node->peer_count;
     peer->is_same_process = contact->is_same_process;
     peer->socket = contact->socket;
     peer->pidfd = contact->pidfd;
@@ -220,25 +236,48 @@ static enum shoal_status require_same_host(struct shoal_shm_node *node, const st
                           rank, card->pid, card->host, own->host);
 }
 
-static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
-                                  const struct shoal_link_card *cards, int size, int rank, struct shoal_shm_peer **peers)
+/* Who is new? The others are met already. */
+static enum shoal_status choose_wanted(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+                                       struct shoal_shm_peer **peers)
 {
-    for (int r = 0; r < size; r++) {
+    const int rank = meeting->bootstrap->rank;
+    for (int r = 0; r < meeting->bootstrap->size; r++) {
         if (r == rank)
             continue;
-        SHOAL_TRY(require_same_host(node, &cards[rank], &cards[r], r));
-        peers[r] = find_peer(node, cards[r].id);
+        SHOAL_TRY(require_same_host(node, &meeting->cards[rank], &meeting->cards[r], r));
+        peers[r] = find_peer(node, meeting->cards[r].id);
         meeting->is_wanted[r] = !peers[r];
-    }
-    SHOAL_TRY(shoal_link_meet(meeting));
-    for (int r = 0; r < size; r++) {
-        if (meeting->is_wanted[r])
-            SHOAL_TRY(add_peer(node, &cards[r], &meeting->contacts[r], &peers[r]));
     }
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+static enum shoal_status add_met(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, struct shoal_shm_peer **peers)
+{
+    for (int r = 0; r < meeting->bootstrap->size; r++) {
+        if (meeting->is_wanted[r])
+            SHOAL_TRY(add_peer(node, &meeting->cards[r], &meeting->contacts[r], &peers[r]));
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+                                  const struct shoal_shm_guard *guard, struct shoal_shm_peer **peers)
+{
+    guard->lock(guard->arg);
+    enum shoal_status status = choose_wanted(node, meeting, peers);
+    guard->unlock(guard->arg);
+    if (status == SHOAL_OK)
+        status = shoal_link_meet(meeting); /* waits: without the lock */
+    if (status != SHOAL_OK)
+        return status;
+    guard->lock(guard->arg);
+    status = add_met(node, meeting, peers);
+    guard->unlock(guard->arg);
+    return status;
+}
+
+enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
+                                         const struct shoal_shm_guard *guard, uint32_t timeout_ms,
                                          struct shoal_shm_peer **peers)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
@@ -252,37 +291,55 @@ enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct sho
                                                         meeting.cards, sizeof meeting.cards[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
-        status = meet_all(node, &meeting, meeting.cards, bootstrap->size, bootstrap->rank, peers);
+        status = meet_all(node, &meeting, guard, peers);
     shoal_link_meeting_fini(&meeting);
     return status;
 }
 
 /* ---- The segments of a communicator -------------------------------------------------------------------------------------- */
 
-static struct shoal_segment *take_joining(struct shoal_shm_node *node, uint64_t comm, const struct shoal_shm_peer *peer)
-{
-    for (size_t i = 0; i < node->joining_count; i++) {
-        if (node->joining[i].comm != comm || node->joining[i].peer != peer)
-            continue;
-        struct shoal_segment *segment = node->joining[i].segment;
-        node->joining[i] = node->joining[--node->joining_count];
-        return segment;
-    }
-    return NULL;
-}
-
 bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own)
 {
     return pass_segment(peer, SHOAL_LINK_COMM, comm, own);
 }
 
-struct shoal_segment *shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm)
+enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
+                                      struct shoal_segment **segment_out)
 {
     drain_peer(node, peer);
-    return take_joining(node, comm, peer);
+    for (size_t i = 0; i < node->joining_count; i++) {
+        if (node->joining[i].comm != comm || node->joining[i].peer != peer)
+            continue;
+        struct shoal_segment *segment = node->joining[i].segment;
+        node->joining[i] = node->joining[--node->joining_count];
+        if (!segment)
+            return shoal_log_fail(node->log, SHOAL_ERR_PEER_LOST, "shm",
+                                  "process %d on %s could not make its part of a communicator: see its log", peer->name.pid,
+                                  peer->name.host);
+        *segment_out = segment;
+        return SHOAL_OK;
+    }
+    return SHOAL_PENDING;
 }
 
 /* ---- Memory for peers ---------------------------------------------------------------------------------------------------- */
+
+static bool is_number_used(const struct shoal_shm_node *node, uint64_t id)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        if (node->exports[i].id == id)
+            return true;
+    }
+    return false;
+}
+
+static uint64_t next_number(struct shoal_shm_node *node)
+{
+    do
+        node->next_export = node->next_export < EXPORT_MAX ? node->next_export + 1 : 1;
+    while (is_number_used(node, node->next_export));
+    return node->next_export;
+}
 
 static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_segment *segment, char *begin, size_t bytes)
 {
@@ -292,29 +349,34 @@ static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_se
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
     }
     node->exports = exports;
-    exports[node->export_count++] = (struct shoal_shm_export){node->next_export++, segment, begin, bytes, 0};
+    const struct shoal_shm_export export = {.id = next_number(node), .segment = segment, .begin = begin, .bytes = bytes};
+    exports[node->export_count++] = export;
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out)
+enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, const struct shoal_shm_guard *guard, size_t bytes,
+                                       void **memory_out)
 {
     struct shoal_segment *segment;
-    const size_t pad = ((size_t)node->rank * 7 + (size_t)node->next_export) % STAGGER_PAGES * SHOAL_PAGE;
+    const size_t turn = atomic_fetch_add_explicit(&node->staggers, 1, memory_order_relaxed);
+    const size_t pad = ((size_t)node->rank * 7 + turn) % STAGGER_PAGES * SHOAL_PAGE;
     if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
         return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece",
                               bytes);
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
     SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
-    const enum shoal_status status =
-        shoal_segment_reserve(segment, node->log, pad, total - pad, &node->budget, "shoal_mem_alloc");
+    enum shoal_status status = shoal_segment_reserve(segment, node->log, pad, total - pad, &node->budget, "shoal_mem_alloc");
     if (status != SHOAL_OK) {
         shoal_segment_put(segment);
         return status;
     }
     char *begin = segment->base + pad;
-    SHOAL_TRY(add_export(node, segment, begin, bytes));
-    *memory_out = begin;
-    return SHOAL_OK;
+    guard->lock(guard->arg);
+    status = add_export(node, segment, begin, bytes);
+    guard->unlock(guard->arg);
+    if (status == SHOAL_OK)
+        *memory_out = begin;
+    return status;
 }
 
 static bool overlaps(const struct shoal_shm_export *export, const char *begin, size_t bytes)
@@ -342,6 +404,9 @@ enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *mem
         return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
                               "shoal_mem_register: address %p cannot map offset %llu (they differ within a page)", memory,
                               (unsigned long long)offset);
+    if (bytes > OFFSET_MASK - SHOAL_PAGE)
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+                              "shoal_mem_register of %zu bytes: at most a TiB in one piece", bytes);
     SHOAL_TRY(shoal_segment_wrap(node->log, (char *)memory - within, bytes + within, fd, offset - within, &segment));
     return add_export(node, segment, memory, bytes);
 }
@@ -353,9 +418,12 @@ enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memo
         if (export->begin != memory || (!export->segment || export->segment->is_foreign) != is_registered)
             continue;
         const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
-        for (size_t p = 0; p < export->told; p++) /* a full link only delays the peer's unmapping to its end */
-            (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
+        for (size_t p = 0; p < export->told_count; p++) {
+            if (export->is_told[p]) /* a full link only delays the peer's unmapping to its end */
+                (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
+        }
         shoal_segment_release(export->segment, &node->budget);
+        free(export->is_told);
         node->exports[i] = node->exports[--node->export_count];
         shoal_shm_node_drain(node);
         return SHOAL_OK;
@@ -370,25 +438,54 @@ static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
     enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad);
     if (status != SHOAL_OK)
         return; /* said; the memory stays where it is */
-    export->id = node->next_export++;
-    export->told = 0;
+    export->id = next_number(node);
+    export->known_to = 0;
+    for (size_t p = 0; p < export->told_count; p++)
+        export->is_told[p] = false;
 }
 
-void shoal_shm_node_renew(struct shoal_shm_node *node)
+void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location)
 {
     for (size_t i = 0; i < node->export_count; i++) {
-        if (node->exports[i].segment && !node->exports[i].segment->is_foreign)
-            renew(node, &node->exports[i]);
+        struct shoal_shm_export *export = &node->exports[i];
+        if (export->id == shoal_location_segment(location) && export->segment && !export->segment->is_foreign) {
+            renew(node, export);
+            return;
+        }
     }
 }
 
-/* Peers learn of memory when it is first used; true when all that this node has met know it. */
-static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export)
+static bool is_room_for_told(struct shoal_shm_node *node, struct shoal_shm_export *export)
 {
-    while (export->told < node->peer_count &&
-           pass_segment(node->peers[export->told], SHOAL_LINK_MEMORY, export->id, export->segment))
-        export->told++;
-    return export->told == node->peer_count;
+    if (export->told_count == node->peer_count)
+        return true;
+    bool *is_told = realloc(export->is_told, node->peer_count * sizeof *is_told);
+    if (!is_told)
+        return false;
+    for (size_t p = export->told_count; p < node->peer_count; p++)
+        is_told[p] = false;
+    export->is_told = is_told;
+    export->told_count = node->peer_count;
+    return true;
+}
+
+/* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not count. */
+static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export, const struct shoal_shm_group *group)
+{
+    if (export->known_to == group->comm)
+        return true;
+    if (!is_room_for_told(node, export))
+        return false;
+    bool is_known = true;
+    for (int r = 0; r < group->size; r++) {
+        struct shoal_shm_peer *peer = group->peers[r];
+        if (!peer || export->is_told[peer->index])
+            continue;
+        export->is_told[peer->index] = pass_segment(peer, SHOAL_LINK_MEMORY, export->id, export->segment);
+        is_known &= export->is_told[peer->index] || shoal_shm_peer_has_ended(peer);
+    }
+    export->known_to = is_known ? group->comm : 0;
+    return is_known;
 }
 
 static bool contains(const struct shoal_shm_export *export, const char *address, size_t bytes)
@@ -396,17 +493,20 @@ static bool contains(const struct shoal_shm_export *export, const char *address,
     return address >= export->begin && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
 }
 
-shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const void *address, size_t bytes)
+shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,
+                                     size_t bytes)
 {
+    if (++node->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
+        shoal_shm_node_drain(node);
     for (size_t i = 0; i < node->export_count; i++) {
         const size_t at = (node->export_hint + i) % node->export_count;
         struct shoal_shm_export *export = &node->exports[at];
         if (!contains(export, address, bytes))
             continue;
         node->export_hint = at;
-        if (!export->segment || !announce(node, export))
+        if (!export->segment || !announce(node, export, group))
             return 0;
-        return export->id << OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
+        return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
     }
     return 0;
 }
@@ -423,10 +523,10 @@ static struct shoal_segment *find_mapped(const struct shoal_shm_peer *peer, uint
 void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes)
 {
     const uint64_t offset = location & OFFSET_MASK;
-    struct shoal_segment *segment = find_mapped(peer, location >> OFFSET_BITS);
+    struct shoal_segment *segment = find_mapped(peer, shoal_location_segment(location));
     if (!segment) {
         drain_peer(node, peer);
-        segment = find_mapped(peer, location >> OFFSET_BITS);
+        segment = find_mapped(peer, shoal_location_segment(location));
     }
     if (!segment || offset > segment->bytes || bytes > segment->bytes - offset)
         return NULL;
@@ -436,7 +536,7 @@ void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *p
 void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location)
 {
     for (size_t i = 0; i < node->export_count; i++) {
-        if (node->exports[i].id == location >> OFFSET_BITS)
+        if (node->exports[i].id == shoal_location_segment(location))
             return node->exports[i].segment->base + (location & OFFSET_MASK);
     }
     return NULL;
@@ -465,7 +565,7 @@ void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns)
 
 void shoal_shm_node_awake(struct shoal_shm_node *node)
 {
-    atomic_store_explicit(&node->bell->asleep, 0, memory_order_relaxed);
+    shoal_shm_bell_ring(node->bell); /* not a bare store: another thread may have gone to sleep since */
 }
 
 void shoal_shm_bell_ring(struct shoal_shm_bell *bell)

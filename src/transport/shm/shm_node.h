@@ -31,6 +31,7 @@ struct shoal_shm_mapped {
 
 struct shoal_shm_peer {
     unsigned char id[SHOAL_SHM_ID_BYTES];
+    size_t index; /* among the node's peers */
     struct shoal_peer_name name;
     int socket;
     int pidfd; /* -1 where the kernel has none: then the socket's end tells */
@@ -49,14 +50,16 @@ struct shoal_shm_export {
     struct shoal_segment *segment;
     char *begin; /* what the user sees */
     size_t bytes;
-    size_t told; /* how many of the node's peers, in order of meeting, have its descriptor */
+    bool *is_told; /* [told_count], by the peer's index: who has its descriptor */
+    size_t told_count;
+    uint64_t known_to; /* the communicator whose ranks all have it, 0 none: what was asked last */
 };
 
 /* A peer's segment of a communicator that is being made. */
 struct shoal_shm_joining {
     uint64_t comm;
     const struct shoal_shm_peer *peer;
-    struct shoal_segment *segment;
+    struct shoal_segment *segment; /* NULL: the peer could not make it */
 };
 
 struct shoal_shm_node {
@@ -72,6 +75,8 @@ struct shoal_shm_node {
     size_t export_count;
     size_t export_hint;
     uint64_t next_export;
+    unsigned locates;
+    atomic_uint staggers;
     struct shoal_shm_joining *joining;
     size_t joining_count;
     int rank; /* in the first communicator; staggers memory */
@@ -82,32 +87,51 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, co
 /* Accepts a half-built node and NULL. All transports on it must be gone. */
 void shoal_shm_node_destroy(struct shoal_shm_node *node);
 
+/* The driver's lock, taken while the node's tables change. */
+struct shoal_shm_guard {
+    void (*lock)(void *arg);
+    void (*unlock)(void *arg);
+    void *arg;
+};
+
 /* Meets all ranks of the bootstrap; peers[rank] is NULL for the own rank. ERR_UNSUPPORTED when one is on another host (named),
  * ERR_AUTH, ERR_TIMEOUT (named), ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
-                                                        uint32_t timeout_ms, struct shoal_shm_peer **peers);
+                                                        const struct shoal_shm_guard *guard, uint32_t timeout_ms,
+                                                        struct shoal_shm_peer **peers);
 
 /* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
- * the link is full now. And takes the peer's, a reference for the caller; NULL while it has not come. */
+ * the link is full now; NULL tells that there is none. And takes the peer's: OK with a reference for the caller, PENDING while
+ * it has not come, ERR_PEER_LOST when the peer has none. */
 bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
-struct shoal_segment *shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm);
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
+                                                     struct shoal_segment **segment_out);
 
 /* Reads what peers have sent: their memory, new and gone. */
 void shoal_shm_node_drain(struct shoal_shm_node *node);
 
-/* Memory for peers; see the public header. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out);
+/* Memory for peers; see the public header. alloc takes the guard itself, when it has the memory: that may take long. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, const struct shoal_shm_guard *guard,
+                                                      size_t bytes, void **memory_out);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd,
                                                          uint64_t offset);
 /* Takes memory back; is_registered tells which of the two calls made it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered);
 
-/* Moves what shoal_shm_node_alloc gave out to fresh pages at the same addresses; peers keep the old ones. Memory that was
- * registered stays. */
-void shoal_shm_node_renew(struct shoal_shm_node *node);
+/* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones. Memory that was registered
+ * stays. */
+void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location);
 
-/* Where [address, address + bytes) is for peers, 0 when they cannot map it (yet). */
-shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const void *address, size_t bytes);
+/* Who shall reach memory: the ranks of a communicator. peers[rank] is NULL for the own rank. */
+struct shoal_shm_group {
+    uint64_t comm;
+    struct shoal_shm_peer **peers;
+    int size;
+};
+
+/* Where [address, address + bytes) is for a group, 0 when some of it cannot map it (yet). */
+shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,
+                                     size_t bytes);
 /* The peer's memory as an address here; NULL when it has not sent it. */
 void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes);
 /* The own memory at a location. */

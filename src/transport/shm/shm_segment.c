@@ -124,17 +124,38 @@ static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
-                                        struct shoal_segment_budget *budget, const char *what)
+/* Ranks that reserve at the same time see each other's part between two chunks. */
+#define RESERVE_CHUNK ((uint64_t)32 << 20)
+
+static enum shoal_status get_pages(const struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
+                                   const char *what)
 {
     int result;
-    SHOAL_TRY(check_room(log, bytes, budget, what));
     do
         result = fallocate(segment->fd, 0, (off_t)begin, (off_t)bytes);
     while (result != 0 && errno == EINTR);
-    if (result != 0)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "%s cannot get %llu bytes of shared memory: %s", what,
-                              (unsigned long long)bytes, strerror(errno));
+    if (result == 0)
+        return SHOAL_OK;
+    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "%s cannot get %llu bytes of shared memory: %s", what,
+                          (unsigned long long)bytes, strerror(errno));
+}
+
+enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin, uint64_t bytes,
+                                        struct shoal_segment_budget *budget, const char *what)
+{
+    uint64_t done = 0;
+    enum shoal_status status = SHOAL_OK;
+    while (done < bytes && status == SHOAL_OK) {
+        const uint64_t chunk = bytes - done < RESERVE_CHUNK ? bytes - done : RESERVE_CHUNK;
+        status = check_room(log, bytes - done, budget, what);
+        if (status == SHOAL_OK)
+            status = get_pages(segment, log, begin + done, chunk, what);
+        done += status == SHOAL_OK ? chunk : 0;
+    }
+    if (status != SHOAL_OK) {
+        fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)begin, (off_t)bytes);
+        return status;
+    }
     segment->reserved += bytes;
     atomic_fetch_add_explicit(&budget->reserved, bytes, memory_order_relaxed);
     return SHOAL_OK;
