@@ -1,0 +1,107 @@
+/* What one rank does early, late or alone must not hold up the others, nor reach into what they have taken back. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/context.h"
+#include "multi_world.h"
+
+#define SENDS 100
+#define FLOATS ((size_t)1 << 20)
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* More than the queue holds is sent before anything is received, and a barrier stands between. */
+static void small_sends_do_not_wait_for_their_receives(struct world *world)
+{
+    static char message[SHOAL_EAGER_BYTES];
+    for (int i = 0; i < SENDS && world->rank == 1; i++) {
+        memset(message, i, sizeof message);
+        OK(world, shoal_send(world->comm, message, sizeof message / 8, SHOAL_INT64, 0, 7, NULL));
+    }
+    OK(world, shoal_barrier(world->comm, NULL));
+    for (int i = 0; i < SENDS && world->rank == 0; i++) {
+        OK(world, shoal_recv(world->comm, message, sizeof message / 8, SHOAL_INT64, 1, 7, NULL));
+        CHECK(world, message[0] == (char)i && message[sizeof message - 1] == (char)i, "message %d came out of order", i);
+    }
+}
+
+/* A rank without memory for its part of a new communicator: it learns why, the others that it could not; nobody waits. */
+static void split_that_one_rank_cannot_make_fails_everywhere(struct world *world)
+{
+    struct shoal_comm *half = NULL;
+    void *memory;
+    for (size_t bytes = 1 << 20; world->rank == 1 && bytes >= 4096;) /* takes all there is */
+        bytes = shoal_mem_alloc(world->context, bytes, &memory) == SHOAL_OK ? bytes : bytes / 2;
+    const double start = seconds();
+    const enum shoal_status status = shoal_comm_split(world->comm, 0, 0, NULL, &half);
+    CHECK(world, status == (world->rank == 1 ? SHOAL_ERR_MEMORY : SHOAL_ERR_PEER_LOST), "%s", shoal_status_name(status));
+    CHECK(world, seconds() - start < 2, "it took %.1f s", seconds() - start);
+    OK(world, shoal_barrier(world->comm, NULL)); /* the parent is as it was */
+}
+
+/* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it writes
+ * then must not be seen. Ranks tell each other where they are through the board. */
+static void memory_taken_back_is_out_of_reach(struct world *world)
+{
+    struct shoal_comm *comm;
+    float *x;
+    void *memory;
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    soon.timeout_ms = 300;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &comm));
+    OK(world, shoal_mem_alloc(world->context, FLOATS * sizeof(float), &memory));
+    x = memory;
+    OK(world, shoal_allreduce(comm, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    struct shoal_transport *transport = comm->engine->transport;
+    if (world->rank == 1) {
+        enum shoal_status error = SHOAL_OK;
+        const struct shoal_arrival *arrival = transport->ops->arrival(transport, 0, comm->engine->done_sequence);
+        float *theirs = transport->ops->reach(transport, 0, arrival->output, FLOATS * sizeof(float), &error);
+        CHECK(world, theirs && transport->ops->enter(transport), "no reach");
+        world->board[1] = (uint64_t)getpid();
+        raise(SIGSTOP);
+        for (size_t i = 0; i < FLOATS; i++)
+            theirs[i] = -1;
+        transport->ops->leave(transport);
+        world->board[2] = 1;
+        shoal_comm_free(comm);
+        return;
+    }
+    while (!((volatile uint64_t *)world->board)[1])
+        usleep(1000);
+    usleep(50000);
+    for (size_t i = 0; i < FLOATS; i++)
+        x[i] = (float)(i % 100);
+    CHECK(world, shoal_allreduce(comm, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, &soon) == SHOAL_ERR_TIMEOUT, "no time-out");
+    const double start = seconds();
+    shoal_comm_free(comm);
+    CHECK(world, seconds() - start > 0.5 && seconds() - start < 2, "freeing took %.1f s", seconds() - start);
+    CHECK(world, kill((pid_t)world->board[1], SIGCONT) == 0, "rank 1 is gone");
+    while (!((volatile uint64_t *)world->board)[2])
+        usleep(1000);
+    for (size_t i = 0; i < FLOATS; i++)
+        CHECK(world, x[i] == (float)(i % 100), "element %zu was overwritten with %g", i, (double)x[i]);
+    OK(world, shoal_mem_free(world->context, x));
+}
+
+int main(void)
+{
+    static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=16M", NULL};
+    world_board();
+    world_run(&(struct world_options){"small_sends_do_not_wait_for_their_receives", 2, NULL,
+                                      small_sends_do_not_wait_for_their_receives, NULL});
+    world_run(&(struct world_options){"split_that_one_rank_cannot_make_fails_everywhere", 3, limited,
+                                      split_that_one_rank_cannot_make_fails_everywhere, NULL});
+    world_board();
+    world_run(&(struct world_options){"memory_taken_back_is_out_of_reach", 2, NULL, memory_taken_back_is_out_of_reach, NULL});
+    return world_finish();
+}
