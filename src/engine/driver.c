@@ -213,18 +213,14 @@ static enum turn drive_once(struct shoal_driver *driver)
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
-/* The fence of a flush waits until our own line has reached the memory system, as long as an exchange takes: peers that come at
- * the same time are looked for first, sleepers are woken after so many polls. */
-#define FLUSH_POLLS 16
 
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
 {
     const unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
-        const bool did = shoal_engine_progress(engine);
-        if (i == FLUSH_POLLS || (did && i > FLUSH_POLLS))
+        if (shoal_engine_progress(engine))
             shoal_engine_flush(engine);
-        else if (!did)
+        else
             shoal_clock_relax();
     }
     shoal_engine_flush(engine);

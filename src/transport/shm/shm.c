@@ -33,6 +33,7 @@ struct shm {
     uint64_t join_deadline_ns;
     size_t slot_bytes;
     uint64_t counter_start;
+    bool needs_fence;                  /* towards some peer, see shoal_shm_peer_needs_fence */
     struct seat *seats;                /* [size] */
     struct shoal_shm_peer **peers;     /* [size], NULL for the own rank */
     struct shoal_shm_counter **raised; /* [size]: the first of the counters this rank raises in each peer's segment */
@@ -235,11 +236,20 @@ static const struct shoal_packet *peek(struct shoal_transport *transport, int pe
 
 /* ---- Waking -------------------------------------------------------------------------------------------------------------- */
 
+/* The frequent side of a handshake: a full fence, or, where all peers' rare sides make us pass one, only an order for the compiler. */
+static void order_store_before_look(const struct shm *shm)
+{
+    if (shm->needs_fence)
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+
 static void flush(struct shoal_transport *transport)
 {
     const struct shm *shm = shm_of(transport);
-    /* Full fence: what was published comes before the look at who sleeps; pairs with shoal_shm_node_doze. */
-    atomic_thread_fence(memory_order_seq_cst);
+    /* What was published comes before the look at who sleeps; pairs with shoal_shm_node_doze. */
+    order_store_before_look(shm);
     for (int r = 0; r < transport->size; r++) {
         if (shm->peers[r] && shoal_shm_bell_is_asleep(shm->peers[r]->bell))
             shoal_shm_bell_ring(shm->peers[r]->bell);
@@ -293,9 +303,8 @@ static bool enter(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
-    /* Full fence between "inside" and the look at the failure; pairs with the one in is_quiet: either we see the failure, or
-     * its owner sees us inside. */
-    atomic_thread_fence(memory_order_seq_cst);
+    /* "Inside" comes before the look at the failure; pairs with is_quiet: either we see the failure, or its owner sees us. */
+    order_store_before_look(shm);
     if (SHOAL_LIKELY(!atomic_load_explicit(&shm->seats[0].head->failure.claimed, memory_order_relaxed)))
         return true;
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
@@ -311,7 +320,7 @@ static void leave(struct shoal_transport *transport)
 static bool is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct shm *shm = shm_of(transport);
-    atomic_thread_fence(memory_order_seq_cst);
+    shoal_shm_node_fence_all(shm->node);
     for (int r = 0; r < transport->size; r++) {
         if (!shm->peers[r] || !atomic_load_explicit(&shm->seats[r].head->is_inside, memory_order_acquire) ||
             shoal_shm_peer_has_ended(shm->peers[r]))
@@ -565,6 +574,7 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
                               rank, bytes, layout.total_bytes);
     }
     seat_at(&shm->seats[rank], segment, &layout);
+    shm->needs_fence |= shoal_shm_peer_needs_fence(shm->node, shm->peers[rank]);
     shm->raised[rank] = &shm->seats[rank].counters[shm->transport.rank];
     return SHOAL_OK;
 }

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -43,6 +44,7 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
         return status;
     }
     node->bell = (struct shoal_shm_bell *)node->bell_segment->base;
+    node->bell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     *node_out = node;
     return SHOAL_OK;
 }
@@ -554,7 +556,14 @@ void shoal_shm_node_doze(struct shoal_shm_node *node)
     /* seq_cst: this store comes before the sleeper's last look for work; with the fence between a waker's work and its look at
      * `asleep`, one of the two sees the other. */
     atomic_store_explicit(&node->bell->asleep, 1, memory_order_seq_cst);
+    shoal_shm_node_fence_all(node);
+}
+
+void shoal_shm_node_fence_all(const struct shoal_shm_node *node)
+{
     atomic_thread_fence(memory_order_seq_cst);
+    if (node->bell->has_membarrier)
+        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns)

@@ -22,6 +22,7 @@
 /* One page of each node. asleep is set by the owner before it sleeps and cleared by who wakes it. */
 struct shoal_shm_bell {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
+    uint32_t has_membarrier; /* constant: the owner's rare side of a handshake makes all others pass a full fence */
 };
 
 struct shoal_shm_mapped {
@@ -142,6 +143,15 @@ void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
 void shoal_shm_node_doze(struct shoal_shm_node *node);
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
 void shoal_shm_node_awake(struct shoal_shm_node *node);
+
+/* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's membarrier,
+ * the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs none. */
+void shoal_shm_node_fence_all(const struct shoal_shm_node *node);
+/* Whether the frequent side needs its own fence towards that peer. */
+static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_node *node, const struct shoal_shm_peer *peer)
+{
+    return !node->bell->has_membarrier || !peer->bell->has_membarrier;
+}
 
 /* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
  * woken. */
