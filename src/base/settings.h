@@ -27,8 +27,8 @@
     X(STORES, stores, TEXT, "auto", 0, "how windows are written: auto, cached or streaming")                                   \
     X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
       "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
-    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait spins before it yields; 0 where ranks outnumber cores")              \
-    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long a wait then yields before it sleeps")                                    \
+    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls in bursts between yields; 0 where ranks outnumber cores")      \
+    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long it then yields at each turn before it sleeps")                           \
     X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")
 
 struct shoal_settings {

@@ -254,35 +254,38 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
 /* Turns that moved something between two looks at the clock: a few milliseconds. */
 #define CHECK_MOVES 64
 
+/* Polls between two yields while a wait spins, about two microseconds. Without yields, whom we wait for could not run if a wake-up had put
+ * it on this very core. */
+#define SPIN_BURST 64
+
 static void wait_until_over(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)
 {
+    const unsigned first_burst = driver->spin_ns ? SPIN_BURST : 1;
     uint64_t idle_since_ns = 0;
-    unsigned turns = 0, moves = 0;
+    unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(driver, request)) {
         if (drive_once(driver) == MOVED) {
             idle_since_ns = 0;
-            turns = 0;
+            burst = first_burst;
             if (++moves % CHECK_MOVES)
                 continue;
-            const uint64_t busy_ns =
-                shoal_driver_now_ns(driver); /* one communicator may be busy while another has lost a peer */
+            const uint64_t busy_ns = shoal_driver_now_ns(driver);
             if (busy_ns >= until_ns)
                 return;
-            check_if_due(driver, busy_ns);
+            check_if_due(driver, busy_ns); /* one communicator may be busy while another has lost a peer */
             continue;
         }
-        if (driver->spin_ns && ++turns % 64) {
+        if (++turns % burst) {
             shoal_clock_relax();
             continue;
         }
         const uint64_t now_ns = shoal_driver_now_ns(driver);
-        if (!idle_since_ns)
-            idle_since_ns = now_ns;
+        idle_since_ns = idle_since_ns ? idle_since_ns : now_ns;
         if (now_ns >= until_ns)
             return;
-        if (now_ns - idle_since_ns < driver->spin_ns)
-            continue;
-        if (now_ns - idle_since_ns < driver->spin_ns + driver->yield_ns)
+        const uint64_t waited_ns = now_ns - idle_since_ns;
+        burst = waited_ns < driver->spin_ns ? SPIN_BURST : 1;
+        if (waited_ns < driver->spin_ns + driver->yield_ns)
             sched_yield();
         else
             sleep_once(driver, request, now_ns, until_ns);

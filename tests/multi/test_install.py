@@ -84,8 +84,18 @@ def header_compiles_alone_as_c11_and_cpp17():
     expect(code == 0, err)
 
 
+def missing_packages_are_listed_where_they_cannot_be_installed():
+    bin = ROOT / "bin"
+    bin.mkdir()
+    for name, body in (("dpkg-query", "exit 1"), ("id", "echo 1000")):  # nothing is installed, and we are not root
+        (bin / name).write_text(f"#!/bin/sh\n{body}\n")
+        (bin / name).chmod(0o755)
+    code, out, err = call(TOP / "dev/deps.sh", "build", env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"})
+    expect(code == 2 and "   meson\n" in err and "   gcc\n" in err, code, out, err)
+
+
 try:
-    run_cases([install_puts_everything_in_place, program_builds_and_runs_against_the_shared_library,
+    run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place, program_builds_and_runs_against_the_shared_library,
                program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
                header_compiles_alone_as_c11_and_cpp17])
 finally:
