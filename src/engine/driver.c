@@ -213,15 +213,20 @@ static enum turn drive_once(struct shoal_driver *driver)
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
+/* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
+#define SHORT_POLLS 20
 
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
 {
     const unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
+    unsigned idle = 0;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
-        if (shoal_engine_progress(engine))
+        if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
-        else
+            idle = 0;
+        } else if (++idle > SHORT_POLLS) {
             shoal_clock_relax();
+        }
     }
     shoal_engine_flush(engine);
 }
