@@ -156,19 +156,17 @@ static int store_set(void *arg, const char *key, const void *data, size_t bytes)
     return status == PMIX_SUCCESS ? 0 : -1;
 }
 
-/* The server waits for the key for us, in whole seconds; below one second (0 would be for ever) it is asked again and again,
- * past what it has cached. */
-static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, uint64_t left_ms,
-                              pmix_value_t **value)
+/* The server waits for the key for us, a second at most (0 would be for ever): a request that met an earlier commit of its
+ * owner may not see the next one, so it is asked again, past what was cached. */
+static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, pmix_value_t **value)
 {
-    const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, left_ms < 1000 ? 1 : (int)(left_ms / 1000)),
-                                  info_true(PMIX_GET_REFRESH_CACHE)};
-    return pmix->get(owner, full, infos, left_ms < 1000 ? 2 : 1, value);
+    const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, 1), info_true(PMIX_GET_REFRESH_CACHE)};
+    return pmix->get(owner, full, infos, SHOAL_COUNT_OF(infos), value);
 }
 
 static bool is_absent(pmix_status_t status)
 {
-    return status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TIMEOUT;
+    return status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TIMEOUT || status == PMIX_ERR_PROC_ENTRY_NOT_FOUND;
 }
 
 static long store_get(void *arg, const char *key, void *data, size_t capacity, uint32_t timeout_ms)
@@ -178,12 +176,11 @@ static long store_get(void *arg, const char *key, void *data, size_t capacity, u
     full_key(pmix, key, full, sizeof full);
     const pmix_proc_t owner = owner_of(pmix, key);
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
-    uint64_t now_ns = shoal_clock_ns();
     pmix_value_t *value = NULL;
-    pmix_status_t status = get_once(pmix, &owner, full, timeout_ms, &value);
-    while (is_absent(status) && (now_ns = shoal_clock_ns()) < deadline_ns) {
+    pmix_status_t status = get_once(pmix, &owner, full, &value);
+    while (is_absent(status) && shoal_clock_ns() < deadline_ns) {
         poll(NULL, 0, RETRY_MS);
-        status = get_once(pmix, &owner, full, (deadline_ns - now_ns) / SHOAL_NS_PER_MS, &value);
+        status = get_once(pmix, &owner, full, &value);
     }
     if (is_absent(status))
         return -1;

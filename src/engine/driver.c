@@ -259,8 +259,8 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
 /* Turns that moved something between two looks at the clock: a few milliseconds. */
 #define CHECK_MOVES 64
 
-/* Polls between two yields while a wait spins, about two microseconds. Without yields, whom we wait for could not run if a wake-up had put
- * it on this very core. */
+/* Polls between two yields while a wait spins, about two microseconds. Without yields, whom we wait for could not run if a
+ * wake-up had put it on this very core. */
 #define SPIN_BURST 64
 
 static void wait_until_over(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)

@@ -332,17 +332,6 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* The first lines of a payload, which is written before its record. Asked for while the record's line is on its way, they come
- * together with it; before that they are in our cache from the last time, and asking costs nothing. */
-#define PREFETCH_BYTES (8 * SHOAL_CACHE_LINE)
-
-static void prefetch_payload(struct shoal_engine *engine, const struct shoal_request *request, int rank)
-{
-    const char *payload = engine->ops->payload(engine->transport, rank, request->sequence, request->bytes);
-    for (size_t at = 0; at < request->bytes && at < PREFETCH_BYTES; at += SHOAL_CACHE_LINE)
-        __builtin_prefetch(payload + at);
-}
-
 /* True when all ranks have arrived at the request, and called the same. */
 static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -352,8 +341,8 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         if (!other) {
-            if (request->is_direct && request->bytes > SHOAL_PAYLOAD_INLINE)
-                prefetch_payload(engine, request, r);
+            if (request->is_direct && request->bytes > SHOAL_PAYLOAD_INLINE && engine->ops->expect)
+                engine->ops->expect(engine->transport, r, request->sequence, request->bytes);
             return false;
         }
         if (!shoal_engine_agrees(engine, request, r, other))

@@ -110,6 +110,10 @@ struct shoal_transport_ops {
     /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. */
     const struct shoal_arrival *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
 
+    /* Says that the peer's record is looked for, and that bytes of payload will be with it: they may be asked for early. May be
+     * NULL. */
+    void (*expect)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
+
     /* The payload that came with the peer's record; call after `arrival` gave the record. bytes as in arrive. */
     const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 

@@ -48,8 +48,8 @@ static void split_that_one_rank_cannot_make_fails_everywhere(struct world *world
     OK(world, shoal_barrier(world->comm, NULL)); /* the parent is as it was */
 }
 
-/* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it writes
- * then must not be seen. Ranks tell each other where they are through the board. */
+/* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it
+ * writes then must not be seen. Ranks tell each other where they are through the board. */
 static void memory_taken_back_is_out_of_reach(struct world *world)
 {
     struct shoal_comm *comm;

@@ -357,7 +357,8 @@ static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int 
                           meeting->cards[missing].pid, meeting->cards[missing].host);
 }
 
-/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until until_ns. */
+/* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until
+ * until_ns. */
 static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int socket, int missing, uint64_t until_ns,
                                      int *rank_out)
 {
@@ -411,7 +412,8 @@ static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank
 enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
 {
     const int own = meeting->bootstrap->rank;
-    /* One after the other, so that few descriptors are under way. Rank 0 accepts at once, each next one when it has met those below. */
+    /* One after the other, so that few descriptors are under way. Rank 0 accepts at once, each next one when it has met
+     * those below. */
     for (int r = 0; r < own; r++) {
         if (!meeting->is_wanted[r])
             continue;

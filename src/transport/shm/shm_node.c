@@ -471,7 +471,8 @@ static bool is_room_for_told(struct shoal_shm_node *node, struct shoal_shm_expor
     return true;
 }
 
-/* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not count. */
+/* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not
+ * count. */
 static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export, const struct shoal_shm_group *group)
 {
     if (export->known_to == group->comm)

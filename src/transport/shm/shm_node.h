@@ -144,8 +144,9 @@ void shoal_shm_node_doze(struct shoal_shm_node *node);
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
 void shoal_shm_node_awake(struct shoal_shm_node *node);
 
-/* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's membarrier,
- * the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs none. */
+/* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's
+ * membarrier, the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs
+ * none. */
 void shoal_shm_node_fence_all(const struct shoal_shm_node *node);
 /* Whether the frequent side needs its own fence towards that peer. */
 static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_node *node, const struct shoal_shm_peer *peer)
