@@ -217,13 +217,14 @@ static void bootstrap_exchange_takes_0_bytes_to_64_kib(void **state)
         run_ranks(ranks, 3, &first);
         expect_all(ranks, 3, SHOAL_OK);
     }
-    const struct rank first = {.size = 2,
+    /* One rank: of several, the first to be refused may be gone before the others have joined. */
+    const struct rank first = {.size = 1,
                                .address = address_of("127.0.0.1", address),
                                .timeout_ms = 10000,
                                .rounds = 1,
                                .bytes = SHOAL_VALUE_BYTES_MAX + 1};
-    run_ranks(ranks, 2, &first);
-    expect_all(ranks, 2, SHOAL_ERR_ARGUMENT);
+    run_ranks(ranks, 1, &first);
+    expect_all(ranks, 1, SHOAL_ERR_ARGUMENT);
 }
 
 static void bootstrap_address_can_be_used_again_at_once(void **state)
