@@ -6,7 +6,7 @@ packages_for() {
     case $1 in
     build) echo "gcc libc6-dev meson ninja-build pkg-config python3 zlib1g-dev libopenblas-dev libsodium23 libpmix-dev" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
-    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 util-linux" ;;
+    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 util-linux" ;;
     bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev" ;;
     *) echo "deps.sh: unknown purpose \"$1\": build, demo, test or bench" >&2; exit 2 ;;
     esac

@@ -105,7 +105,6 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     struct shoal_driver *driver = &comm->context->driver;
     struct shoal_request request;
     request.is_detached = false;
-    request.is_on_stack = true;
     request.done_fn = NULL;
     request.done_arg = NULL;
     shoal_driver_lock(driver);

@@ -57,7 +57,6 @@ struct shoal_request {
     enum shoal_request_state state;
     atomic_int status; /* PENDING, then the result; any thread may read it */
     bool is_detached;  /* freed by its user: the engine frees it when done */
-    bool is_on_stack;  /* of a blocking call: nobody frees it */
     shoal_done_fn done_fn;
     void *done_arg;
     uint64_t sequence;
@@ -186,8 +185,8 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
-/* Takes a call whose arguments have been checked. The request must stay until it is done; with is_on_stack or is_detached set
- * beforehand as wanted. A broken engine completes it at once. */
+/* Takes a call whose arguments have been checked. The request must stay until it is done; with is_detached set, the engine
+ * frees it then. A broken engine completes it at once. */
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
 
 /* Does what can be done now; true when anything was done. */

@@ -108,7 +108,6 @@ static void post(struct world *world, int r, int index, const struct shoal_call 
 {
     struct shoal_request *request = &world->ranks[r].requests[index];
     memset(request, 0, sizeof *request);
-    request->is_on_stack = true;
     shoal_engine_post(world->ranks[r].engine, call, request);
 }
 
