@@ -186,7 +186,9 @@ SHOAL_API void shoal_comm_abort(struct shoal_comm *comm);
 /* ---- 4. Types, operators, options ---------------------------------------------------------------------------------------- */
 
 /* name, number, bytes of one element */
-#define SHOAL_TYPE_LIST(X) X(FLOAT32, 0, 4) X(FLOAT64, 1, 8) X(BFLOAT16, 2, 2) X(INT64, 3, 8)
+#define SHOAL_TYPE_LIST(X) \
+    X(FLOAT32, 0, 4)       \
+    X(FLOAT64, 1, 8) X(BFLOAT16, 2, 2) X(INT64, 3, 8) X(FLOAT16, 4, 2) X(INT32, 5, 4) X(INT8, 6, 1) X(UINT8, 7, 1)
 
 enum shoal_type {
 #define SHOAL_TYPE_ENUM(name, number, bytes) SHOAL_##name = (number),
@@ -195,10 +197,13 @@ enum shoal_type {
         SHOAL_TYPE_END
 };
 
-/* Sum: integers wrap. Max: a NaN anywhere gives NaN. Avg: the sum divided once by the number of ranks (integers: toward zero).
- * bfloat16 is summed in float32, in rank order, and rounded once to nearest even. All ranks get the same bits, and the
- * same inputs give the same bits in every run, whatever the processor. */
-#define SHOAL_OP_LIST(X) X(SUM, 0) X(AVG, 1) X(MAX, 2)
+/* Sum, prod: integers wrap. Max, min: a NaN anywhere gives NaN. Avg: the sum divided once by the number of ranks (integers:
+ * the wrapped sum, toward zero). Scaled sum: the sum of scale times each element; scale is in the options, the same on all
+ * ranks, and a whole number for integers (their products wrap). The bitwise operators are for integers alone. bfloat16 and
+ * float16 are computed in float32, in rank order, and rounded once to nearest even. All ranks get the same bits, and the same
+ * inputs give the same bits in every run, whatever the processor. */
+#define SHOAL_OP_LIST(X) \
+    X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 
 enum shoal_op {
 #define SHOAL_OP_ENUM(name, number) SHOAL_##name = (number),
@@ -215,56 +220,191 @@ struct shoal_options {
     size_t struct_bytes;
     uint32_t timeout_ms; /* the operation's deadline, from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
+    double scale;        /* of SHOAL_SCALED_SUM; other operators do not read it */
 };
-#define SHOAL_OPTIONS_INIT                 \
-    {                                      \
-        sizeof(struct shoal_options), 0, 0 \
+#define SHOAL_OPTIONS_INIT                    \
+    {                                         \
+        sizeof(struct shoal_options), 0, 0, 1 \
     }
 
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
 
 /* The n-th collective call of each rank on a communicator meets the n-th of the others. They must agree in kind, count, type,
- * operator and root; where they do not, every rank gets ERR_MISMATCH, both calls are logged, and no byte has moved.
+ * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, both calls are logged, and no byte has moved.
  *
- * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more.
+ * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more. A rank
+ * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come; who
+ * takes compares the calls then, and where they differ the next call returns ERR_MISMATCH there.
  * Errors of every collective: ERR_ARGUMENT (nothing happened), ERR_MISMATCH, ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
  * ERR_MEMORY. After any but the first the communicator is broken for good: all its operations, on all ranks, return
  * the first cause. Outputs then hold undefined bytes; memory from shoal_mem_alloc may still be written until
  * shoal_comm_free returns.
  *
- * input and output have count elements. They may be the same address (in place) but may not overlap otherwise. count may be 0
- * (pointers may then be NULL). No alignment is asked beyond the element's own. */
+ * An operand is a vector of count elements or, where its text says "in parts", one part of count elements for each rank, in
+ * the order of ranks: count times size elements in all. An operand that a rank does not have (the input of a broadcast but on
+ * root, the output of a reduce but on root) is not looked at and may be NULL. count may be 0 (pointers may then be NULL). No
+ * alignment is asked beyond the element's own.
+ *
+ * In place. Operands may be the same memory where an element of the output would replace the very element of the input that
+ * only this rank reads: input == output where both are vectors or both are in parts; where one is in parts, the other is
+ * this rank's part of it. They may not overlap otherwise. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output,
                                                            size_t count, enum shoal_type type, enum shoal_op op,
                                                            const struct shoal_options *options);
 
-/* output on every rank = input of root. input is read on root only (elsewhere it may be NULL); on root, output may equal
- * input. */
+/* output on root = op over the inputs of all ranks. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                                        enum shoal_type type, enum shoal_op op, int root,
+                                                        const struct shoal_options *options);
+
+/* output = op over this rank's parts of all inputs. input is in parts. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output,
+                                                                size_t count, enum shoal_type type, enum shoal_op op,
+                                                                const struct shoal_options *options);
+
+/* output on every rank = input of root. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output,
                                                            size_t count, enum shoal_type type, int root,
                                                            const struct shoal_options *options);
 
+/* output on every rank = the inputs of all ranks. output is in parts. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output,
+                                                           size_t count, enum shoal_type type,
+                                                           const struct shoal_options *options);
+
+/* output on root = the inputs of all ranks. output is in parts. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                                        enum shoal_type type, int root, const struct shoal_options *options);
+
+/* output = this rank's part of root's input. input is in parts. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                                         enum shoal_type type, int root, const struct shoal_options *options);
+
+/* part i of output = this rank's part of rank i's input. Both are in parts. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output,
+                                                          size_t count, enum shoal_type type,
+                                                          const struct shoal_options *options);
+
 /* Returns when every rank has called it. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
+
+/* The same with parts of different lengths. Part i has counts[i] elements (0 is fine) and begins at element offsets[i];
+ * offsets NULL: the parts follow each other. Parts of an output may not overlap. The arrays have an entry per rank and are
+ * read during the call only. counts must be the same on all ranks; offsets are each rank's own. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output,
+                                                            const size_t *counts, const size_t *offsets, enum shoal_type type,
+                                                            const struct shoal_options *options);
+
+/* The parts of the input follow each other. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output,
+                                                                 const size_t *counts, enum shoal_type type, enum shoal_op op,
+                                                                 const struct shoal_options *options);
+
+/* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
+ * (output_counts[i] there). In place (input == output) needs equal counts and offsets on both sides. At most 256 ranks:
+ * ERR_UNSUPPORTED with more. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input,
+                                                           const size_t *input_counts, const size_t *input_offsets,
+                                                           void *output, const size_t *output_counts,
+                                                           const size_t *output_offsets, enum shoal_type type,
+                                                           const struct shoal_options *options);
+
+/* Several tensors in one operation: one announcement, one request, one deadline, and pieces that run across the borders
+ * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
+ * ranks. The array is read during the call only. Peers are given the data through windows, also from shared memory. */
+struct shoal_tensor {
+    const void *input;
+    void *output;
+    size_t count;
+};
+
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm,
+                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
+                                                                     enum shoal_type type, enum shoal_op op,
+                                                                     const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status
+shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                               enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm,
+                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
+                                                                     enum shoal_type type, int root,
+                                                                     const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm,
+                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
+                                                                     enum shoal_type type, const struct shoal_options *options);
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
 /* An operation under way. The *_post calls return at once; buffers belong to Shoal until the request is done. Any number may
- * be posted; they start in order. The first one starts the context's progress thread. */
+ * be posted; they start in order. The first one starts the context's progress thread. Arrays of counts, offsets, tensors and
+ * messages need not outlive the call. */
 struct shoal_request;
 
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output,
                                                                 size_t count, enum shoal_type type, enum shoal_op op,
                                                                 const struct shoal_options *options,
                                                                 struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output,
+                                                             size_t count, enum shoal_type type, enum shoal_op op, int root,
+                                                             const struct shoal_options *options,
+                                                             struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                     size_t count, enum shoal_type type, enum shoal_op op,
+                                                                     const struct shoal_options *options,
+                                                                     struct shoal_request **request_out);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output,
                                                                 size_t count, enum shoal_type type, int root,
                                                                 const struct shoal_options *options,
                                                                 struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                size_t count, enum shoal_type type,
+                                                                const struct shoal_options *options,
+                                                                struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, void *output,
+                                                             size_t count, enum shoal_type type, int root,
+                                                             const struct shoal_options *options,
+                                                             struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output,
+                                                              size_t count, enum shoal_type type, int root,
+                                                              const struct shoal_options *options,
+                                                              struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output,
+                                                               size_t count, enum shoal_type type,
+                                                               const struct shoal_options *options,
+                                                               struct shoal_request **request_out);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                                               struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                 const size_t *counts, const size_t *offsets,
+                                                                 enum shoal_type type, const struct shoal_options *options,
+                                                                 struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output,
+                                                                      const size_t *counts, enum shoal_type type,
+                                                                      enum shoal_op op, const struct shoal_options *options,
+                                                                      struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status
+shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts, const size_t *input_offsets,
+                     void *output, const size_t *output_counts, const size_t *output_offsets, enum shoal_type type,
+                     const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm,
+                                                                          const struct shoal_tensor *tensors,
+                                                                          size_t tensor_count, enum shoal_type type,
+                                                                          enum shoal_op op, const struct shoal_options *options,
+                                                                          struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status
+shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                    enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                    struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm,
+                                                                          const struct shoal_tensor *tensors,
+                                                                          size_t tensor_count, enum shoal_type type, int root,
+                                                                          const struct shoal_options *options,
+                                                                          struct shoal_request **request_out);
+SHOAL_API SHOAL_MUST_USE enum shoal_status
+shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                               enum shoal_type type, const struct shoal_options *options, struct shoal_request **request_out);
 
 /* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost:
  * wait again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
@@ -301,6 +441,23 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv_post(struct shoal_comm *co
                                                            enum shoal_type type, int peer, int tag,
                                                            const struct shoal_options *options,
                                                            struct shoal_request **request_out);
+
+/* Several messages in one request, which is done when all of them are: sends and receives, in any order, also several between
+ * the same two ranks. They move together: no order of theirs on the two sides can make them wait for each other for ever. */
+struct shoal_message {
+    int is_send;
+    void *buffer; /* read for a send, written for a receive */
+    size_t count;
+    enum shoal_type type;
+    int peer;
+    int tag;
+};
+
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_message *messages,
+                                                          size_t message_count, const struct shoal_options *options);
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm *comm, const struct shoal_message *messages,
+                                                               size_t message_count, const struct shoal_options *options,
+                                                               struct shoal_request **request_out);
 
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
@@ -374,15 +531,16 @@ SHOAL_API void shoal_print_settings(const struct shoal_context *context, FILE *o
 /* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
 SHOAL_API void shoal_print_topology(FILE *out);
 
-/* Prints the table of algorithms: collective, name, when it is chosen, its cost. */
+/* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the rules of SHOAL_ALGORITHMS, which
+ * come before it. */
 SHOAL_API void shoal_print_algorithms(FILE *out);
 
 /* A question to shoal_explain. */
 struct shoal_question {
     size_t struct_bytes;
-    const char *collective; /* "allreduce", "broadcast", "barrier" */
+    const char *collective; /* "allreduce", "reduce-scatter", ... as shoal_print_algorithms writes them, but without dashes */
     int ranks;              /* all on one host */
-    size_t bytes;
+    size_t bytes;           /* of the larger operand: all parts where there are parts */
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;

@@ -166,8 +166,7 @@ enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const
     return SHOAL_OK;
 }
 
-/* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/ */
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
+uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *p = data;
     for (size_t i = 0; i < bytes; i++)
@@ -177,11 +176,11 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 
 uint64_t shoal_settings_hash(const struct shoal_settings *settings)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, &settings->rules_hash, sizeof settings->rules_hash);
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
         const char *field = (const char *)settings + rows[i].offset;
         if (rows[i].agreed)
-            hash = hash_bytes(hash, field, rows[i].kind == TEXT ? strlen(field) : sizeof(uint64_t));
+            hash = shoal_hash_bytes(hash, field, rows[i].kind == TEXT ? strlen(field) : sizeof(uint64_t));
     }
     return hash;
 }

@@ -13,6 +13,8 @@
       "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)")                         \
     X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank")    \
     X(RECORDER_FILE, recorder_file, TEXT, "", 0, "file that receives the flight recorder on failure; %h, %p, %r as above")     \
+    X(TRACE_FILE, trace_file, TEXT, "", 0,                                                                                     \
+      "file that receives the flight recorder when a communicator is finalized or freed; %h, %p, %r as above")                 \
     X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
     X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing")                   \
     X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \
@@ -23,6 +25,8 @@
     X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
     X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "4K", 1, "up to so many bytes travel beside the arrival record, 0 to 4K")             \
+    X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
+      "algorithms before the table's: rules such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file")          \
     X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \
     X(STORES, stores, TEXT, "auto", 0, "how windows are written: auto, cached or streaming")                                   \
     X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
@@ -38,6 +42,7 @@ struct shoal_settings {
 #define SHOAL_SETTING_FIELD(name, field, kind, preset, agreed, text) SHOAL_SETTING_FIELD_##kind(field)
     SHOAL_SETTINGS_LIST(SHOAL_SETTING_FIELD)
 #undef SHOAL_SETTING_FIELD
+    uint64_t rules_hash; /* of the rules that `algorithms` stands for: set by who reads them; part of the hash */
 };
 
 /* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>), then overrides (a NULL-terminated list of
@@ -45,6 +50,10 @@ struct shoal_settings {
  * allowed. */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
+
+/* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/: adds bytes to a hash that began as SHOAL_HASH_START. */
+#define SHOAL_HASH_START UINT64_C(14695981039346656037)
+uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
 /* A hash over the rows on which ranks must agree, for the handshake. */
 uint64_t shoal_settings_hash(const struct shoal_settings *settings);

@@ -11,14 +11,13 @@ static struct shoal_block landing(const struct shoal_view *view, int rank, int i
     return shoal_window(rank, SHOAL_PART_RING, index, view->size);
 }
 
-/* As large on all ranks, also where a rank itself needs no window. */
-static int window_parts(const struct shoal_view *view)
+static bool is_any_staged(const struct shoal_view *view)
 {
     for (int rank = 0; rank < view->size; rank++) {
         if (!shoal_view_shares_output(view, rank))
-            return SHOAL_PART_RING + 1;
+            return true;
     }
-    return 0;
+    return false;
 }
 
 static void send(struct shoal_plan *plan, const struct shoal_view *view, struct shoal_block source, struct shoal_block dest)
@@ -43,7 +42,8 @@ void shoal_allgather_ring_build(struct shoal_plan *plan, const struct shoal_view
     shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_output(rank, rank, size));
     if (size == 1)
         return;
-    plan->parts = window_parts(view);
+    if (is_any_staged(view))
+        shoal_plan_use_window(plan, SHOAL_PART_RING + 1, size);
     if (right_staged)
         shoal_plan_wait_credit(plan, right);
     for (int round = 0; round < size - 1; round++) {

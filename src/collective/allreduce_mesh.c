@@ -304,7 +304,7 @@ void shoal_allreduce_mesh_build(struct shoal_plan *plan, const struct shoal_view
     if (!find_hosts(&mesh))
         return;
     if (mesh.hosts == 1) {
-        shoal_allreduce_owners_build(plan, view, rank, root);
+        shoal_owners_build(plan, view, rank, root);
         return;
     }
     const int stride = host_size(&mesh, mesh.host);

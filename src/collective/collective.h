@@ -13,17 +13,20 @@
 
 enum shoal_part { SHOAL_PART_OWN, SHOAL_PART_RING, SHOAL_PART_MESH };
 
-/* One host: every rank reduces the slice that it owns, for all. */
-void shoal_allreduce_owners_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+/* One host; all-reduce, reduce, reduce-scatter, as view->shape says: every rank reduces the block that it owns. */
+void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* One host; reduce: root reduces all. */
+void shoal_reduce_at_root_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* One host; whatever only moves, as view->shape says: broadcast, scatter, gather, all-gather, all-to-all. */
+void shoal_copies_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* Several hosts with any number of ranks each: every rank carries slices over the network. */
 void shoal_allreduce_mesh_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* Any hosts: blocks travel from neighbour to neighbour. The input is block (0, 1), the output has a block per rank. */
 void shoal_allgather_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
-
-/* One host: everybody copies from root. */
-void shoal_broadcast_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* Any hosts: everybody signals everybody. */
 void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);

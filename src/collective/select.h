@@ -1,35 +1,59 @@
 /* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks,
- * the operands' kinds in the arrival records, the agreed settings. */
+ * the operands' kinds in the arrival records, the settings and rules that were compared when the communicator was made. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 
-#include "plan/plan.h"
-#include "transport/transport.h"
+#include "collective/kind.h"
+#include "collective/rules.h"
+
+/* How operands can be reached: for the names of rows that serve all mixtures. */
+enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };
 
 struct shoal_row {
     enum shoal_kind kind;
     const char *name;
-    bool is_direct;            /* no plan: the data travel beside the arrival records */
-    bool is_cut;               /* the piece is cut among the ranks: without windows a piece may be `size` times larger */
-    shoal_plan_build_fn build; /* NULL for direct rows */
-    const char *when;          /* for people: when it is chosen */
-    const char *cost;          /* for people: what it moves; n bytes, p ranks */
+    const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
+    shoal_plan_build_fn build;             /* NULL: direct, the data travel beside the arrival records */
+    bool is_cut; /* the piece is cut among the ranks: without windows a piece may be `size` times larger */
+    bool (*fits)(const struct shoal_view *view, int root); /* NULL: always; of the rows that fit the first one is taken */
+    const char *when;                                      /* for people: when it is chosen */
+    const char *cost;                                      /* for people: what it moves; n bytes, p ranks */
 };
 
-/* Whether a call of so many bytes goes the direct way. Known to each rank before anything is exchanged. */
-bool shoal_select_is_direct(enum shoal_kind kind, size_t bytes, size_t direct_bytes);
+/* What is asked of the table. */
+struct shoal_selection {
+    enum shoal_kind kind;
+    int size;
+    size_t bytes;         /* of the larger operand, all parts */
+    size_t payload_bytes; /* what the rank that gives most would publish beside its arrival record */
+    size_t direct_bytes;  /* the setting */
+    const struct shoal_rules *rules;
+};
 
-/* The row for a call that is direct, or for the operands in view. Never NULL for kinds that have rows. */
-const struct shoal_row *shoal_select_direct(enum shoal_kind kind);
-const struct shoal_row *shoal_select_plan(enum shoal_kind kind, const struct shoal_view *view);
+/* Whether the call goes the direct way. Known to each rank before anything is exchanged. */
+bool shoal_select_is_direct(const struct shoal_selection *selection);
+
+/* The first rule that speaks of such a call, NULL: none. */
+const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection);
+
+/* The row for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not
+ * NULL, is the rule that chose it, or NULL. */
+const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,
+                                          const struct shoal_rule **rule_out);
+
+/* How the operands that the kind lets peers reach are shared. */
+enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root);
 
 /* Rows in the order of the table: 0, 1, ... until NULL. */
 const struct shoal_row *shoal_select_row(int index);
 
-/* How many elements one piece of a plan has. */
-size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes);
+/* The row of that name, NULL when the kind has none. */
+const struct shoal_row *shoal_select_find(enum shoal_kind kind, const char *name);
 
-/* "all-reduce", "broadcast", ... for people. */
-const char *shoal_select_kind_name(enum shoal_kind kind);
+/* Bytes of one part of a window: room for a piece, or for the smallest piece of each rank's part. The same on all ranks. */
+size_t shoal_select_part_bytes(size_t piece_bytes, int size);
+
+/* How many elements of a whole, or of each part, one piece of a plan has. */
+size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes);
 
 #endif

@@ -1,106 +1,31 @@
-/* The calls on a communicator: arguments are checked here, once, before anything is done. */
+/* The calls on a communicator. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/context.h"
-
-/* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
-
-static enum shoal_status refuse(const struct shoal_comm *comm, const char *call, const char *why)
-{
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm", "%s on communicator %s: %s", call, comm->name, why);
-}
-
-static bool overlap(const void *input, const void *output, size_t bytes)
-{
-    const char *a = input, *b = output;
-    return a != b && a < b + bytes && b < a + bytes;
-}
-
-static enum shoal_status check_buffers(const struct shoal_comm *comm, const struct shoal_call *call, bool needs_input,
-                                       bool needs_output, const char *name)
-{
-    const size_t element = shoal_type_bytes(call->type);
-    if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
-        return refuse(comm, name, "type is none of enum shoal_type");
-    if (SHOAL_UNLIKELY(call->count > SIZE_MAX / 16)) /* no type is larger than 8 bytes */
-        return refuse(comm, name, "count is larger than memory can be; was a negative number given?");
-    if (!call->count)
-        return SHOAL_OK;
-    if (SHOAL_UNLIKELY(needs_input && !call->input))
-        return refuse(comm, name, "input is NULL, but count is not 0");
-    if (SHOAL_UNLIKELY(needs_output && !call->output))
-        return refuse(comm, name, "output is NULL, but count is not 0");
-    if (SHOAL_UNLIKELY(((uintptr_t)call->input | (uintptr_t)call->output) & (element - 1)))
-        return refuse(comm, name, "a pointer is not aligned to its element type");
-    if (SHOAL_UNLIKELY(needs_input && needs_output && overlap(call->input, call->output, call->count * element)))
-        return refuse(comm, name, "input and output overlap; they must be the same address or apart");
-    return SHOAL_OK;
-}
-
-static enum shoal_status take_options(const struct shoal_comm *comm, const struct shoal_options *options,
-                                      struct shoal_call *call, const char *name)
-{
-    if (!options)
-        return SHOAL_OK;
-    if (options->struct_bytes < sizeof *options)
-        return refuse(comm, name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
-    call->timeout_ms = options->timeout_ms;
-    call->trace_tag = options->trace_tag;
-    return SHOAL_OK;
-}
-
-static enum shoal_status make_allreduce(const struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
-                                        struct shoal_call *call)
-{
-    SHOAL_TRY(shoal_comm_check(comm, "shoal_allreduce"));
-    *call = (struct shoal_call){SHOAL_KIND_ALLREDUCE, type, op, 0, 0, input, output, count, 0, 0};
-    if (SHOAL_UNLIKELY((unsigned)op >= SHOAL_OP_END))
-        return refuse(comm, "shoal_allreduce", "op is none of enum shoal_op");
-    SHOAL_TRY(check_buffers(comm, call, true, true, "shoal_allreduce"));
-    return take_options(comm, options, call, "shoal_allreduce");
-}
-
-static enum shoal_status make_broadcast(const struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                        enum shoal_type type, int root, const struct shoal_options *options,
-                                        struct shoal_call *call)
-{
-    SHOAL_TRY(shoal_comm_check(comm, "shoal_broadcast"));
-    const bool is_root = root == comm->rank;
-    *call = (struct shoal_call){SHOAL_KIND_BROADCAST, type, SHOAL_SUM, root, 0, is_root ? input : output, output, count, 0, 0};
-    if (SHOAL_UNLIKELY(root < 0 || root >= comm->size))
-        return refuse(comm, "shoal_broadcast", "root is no rank of the communicator");
-    SHOAL_TRY(check_buffers(comm, call, is_root, true, "shoal_broadcast"));
-    return take_options(comm, options, call, "shoal_broadcast");
-}
-
-static enum shoal_status make_barrier(const struct shoal_comm *comm, const struct shoal_options *options,
-                                      struct shoal_call *call)
-{
-    SHOAL_TRY(shoal_comm_check(comm, "shoal_barrier"));
-    *call = (struct shoal_call){.kind = SHOAL_KIND_BARRIER};
-    return take_options(comm, options, call, "shoal_barrier");
-}
-
-static enum shoal_status make_message(const struct shoal_comm *comm, struct shoal_call message,
-                                      const struct shoal_options *options, struct shoal_call *call)
-{
-    const bool is_send = message.kind == SHOAL_KIND_SEND;
-    const char *name = is_send ? "shoal_send" : "shoal_recv";
-    SHOAL_TRY(shoal_comm_check(comm, name));
-    *call = message;
-    if (call->root < 0 || call->root >= comm->size || call->root == comm->rank)
-        return refuse(comm, name, "peer is no other rank of the communicator");
-    if (call->tag < 0)
-        return refuse(comm, name, "tag is negative");
-    SHOAL_TRY(check_buffers(comm, call, is_send, !is_send, name));
-    return take_options(comm, options, call, name);
-}
+#include "comm/arguments.h"
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
+/* One call, or a group of messages. */
+struct batch {
+    const struct shoal_call *calls;
+    size_t count;
+    bool is_group;
+};
+
+/* Under the lock. */
+static enum shoal_status begin(struct shoal_comm *comm, const struct batch *batch, struct shoal_request *request)
+{
+    if (batch->is_group)
+        SHOAL_TRY(shoal_engine_post_group(comm->engine, batch->calls, batch->count, request));
+    else
+        shoal_engine_post(comm->engine, batch->calls, request);
+    if (batch->calls->timeout_ms)
+        shoal_driver_check_by(&comm->context->driver, request->deadline_ns);
+    return SHOAL_OK;
+}
+
+static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
 {
     struct shoal_driver *driver = &comm->context->driver;
     struct shoal_request request;
@@ -108,128 +33,405 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     request.done_fn = NULL;
     request.done_arg = NULL;
     shoal_driver_lock(driver);
-    shoal_engine_post(comm->engine, call, &request);
-    if (call->timeout_ms)
-        shoal_driver_check_by(driver, request.deadline_ns);
-    shoal_driver_spin(driver, comm->engine, &request);
+    const enum shoal_status status = begin(comm, batch, &request);
+    if (SHOAL_LIKELY(status == SHOAL_OK))
+        shoal_driver_spin(driver, comm->engine, &request);
     shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
-    return shoal_driver_wait(driver, &request, UINT64_MAX);
+    return status == SHOAL_OK ? shoal_driver_wait(driver, &request, UINT64_MAX) : status;
 }
 
-static enum shoal_status post(struct shoal_comm *comm, const struct shoal_call *call, struct shoal_request **request_out)
+enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
+{
+    return run(comm, &(struct batch){call, 1, false});
+}
+
+/* Of a call that was not posted. */
+static enum shoal_status drop(const struct batch *batch, enum shoal_status status)
+{
+    shoal_layout_free(batch->calls->layout);
+    return status;
+}
+
+static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch, struct shoal_request **request_out)
 {
     struct shoal_driver *driver = &comm->context->driver;
-    if (!request_out)
-        return refuse(comm, "a *_post call", "request_out is NULL");
-    SHOAL_TRY(shoal_driver_start_thread(driver));
+    const enum shoal_status started = shoal_driver_start_thread(driver);
+    if (started != SHOAL_OK)
+        return drop(batch, started);
     struct shoal_request *request = calloc(1, sizeof *request);
     if (!request)
-        return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request");
+        return drop(batch, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request"));
     shoal_driver_lock(driver);
-    shoal_engine_post(comm->engine, call, request);
-    if (call->timeout_ms)
-        shoal_driver_check_by(driver, request->deadline_ns);
+    const enum shoal_status status = begin(comm, batch, request);
     shoal_engine_progress(comm->engine);
     shoal_engine_flush(comm->engine);
     shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
+    if (status != SHOAL_OK) {
+        free(request);
+        return status;
+    }
     *request_out = request;
     shoal_driver_wake_thread(driver);
     return SHOAL_OK;
 }
 
+/* Stands for "wait": a blocking call has no request to give out. Never written. */
+static struct shoal_request *blocking;
+#define BLOCKING (&blocking)
+
+static enum shoal_status launch(struct shoal_comm *comm, const char *name, const struct batch *batch,
+                                struct shoal_request **request_out)
+{
+    if (SHOAL_LIKELY(request_out == BLOCKING))
+        return run(comm, batch);
+    return request_out ? post(comm, batch, request_out) : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
+}
+
+static enum shoal_status start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                               const struct shoal_extra *extra, const struct shoal_options *options,
+                               struct shoal_request **request_out)
+{
+    SHOAL_TRY(shoal_call_check(comm, name, call, extra, options));
+    return launch(comm, name, &(struct batch){call, 1, false}, request_out);
+}
+
+static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
+                                       const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call;
+    SHOAL_TRY(shoal_call_check_message(comm, name, &message, options, &call));
+    return launch(comm, name, &(struct batch){&call, 1, false}, request_out);
+}
+
+static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
+                                        size_t count, const struct shoal_options *options, struct shoal_request **request_out)
+{
+    SHOAL_TRY(shoal_comm_check(comm, name));
+    if (count && !messages)
+        return shoal_call_refuse(comm, name, "messages is NULL, but their number is not 0");
+    struct shoal_call *calls = calloc(count + 1, sizeof *calls);
+    if (!calls)
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory for %zu messages", name, count);
+    enum shoal_status status = SHOAL_OK;
+    for (size_t i = 0; i < count && status == SHOAL_OK; i++)
+        status = shoal_call_check_message(comm, name, &messages[i], options, &calls[i]);
+    if (status == SHOAL_OK)
+        status = launch(comm, name, &(struct batch){calls, count, true}, request_out);
+    free(calls);
+    return status;
+}
+
+/* ---- Entry points --------------------------------------------------------------------------------------------------------- */
+
 enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                   enum shoal_op op, const struct shoal_options *options)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_allreduce(comm, input, output, count, type, op, options, &call));
-    return shoal_comm_run(comm, &call);
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
                                        struct shoal_request **request_out)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_allreduce(comm, input, output, count, type, op, options, &call));
-    return post(comm, &call, request_out);
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                               enum shoal_op op, int root, const struct shoal_options *options)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_REDUCE, .type = type, .op = op, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_reduce", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                    enum shoal_type type, enum shoal_op op, int root, const struct shoal_options *options,
+                                    struct shoal_request **request_out)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_REDUCE, .type = type, .op = op, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_reduce_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                       enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                            enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                            struct shoal_request **request_out)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                   int root, const struct shoal_options *options)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_broadcast(comm, input, output, count, type, root, options, &call));
-    return shoal_comm_run(comm, &call);
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
                                        enum shoal_type type, int root, const struct shoal_options *options,
                                        struct shoal_request **request_out)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_broadcast(comm, input, output, count, type, root, options, &call));
-    return post(comm, &call, request_out);
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                  const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                       enum shoal_type type, const struct shoal_options *options,
+                                       struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                               int root, const struct shoal_options *options)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                    enum shoal_type type, int root, const struct shoal_options *options,
+                                    struct shoal_request **request_out)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_gather_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                int root, const struct shoal_options *options)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                     enum shoal_type type, int root, const struct shoal_options *options,
+                                     struct shoal_request **request_out)
+{
+    struct shoal_call call = {
+        .kind = SHOAL_KIND_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
+}
+
+enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                 const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
+}
+
+enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                      enum shoal_type type, const struct shoal_options *options,
+                                      struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+    return start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_barrier(comm, options, &call));
-    return shoal_comm_run(comm, &call);
+    struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    return start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_barrier(comm, options, &call));
-    return post(comm, &call, request_out);
+    struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    return start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
 }
 
-/* ---- Send and receive ---------------------------------------------------------------------------------------------------- */
-
-static struct shoal_call send_of(const void *buffer, size_t count, enum shoal_type type, int peer, int tag)
+enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                   const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
 {
-    return (struct shoal_call){SHOAL_KIND_SEND, type, SHOAL_SUM, peer, tag, buffer, NULL, count, 0, 0};
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
+    return start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
 }
 
-static struct shoal_call receive_of(void *buffer, size_t count, enum shoal_type type, int peer, int tag)
+enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                        const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
+                                        struct shoal_request **request_out)
 {
-    return (struct shoal_call){SHOAL_KIND_RECV, type, SHOAL_SUM, peer, tag, NULL, buffer, count, 0, 0};
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
+    return start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    const struct shoal_extra extra = {.given = counts};
+    return start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                             struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    const struct shoal_extra extra = {.given = counts};
+    return start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts,
+                                  const size_t *input_offsets, void *output, const size_t *output_counts,
+                                  const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {
+        .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
+    return start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts,
+                                       const size_t *input_offsets, void *output, const size_t *output_counts,
+                                       const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options,
+                                       struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output};
+    const struct shoal_extra extra = {
+        .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
+    return start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                            enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
+                                                 size_t tensor_count, enum shoal_type type, enum shoal_op op,
+                                                 const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors,
+                                                 size_t tensor_count, enum shoal_type type, enum shoal_op op,
+                                                 const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
+                                                      size_t tensor_count, enum shoal_type type, enum shoal_op op,
+                                                      const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                            enum shoal_type type, int root, const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_BROADCAST, .type = type, .root = root};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
+                                                 size_t tensor_count, enum shoal_type type, int root,
+                                                 const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_BROADCAST, .type = type, .root = root};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
+}
+
+enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                            enum shoal_type type, const struct shoal_options *options)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
+}
+
+enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
+                                                 size_t tensor_count, enum shoal_type type, const struct shoal_options *options,
+                                                 struct shoal_request **request_out)
+{
+    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type};
+    const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
+    return start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                              const struct shoal_options *options)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_message(comm, send_of(buffer, count, type, peer, tag), options, &call));
-    return shoal_comm_run(comm, &call);
+    const struct shoal_message message = {true, (void *)(uintptr_t)buffer, count, type, peer, tag};
+    return start_message(comm, "shoal_send", message, options, BLOCKING);
 }
 
 enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                              const struct shoal_options *options)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_message(comm, receive_of(buffer, count, type, peer, tag), options, &call));
-    return shoal_comm_run(comm, &call);
+    const struct shoal_message message = {false, buffer, count, type, peer, tag};
+    return start_message(comm, "shoal_recv", message, options, BLOCKING);
 }
 
 enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer,
                                   int tag, const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_message(comm, send_of(buffer, count, type, peer, tag), options, &call));
-    return post(comm, &call, request_out);
+    const struct shoal_message message = {true, (void *)(uintptr_t)buffer, count, type, peer, tag};
+    return start_message(comm, "shoal_send_post", message, options, request_out);
 }
 
 enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                                   const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call;
-    SHOAL_TRY(make_message(comm, receive_of(buffer, count, type, peer, tag), options, &call));
-    return post(comm, &call, request_out);
+    const struct shoal_message message = {false, buffer, count, type, peer, tag};
+    return start_message(comm, "shoal_recv_post", message, options, request_out);
+}
+
+enum shoal_status shoal_exchange_post(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
+                                      const struct shoal_options *options, struct shoal_request **request_out)
+{
+    return start_exchange(comm, "shoal_exchange_post", messages, message_count, options, request_out);
+}
+
+enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
+                                 const struct shoal_options *options)
+{
+    return start_exchange(comm, "shoal_exchange", messages, message_count, options, BLOCKING);
 }
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */

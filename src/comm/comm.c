@@ -74,6 +74,7 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
         .transport = transport,
         .kernels = context->kernels,
         .settings = &context->settings,
+        .rules = &context->rules,
         .log = &context->log,
         .driver = &context->driver,
         .ns_per_tick = context->driver.ns_per_tick,
@@ -89,6 +90,7 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
     comm->rank = shm_options->rank;
     comm->size = shm_options->size;
     comm->number = shm_options->comm;
+    engine->recorder.identity = (struct shoal_recorder_identity){comm->number, comm->size, context->log.rank};
     memcpy(comm->name, engine->name, sizeof comm->name);
     shoal_driver_lock(&context->driver);
     shoal_driver_add(&context->driver, engine);
@@ -117,10 +119,11 @@ static enum shoal_status agree(struct shoal_context *context, struct shoal_boots
             status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
                                     "rank %d has Shoal %s, this rank %s: install one version", r, all[r].version, own.version);
         else if (all[r].settings != own.settings)
-            status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
-                                    "rank %d has other settings (hash %016llx, here %016llx): SHOAL_PIECE_BYTES, SHOAL_DEPTH, "
-                                    "SHOAL_DIRECT_BYTES and SHOAL_COUNTER_START must be the same on all ranks",
-                                    r, (unsigned long long)all[r].settings, (unsigned long long)own.settings);
+            status = shoal_log_fail(
+                &context->log, SHOAL_ERR_AUTH, "comm",
+                "rank %d has other settings (hash %016llx, here %016llx): SHOAL_PIECE_BYTES, SHOAL_DEPTH, "
+                "SHOAL_DIRECT_BYTES, SHOAL_COUNTER_START and the rules of SHOAL_ALGORITHMS must be the same on all ranks",
+                r, (unsigned long long)all[r].settings, (unsigned long long)own.settings);
     }
     if (status == SHOAL_OK)
         *number_out = all[0].number;
@@ -135,7 +138,8 @@ static enum shoal_status make_world(struct shoal_context *context, struct shoal_
     struct shoal_shm_options shm_options = {.rank = bootstrap->rank,
                                             .size = bootstrap->size,
                                             .slots = (unsigned)context->settings.depth,
-                                            .slot_bytes = context->settings.piece_bytes,
+                                            .slot_bytes =
+                                                shoal_select_part_bytes(context->settings.piece_bytes, bootstrap->size),
                                             .counter_start = context->settings.counter_start,
                                             .timeout_ms = timeout_ms};
     context->log.rank = bootstrap->rank;
@@ -250,7 +254,6 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
         .comm = mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
         .peers = peers,
         .slots = (unsigned)context->settings.depth,
-        .slot_bytes = context->settings.piece_bytes,
         .counter_start = context->settings.counter_start,
         .timeout_ms = create_timeout(context, options)};
     enum shoal_status status = SHOAL_OK;
@@ -260,6 +263,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
         if (choices[r].color == color)
             members[shm_options.size++] = (struct member){choices[r].key, r};
     }
+    shm_options.slot_bytes = shoal_select_part_bytes(context->settings.piece_bytes, shm_options.size);
     if (status == SHOAL_OK) {
         char name[32];
         qsort(members, (size_t)shm_options.size, sizeof *members, by_key_then_rank);
@@ -310,6 +314,14 @@ int shoal_comm_size(const struct shoal_comm *comm)
     return comm ? comm->size : -1;
 }
 
+/* Under the lock. */
+static void write_trace(struct shoal_comm *comm)
+{
+    struct shoal_context *context = comm->context;
+    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file};
+    shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.ns_per_tick, &file);
+}
+
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
     /* The messages have deadlines of their own. */
@@ -320,6 +332,7 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
     shoal_driver_lock(&comm->context->driver);
     comm->engine->is_finalized = true;
+    write_trace(comm);
     shoal_driver_unlock(&comm->context->driver);
     return SHOAL_OK;
 }
@@ -387,6 +400,8 @@ void shoal_comm_free(struct shoal_comm *comm)
     shoal_driver_remove(&context->driver, comm->engine);
     shoal_engine_close(comm->engine);
     wait_until_quiet(context, comm->engine);
+    if (!comm->engine->is_finalized) /* else it was written then */
+        write_trace(comm);
     shoal_engine_destroy(comm->engine);
     shoal_driver_unlock(&context->driver);
     free(comm);

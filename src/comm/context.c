@@ -40,9 +40,19 @@ static enum shoal_status fill(struct shoal_context *context)
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_rules *rules,
+                                          const char *const *overrides, char *error, size_t error_bytes)
+{
+    memset(rules, 0, sizeof *rules);
+    SHOAL_TRY(shoal_settings_load(settings, overrides, error, error_bytes));
+    SHOAL_TRY(shoal_rules_load(rules, settings->algorithms, error, error_bytes));
+    settings->rules_hash = rules->hash;
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out)
 {
-    char error[256];
+    char error[600];
     const shoal_log_fn callback = options ? options->log : NULL;
     void *callback_arg = options ? options->log_arg : NULL;
     if (!context_out || (options && options->struct_bytes < sizeof options->struct_bytes)) {
@@ -54,7 +64,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
     if (!context)
         return SHOAL_ERR_MEMORY;
     const enum shoal_status parsed =
-        shoal_settings_load(&context->settings, options ? options->settings : NULL, error, sizeof error);
+        shoal_context_configure(&context->settings, &context->rules, options ? options->settings : NULL, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings, callback, callback_arg);
@@ -80,6 +90,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_driver_fini(&context->driver);
     shoal_shm_node_destroy(context->node);
     shoal_log_fini(&context->log);
+    shoal_rules_fini(&context->rules);
     if (context->is_parent)
         munmap((void *)(uintptr_t)context->is_parent, SHOAL_PAGE);
     free(context);

@@ -106,7 +106,8 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     engine->ops->memory(engine->transport, &usage);
     usage.local_bytes = sizeof *comm + sizeof *engine + SHOAL_RECORDS * sizeof(struct shoal_record);
     for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++)
-        usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) : 0;
+        usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) + 4 * (size_t)engine->size : 0;
+    usage.local_bytes += 2 * SHOAL_PAYLOAD_MAX + (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
     shoal_driver_unlock(&comm->context->driver);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
     return SHOAL_OK;
@@ -157,42 +158,55 @@ void shoal_print_topology(FILE *out)
 
 void shoal_print_algorithms(FILE *out)
 {
-    fprintf(out, "%-12s %-14s %-34s %s\n", "collective", "algorithm", "chosen", "cost (n bytes, p ranks)");
+    struct shoal_settings settings;
+    struct shoal_rules rules;
+    char error[600];
+    fprintf(out, "%-14s %-10s %-40s %s\n", "collective", "algorithm", "chosen",
+            "cost (n bytes of the larger operand, p ranks)");
     for (int i = 0; shoal_select_row(i); i++) {
         const struct shoal_row *row = shoal_select_row(i);
         if (row->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-12s %-14s %-34s %s\n", shoal_select_kind_name(row->kind), row->name, row->when, row->cost);
+            fprintf(out, "%-14s %-10s %-40s %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, row->cost);
     }
+    if (shoal_context_configure(&settings, &rules, NULL, error, sizeof error) != SHOAL_OK)
+        fprintf(out, "\n%s\n", error);
+    else if (rules.count) {
+        fprintf(out,
+                "\nThese rules come first; of those for a call, the first one that can serve it counts:\n%-14s %-10s %14s %14s "
+                "%6s %6s   %s\n",
+                "collective", "algorithm", "from bytes", "to bytes", "from", "to", "where");
+        shoal_rules_print(&rules, out);
+    }
+    shoal_rules_fini(&rules);
 }
 
 /* ---- Explaining ---------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_kind parse_kind(const char *name)
-{
-    static const struct {
-        const char *name;
-        enum shoal_kind kind;
-    } names[] = {{"allreduce", SHOAL_KIND_ALLREDUCE}, {"broadcast", SHOAL_KIND_BROADCAST}, {"barrier", SHOAL_KIND_BARRIER}};
-    for (size_t i = 0; name && i < SHOAL_COUNT_OF(names); i++) {
-        if (strcmp(name, names[i].name) == 0)
-            return names[i].kind;
-    }
-    return SHOAL_KIND_NONE;
-}
+/* A question that makes sense, and what the answer needs. */
+struct inquiry {
+    const struct shoal_question *question;
+    enum shoal_kind kind;
+    const struct shoal_kind_row *row;
+    struct shoal_settings settings;
+    struct shoal_rules rules;
+    struct shoal_selection selection;
+    size_t element;
+    size_t count; /* elements of a whole, or of each part */
+    struct shoal_view view;
+};
 
-static enum shoal_status explain_plan(const struct shoal_question *question, const struct shoal_row *row,
-                                      const struct shoal_view *view, const struct shoal_settings *settings, int rank, FILE *out)
+static enum shoal_status explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
 {
     struct shoal_plan plan;
-    const size_t element = shoal_type_bytes(question->type);
-    shoal_plan_init(&plan, rank, question->ranks);
-    row->build(&plan, view, rank, 0);
+    shoal_plan_init(&plan, rank, inquiry->question->ranks);
+    row->build(&plan, &inquiry->view, rank, 0);
     if (plan.status == SHOAL_OK) {
-        const size_t piece = shoal_select_piece(row, &plan, settings->piece_bytes, element), count = question->bytes / element;
-        const size_t pieces = (count + piece - 1) / piece;
-        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes, %llu under way at once, %d window part%s; for each piece:\n",
-                rank, pieces, pieces == 1 ? "" : "s", piece * element, (unsigned long long)settings->depth, plan.parts,
-                plan.parts == 1 ? "" : "s");
+        const bool is_cut = inquiry->row->shape.is_input_cut || inquiry->row->shape.is_output_cut;
+        const size_t piece = shoal_select_piece(row, &plan, inquiry->settings.piece_bytes, inquiry->element);
+        const size_t pieces = (inquiry->count + piece - 1) / piece;
+        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s; for each piece:\n",
+                rank, pieces, pieces == 1 ? "" : "s", piece * inquiry->element, is_cut ? " of each part" : "",
+                (unsigned long long)inquiry->settings.depth, plan.parts, plan.parts == 1 ? "" : "s");
         shoal_plan_print(&plan, out);
     }
     const enum shoal_status status = plan.status;
@@ -200,53 +214,97 @@ static enum shoal_status explain_plan(const struct shoal_question *question, con
     return status;
 }
 
-static enum shoal_status explain(const struct shoal_question *question, enum shoal_kind kind,
-                                 const struct shoal_settings *settings, FILE *out)
+static void explain_choice(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule,
+                           enum shoal_reach reach, FILE *out)
 {
-    uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
-    const struct shoal_view view = {question->ranks, NULL, input, output};
-    memset(input, question->shared_input != 0, sizeof input);
-    memset(output, question->shared_output != 0, sizeof output);
-    const bool is_direct = question->ranks > 1 && shoal_select_is_direct(kind, question->bytes, settings->direct_bytes);
-    const struct shoal_row *row = is_direct ? shoal_select_direct(kind) : shoal_select_plan(kind, &view);
-    fprintf(out, "%s of %zu bytes (%zu elements) over %d ranks on one host\n", shoal_select_kind_name(kind), question->bytes,
-            question->bytes / shoal_type_bytes(question->type), question->ranks);
+    static const char *const reaches[] = {"no operand that peers could use is in shared memory",
+                                          "some operands that peers can use are in shared memory",
+                                          "all operands that peers can use are in shared memory"};
+    if (rule)
+        fprintf(out, "algorithm %s, because of the rule %s:%d\n", row->variants[reach], inquiry->rules.source, rule->line);
+    else
+        fprintf(out, "algorithm %s, because: %s\n", row->variants[reach], row->when);
+    if (row->build)
+        fprintf(out, "operands: %s\n", reaches[reach]);
+    fprintf(out, "cost: %s\n", row->cost);
+}
+
+static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
+{
+    const struct shoal_question *question = inquiry->question;
+    const struct shoal_rule *rule = NULL;
+    fprintf(out, "%s of %zu bytes (%zu elements%s) over %d ranks on one host\n", inquiry->row->name, question->bytes,
+            inquiry->count, inquiry->row->shape.is_input_cut || inquiry->row->shape.is_output_cut ? " for each rank" : "",
+            question->ranks);
     if (question->ranks == 1) {
         fprintf(out, "algorithm alone: a copy, or nothing in place\n");
         return SHOAL_OK;
     }
-    fprintf(out, "algorithm %s, because: %s\ncost: %s\n", row->name, row->when, row->cost);
-    if (is_direct) {
+    const struct shoal_row *row;
+    if (shoal_select_is_direct(&inquiry->selection)) {
+        row = shoal_select_find(inquiry->kind, "direct");
+        rule = shoal_select_rule(&inquiry->selection);
+        explain_choice(inquiry, row, rule, SHOAL_REACH_STAGED, out);
         fprintf(out, "no plan: each rank publishes its data beside its arrival record; all read the records of all\n");
         return SHOAL_OK;
     }
+    row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    explain_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
-            SHOAL_TRY(explain_plan(question, row, &view, settings, rank, out));
+            SHOAL_TRY(explain_plan(inquiry, row, rank, out));
     }
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
+/* False with a line on out when the question makes no sense. */
+static bool is_question(struct inquiry *inquiry, FILE *out)
 {
-    struct shoal_settings settings;
-    char error[256];
-    if (!question || !out || question->struct_bytes < sizeof *question)
-        return SHOAL_ERR_ARGUMENT;
-    const enum shoal_kind kind = parse_kind(question->collective);
-    const size_t element = shoal_type_bytes(question->type);
-    if (kind == SHOAL_KIND_NONE)
-        fprintf(out, "there is no collective \"%s\"; there are allreduce, broadcast, barrier\n",
+    const struct shoal_question *question = inquiry->question;
+    char error[600];
+    if (inquiry->kind == SHOAL_KIND_NONE)
+        fprintf(out,
+                "there is no collective \"%s\"; there are allreduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
+                "scatter, all-to-all, barrier\n",
                 question->collective ? question->collective : "");
     else if (question->ranks < 1 || question->ranks > SHOAL_SHM_PEERS_MAX)
         fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_SHM_PEERS_MAX);
-    else if (!element || question->bytes % element)
+    else if (!inquiry->element || question->bytes % inquiry->element)
         fprintf(out, "%zu bytes are no whole number of elements\n", question->bytes);
     else if (question->rank >= question->ranks)
         fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
-    else if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
+    else if (shoal_context_configure(&inquiry->settings, &inquiry->rules, NULL, error, sizeof error) != SHOAL_OK)
         fprintf(out, "%s\n", error);
     else
-        return explain(question, kind, &settings, out);
-    return SHOAL_ERR_ARGUMENT;
+        return true;
+    return false;
+}
+
+enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
+{
+    uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
+    if (!question || !out || question->struct_bytes < sizeof *question)
+        return SHOAL_ERR_ARGUMENT;
+    struct inquiry inquiry = {
+        .question = question, .kind = shoal_kind_find(question->collective), .element = shoal_type_bytes(question->type)};
+    enum shoal_status status = SHOAL_ERR_ARGUMENT;
+    inquiry.row = shoal_kind_row(inquiry.kind);
+    memset(input, question->shared_input && inquiry.row->is_input_reached, sizeof input);
+    memset(output, question->shared_output && inquiry.row->is_output_reached, sizeof output);
+    inquiry.view = (struct shoal_view){question->ranks, NULL, input, output, &inquiry.row->shape};
+    if (is_question(&inquiry, out)) {
+        const size_t ranks = (size_t)question->ranks;
+        const bool is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
+        inquiry.count = question->bytes / inquiry.element / (is_cut ? ranks : 1);
+        inquiry.selection = (struct shoal_selection){.kind = inquiry.kind,
+                                                     .size = question->ranks,
+                                                     .bytes = question->bytes,
+                                                     .payload_bytes = inquiry.count * inquiry.element *
+                                                                      (inquiry.row->shape.is_input_cut ? ranks : 1),
+                                                     .direct_bytes = inquiry.settings.direct_bytes,
+                                                     .rules = &inquiry.rules};
+        status = explain(&inquiry, out);
+    }
+    shoal_rules_fini(&inquiry.rules);
+    return status;
 }

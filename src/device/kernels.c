@@ -1,6 +1,9 @@
 #include "device/kernels.h"
 
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 /* One per file cpu/kernels_<set>.c. */
 extern const struct shoal_kernels shoal_kernels_avx512;
@@ -8,14 +11,22 @@ extern const struct shoal_kernels shoal_kernels_avx2;
 extern const struct shoal_kernels shoal_kernels_baseline;
 
 #if defined(__x86_64__)
-static bool has_avx512(void)
+/* Clang does not know this name. The system saves the registers it needs wherever it does so for AVX2. */
+static bool has_f16c(void)
 {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
 static bool has_avx2(void)
 {
-    return __builtin_cpu_supports("avx2");
+    return __builtin_cpu_supports("avx2") && has_f16c();
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
 }
 #endif
 

@@ -13,17 +13,20 @@
 enum shoal_stores { SHOAL_STORES_CACHED, SHOAL_STORES_STREAMING };
 
 /* dests[j][i] = op over sources[0..k-1][i], in that order, for i < count. k, m >= 1. Pointers need the element's alignment
- * only. A destination may be the same array as a source, never overlap one otherwise. ranks is the divisor of avg. After
- * streaming stores the kernel issues the fence that orders them before later stores. */
+ * only. A destination may be the same array as a source, never overlap one otherwise. After streaming stores the kernel issues
+ * the fence that orders them before later stores.
+ *
+ * argument is of avg the number of ranks, of scaled sum the scale (for integers a whole number in the range of int64_t); others
+ * do not read it. */
 typedef void (*shoal_reduce_fn)(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
-                                int ranks, enum shoal_stores stores);
+                                double argument, enum shoal_stores stores);
 
 /* Copies bytes to m destinations; same rules. */
 typedef void (*shoal_copy_fn)(void *const *dests, int dest_count, const void *source, size_t bytes, enum shoal_stores stores);
 
 struct shoal_kernels {
-    const char *name; /* "avx512", "avx2", "baseline" */
-    shoal_reduce_fn reduce[SHOAL_TYPE_END][SHOAL_OP_END];
+    const char *name;                                     /* "avx512", "avx2", "baseline" */
+    shoal_reduce_fn reduce[SHOAL_TYPE_END][SHOAL_OP_END]; /* NULL: the type has no such operator (floats: the bitwise ones) */
     shoal_copy_fn copy;
 };
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/settings.h"
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
@@ -12,10 +13,12 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     const size_t size = (size_t)engine->size;
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
     engine->sources = calloc(size, sizeof(const void *));
-    engine->dests = calloc(size, sizeof(void *));
+    engine->dests = calloc(size + 1, sizeof(void *));
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
+    engine->scratch = malloc(2 * SHOAL_PAYLOAD_MAX);
     const enum shoal_status status = shoal_recorder_init(&engine->recorder);
-    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
+    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || !engine->scratch ||
+        status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -34,6 +37,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->ops = options->transport->ops;
     engine->kernels = options->kernels;
     engine->settings = options->settings;
+    engine->rules = options->rules;
     engine->log = options->log;
     engine->driver = options->driver;
     engine->ns_per_tick = options->ns_per_tick;
@@ -43,6 +47,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
     engine->depth = (unsigned)options->settings->depth;
+    engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->completed_by_all = start;
     const enum shoal_status status = allocate(engine);
@@ -98,6 +103,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++) {
         shoal_plan_fini(&engine->cache[i].plan);
         free(engine->cache[i].shared);
+        free(engine->cache[i].named);
     }
     engine->ops->destroy(engine->transport, engine->is_finalized);
     shoal_recorder_fini(&engine->recorder);
@@ -105,6 +111,8 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->sources);
     free(engine->dests);
     free(engine->slot_base);
+    free(engine->scratch);
+    free(engine->stores);
     free(engine);
 }
 
@@ -129,6 +137,8 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->cached->users--;
         request->cached = NULL;
     }
+    shoal_layout_free(request->call.layout);
+    request->call.layout = NULL;
     request->state = SHOAL_REQUEST_DONE;
     request->engine = NULL;
     /* release: outputs are seen by who reads the status. After this store a request on a stack may be gone. */
@@ -150,7 +160,7 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
     record->count = call->count;
     record->posted = request->posted_ticks;
     record->arrived = record->done = 0;
-    record->kind = shoal_select_kind_name(call->kind);
+    record->kind = shoal_kind_row(call->kind)->name;
     record->algorithm = "";
     record->root = call->root;
     record->last_rank = -1;
@@ -174,16 +184,94 @@ static void push_queue(struct shoal_engine *engine, struct shoal_request *reques
     engine->queue_tail = request;
 }
 
-/* The only rank of its communicator has all it needs. */
+/* The only rank of its communicator has all it needs: part 0 of its input is part 0 of its output. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (request->call.output && request->call.output != request->call.input && request->bytes)
-        memcpy(request->call.output, request->call.input, request->bytes);
+    const struct shoal_call *call = &request->call;
+    const size_t element = request->element_bytes, count = request->shape->is_empty ? 0 : shoal_call_length(call, 0, 0, 0);
+    for (size_t at = 0, run; at < count; at += run) {
+        run = count - at;
+        const void *from = shoal_call_address(call, 0, element, SHOAL_OPERAND_INPUT, 0, at, &run);
+        void *const to = shoal_call_address(call, 0, element, SHOAL_OPERAND_OUTPUT, 0, at, &run);
+        if (call->op == SHOAL_SCALED_SUM)
+            engine->kernels->reduce[call->type][call->op](&to, 1, &from, 1, run, call->scale, SHOAL_STORES_CACHED);
+        else if (to != from)
+            memcpy(to, from, run * element);
+    }
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = "alone";
     engine->done_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
 }
+
+/* ---- What a call is made of ---------------------------------------------------------------------------------------------- */
+
+static bool is_with_notices(const struct shoal_call *call)
+{
+    return call->layout && call->layout->notices;
+}
+
+/* Elements of all parts that a rank gives; of a whole, its elements. */
+static size_t count_given(const struct shoal_engine *engine, const struct shoal_request *request, int from)
+{
+    const struct shoal_layout *layout = request->call.layout;
+    if (!request->shape->is_input_cut)
+        return shoal_call_length(&request->call, engine->rank, from, 0);
+    if (!layout || layout->tensors)
+        return request->call.count * (size_t)engine->size;
+    return layout->given_at[engine->size - 1] + layout->given[engine->size - 1]; /* in a row */
+}
+
+size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    if (!shoal_shape_gives(request->shape, peer, request->call.root))
+        return 0;
+    return count_given(engine, request, peer) * request->element_bytes;
+}
+
+/* What the rank that gives most publishes if the call is direct; known before anything is exchanged. */
+static size_t most_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    if (is_with_notices(&request->call))
+        return SIZE_MAX; /* nobody knows */
+    if (!request->shape->is_input_cut)
+        return request->call.count * request->element_bytes;
+    return count_given(engine, request, engine->rank) * request->element_bytes;
+}
+
+struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return (struct shoal_selection){.kind = request->call.kind,
+                                    .size = engine->size,
+                                    .bytes = request->bytes,
+                                    .payload_bytes = most_payload_bytes(engine, request),
+                                    .direct_bytes = engine->settings->direct_bytes,
+                                    .rules = engine->rules};
+}
+
+/* A direct operation needs the data of those that give to this rank; a barrier, and whatever has a plan, needs all. So a rank
+ * that only gives goes on at once: that all called the same is found by who takes. */
+static int find_needed(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_shape *shape = request->shape;
+    const int root = request->call.root;
+    if (!request->is_direct || shape->is_empty)
+        return SHOAL_NEEDED_ALL;
+    if (!shoal_shape_takes(shape, engine->rank, root))
+        return engine->rank;
+    return shape->root_gives ? root : SHOAL_NEEDED_ALL;
+}
+
+static void measure(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    request->shape = &shoal_kind_row(call->kind)->shape;
+    request->element_bytes = call->kind == SHOAL_KIND_EXCHANGE ? 1 : shoal_type_bytes(call->type);
+    const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
+    request->bytes = call->count * request->element_bytes * (size_t)(is_cut ? engine->size : 1);
+}
+
+/* ---- Taking calls -------------------------------------------------------------------------------------------------------- */
 
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
 {
@@ -195,7 +283,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->cached = NULL;
     request->next_missing = 0;
     request->posted_ticks = shoal_clock_ticks();
-    request->bytes = call->count * (call->kind == SHOAL_KIND_EXCHANGE ? 1 : shoal_type_bytes(call->type));
+    measure(engine, request);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
     if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
         shoal_engine_heed_failure(engine);
@@ -214,12 +302,18 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         return;
     }
     request->sequence = engine->next_sequence++;
-    request->is_direct = shoal_select_is_direct(call->kind, request->bytes, engine->settings->direct_bytes);
     start_record(engine, request);
-    if (engine->size == 1)
+    if (engine->size == 1) {
         run_alone(engine, request);
-    else
-        push_queue(engine, request);
+        return;
+    }
+    const struct shoal_selection selection = shoal_engine_selection(engine, request);
+    request->is_direct = shoal_select_is_direct(&selection);
+    request->needed = find_needed(engine, request);
+    request->payload_bytes = is_with_notices(call) ? (size_t)engine->size * sizeof *call->layout->notices
+                             : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
+                                                   : 0;
+    push_queue(engine, request);
 }
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
@@ -237,7 +331,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine)
 /* A record and a payload may be overwritten when every rank has completed the operation they belonged to. */
 static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const uint64_t kept = request->is_direct && request->bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     if (engine->active_count == SHOAL_ACTIVE_MAX)
         return false;
     if (request->sequence - engine->completed_by_all <= kept)
@@ -246,33 +340,57 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - engine->completed_by_all <= kept;
 }
 
-/* Where peers find the operands that they need. Of a broadcast they reach root's input only: a leaf ends without its peers, and
- * may then free its memory while they have yet to look. */
+/* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
+ * rank's plan ends after theirs have done so: nobody is told of what no plan names, for its owner may free it before. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_arrival *arrival)
 {
     const struct shoal_call *call = &request->call;
-    const bool is_broadcast = call->kind == SHOAL_KIND_BROADCAST;
-    if (!is_broadcast || call->root == engine->rank)
-        arrival->input = engine->ops->locate(engine->transport, call->input, request->bytes);
-    if (!is_broadcast)
-        arrival->output = engine->ops->locate(engine->transport, call->output, request->bytes);
+    const struct shoal_kind_row *kind = shoal_kind_row(call->kind);
+    const int rank = engine->rank, size = engine->size;
+    const size_t element = request->element_bytes;
+    const bool is_overwritten = call->input == call->output && kind->shape.is_input_cut && kind->shape.is_output_cut;
+    if (call->layout && call->layout->tensors)
+        return;
+    if (kind->is_input_reached && !is_overwritten && shoal_shape_gives(&kind->shape, rank, call->root))
+        arrival->input =
+            engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
+    if (kind->is_output_reached && (!call->layout || call->layout->is_taken_in_row) &&
+        shoal_shape_takes(&kind->shape, rank, call->root))
+        arrival->output =
+            engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
-static bool gives_payload(const struct shoal_engine *engine, const struct shoal_request *request)
+/* What goes beside the arrival record; NULL: nothing. */
+static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return request->is_direct && request->bytes &&
-           (request->call.kind != SHOAL_KIND_BROADCAST || request->call.root == engine->rank);
+    const struct shoal_call *call = &request->call;
+    if (!request->payload_bytes)
+        return NULL;
+    if (is_with_notices(call))
+        return call->layout->notices;
+    return call->layout && call->layout->tensors ? shoal_engine_pack(engine, request) : call->input;
+}
+
+/* What must agree and has no field of its own. */
+static uint32_t detail_of(const struct shoal_call *call)
+{
+    uint32_t detail = call->layout ? call->layout->detail : 0;
+    if (SHOAL_UNLIKELY(call->op == SHOAL_SCALED_SUM)) {
+        const uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, &call->scale, sizeof call->scale);
+        detail ^= (uint32_t)(hash ^ hash >> 32);
+    }
+    return detail;
 }
 
 static void announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     struct shoal_arrival *arrival = &request->arrival;
-    const bool has_payload = gives_payload(engine, request);
     arrival->descriptor = (struct shoal_descriptor){
         .sequence = request->sequence,
         .count = call->count,
-        .root = call->root,
+        .detail = detail_of(call),
+        .root = (int16_t)call->root,
         .kind = (uint8_t)call->kind,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
@@ -280,10 +398,10 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
     };
     arrival->input = arrival->output = 0;
     if (!request->is_direct) {
-        arrival->descriptor.hints = shoal_stores_hint(engine, request);
         locate_operands(engine, request, arrival);
+        arrival->descriptor.hints = shoal_stores_hint(engine, request);
     }
-    engine->ops->arrive(engine->transport, arrival, has_payload ? call->input : NULL, has_payload ? request->bytes : 0);
+    engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
 }
@@ -311,6 +429,11 @@ static bool announce_queued(struct shoal_engine *engine)
 
 /* ---- Arrivals of the others ---------------------------------------------------------------------------------------------- */
 
+static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer);
+}
+
 /* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
 static void blame(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -319,7 +442,7 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->arrived = shoal_clock_ticks();
     record->last_rank = engine->rank;
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank)
+        if (!is_needed(engine, request, r))
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
@@ -332,17 +455,26 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* True when all ranks have arrived at the request, and called the same. */
+/* The data are asked for while the record is on its way. */
+static void expect_payload(struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_INLINE || !engine->ops->expect)
+        return;
+    const size_t bytes = shoal_engine_payload_bytes(engine, request, peer);
+    if (bytes > SHOAL_PAYLOAD_INLINE)
+        engine->ops->expect(engine->transport, peer, request->sequence, bytes);
+}
+
+/* True when all ranks that are needed have arrived at the request, and called the same. */
 static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (; request->next_missing < engine->size; request->next_missing++) {
         const int r = request->next_missing;
-        if (r == engine->rank)
+        if (!is_needed(engine, request, r))
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         if (!other) {
-            if (request->is_direct && request->bytes > SHOAL_PAYLOAD_INLINE && engine->ops->expect)
-                engine->ops->expect(engine->transport, r, request->sequence, request->bytes);
+            expect_payload(engine, request, r);
             return false;
         }
         if (!shoal_engine_agrees(engine, request, r, other))
@@ -375,7 +507,7 @@ static bool start_arrived(struct shoal_engine *engine)
             shoal_engine_fail(engine, &failure);
             return true;
         }
-        request->state = SHOAL_REQUEST_RUNNING;
+        request->state = request->piece_count ? SHOAL_REQUEST_RUNNING : SHOAL_REQUEST_DONE;
     }
     return did;
 }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "collective/select.h"
 #include "device/kernels.h"
+#include "engine/layout.h"
 #include "engine/stores.h"
 #include "observe/recorder.h"
 #include "plan/plan.h"
@@ -24,18 +25,7 @@ struct shoal_driver;
 struct shoal_engine;
 struct shoal_messages;
 
-struct shoal_call {
-    enum shoal_kind kind;
-    enum shoal_type type;
-    enum shoal_op op;
-    int root; /* or the peer of a send or receive */
-    int tag;
-    const void *input;
-    void *output;
-    size_t count;
-    uint32_t timeout_ms;
-    uint32_t trace_tag;
-};
+#define SHOAL_NEEDED_ALL (-1)
 
 enum shoal_request_state { SHOAL_REQUEST_QUEUED, SHOAL_REQUEST_ANNOUNCED, SHOAL_REQUEST_RUNNING, SHOAL_REQUEST_DONE };
 
@@ -46,6 +36,8 @@ struct shoal_cached_plan {
     enum shoal_kind kind;
     int root;
     uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
+    uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
+    enum shoal_reach reach;
     unsigned users;
 };
 
@@ -64,13 +56,17 @@ struct shoal_request {
     uint64_t posted_ticks;
     struct shoal_record *record;
     struct shoal_arrival arrival; /* own */
-    size_t bytes;
+    const struct shoal_shape *shape;
+    size_t element_bytes;
+    size_t bytes;         /* of the larger operand; of a message */
+    size_t payload_bytes; /* what this rank publishes beside its arrival record */
     bool is_direct;
+    int needed;       /* who must arrive: SHOAL_NEEDED_ALL, one peer, or (the own rank) nobody */
     int next_missing; /* the lowest rank that has not been seen to arrive */
     struct shoal_cached_plan *cached;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
-    size_t piece_elements;
+    size_t piece_elements; /* of a whole, or of each part */
     size_t piece_count;
     size_t pieces_started;
     size_t pieces_done;
@@ -83,8 +79,7 @@ struct shoal_request {
 /* One run of a plan over one piece. */
 struct shoal_piece {
     struct shoal_request *request; /* NULL: the slot is free */
-    size_t first;                  /* element */
-    size_t count;
+    size_t first;                  /* element of a whole, or of each part */
     uint32_t step;
 };
 
@@ -96,6 +91,7 @@ struct shoal_engine_options {
     struct shoal_transport *transport; /* taken: destroyed with the engine */
     const struct shoal_kernels *kernels;
     const struct shoal_settings *settings;
+    const struct shoal_rules *rules; /* of the user, for choosing algorithms; NULL: none */
     struct shoal_log *log;
     struct shoal_driver *driver;       /* for requests; may be NULL in tests */
     double ns_per_tick;                /* of the processor's clock */
@@ -111,7 +107,7 @@ struct shoal_stores_trial {
     float ticks[2]; /* smoothed time of an operation; 0: not tried */
     uint32_t uses;
 };
-#define SHOAL_STORES_TRIALS 256
+#define SHOAL_STORES_TRIALS 1024
 
 struct shoal_engine {
     char name[32];
@@ -119,6 +115,7 @@ struct shoal_engine {
     const struct shoal_transport_ops *ops;
     const struct shoal_kernels *kernels;
     const struct shoal_settings *settings;
+    const struct shoal_rules *rules;
     struct shoal_log *log;
     struct shoal_driver *driver;
     struct shoal_engine *next; /* the driver's list */
@@ -128,6 +125,7 @@ struct shoal_engine {
     int rank;
     int size;
     unsigned depth;
+    size_t part_bytes; /* of one part of a window slot */
     double ns_per_tick;
 
     uint64_t next_sequence;
@@ -139,7 +137,8 @@ struct shoal_engine {
     unsigned active_count;
     void **addresses;     /* [SHOAL_ACTIVE_MAX][2 * size] */
     const void **sources; /* [size] scratch */
-    void **dests;         /* [size] scratch */
+    void **dests;         /* [size + 1] scratch */
+    char *scratch;        /* 2 * SHOAL_PAYLOAD_MAX: several tensors in a row, those given, then those taken */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
     uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
@@ -149,7 +148,7 @@ struct shoal_engine {
     struct shoal_cached_plan cache[SHOAL_PLAN_CACHE];
     unsigned cache_next;
 
-    struct shoal_stores_trial stores[SHOAL_STORES_TRIALS];
+    struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
 
     struct shoal_messages *messages; /* sends and receives; made when first used */
     unsigned message_count;          /* under way */
@@ -185,9 +184,13 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
-/* Takes a call whose arguments have been checked. The request must stay until it is done; with is_detached set, the engine
- * frees it then. A broken engine completes it at once. */
+/* Takes a call whose arguments have been checked, and its layout. The request must stay until it is done; with is_detached set,
+ * the engine frees it then. A broken engine completes it at once. */
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
+
+/* The same for several messages in one request. ERR_MEMORY: nothing was posted. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls,
+                                                         size_t count, struct shoal_request *request);
 
 /* Does what can be done now; true when anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);
@@ -232,6 +235,20 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_pieces(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+
+struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
+
+/* The input of several tensors in a row, in the engine's scratch memory; a direct operation's. */
+const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
+
+/* What a peer publishes beside its record of a direct operation. */
+size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
+
+/* The argument of the operator, for kernels. */
+static inline double shoal_engine_argument(const struct shoal_engine *engine, const struct shoal_call *call)
+{
+    return call->op == SHOAL_AVG ? engine->size : call->scale;
+}
 
 /* engine_fail.c: everything that goes wrong. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,

@@ -1,5 +1,6 @@
 /* Everything that goes wrong in a communicator: calls that do not agree, peers that ended, deadlines, failures elsewhere. The
  * first cause is published once and becomes the status of every operation. */
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,30 +9,71 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 
-static const char *type_text(unsigned type)
+SHOAL_PRINTF(3, 4) static void append(char *text, size_t bytes, const char *format, ...)
 {
-    static const char *const names[] = {"float32", "float64", "bfloat16", "int64"};
+    const size_t used = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, bytes - used, format, args);
+    va_end(args);
+}
+
+/* Adds the name of a type or operator in small letters: SCALED_SUM becomes "scaled sum". */
+static void append_word(char *text, size_t bytes, const char *name)
+{
+    size_t used = strlen(text);
+    for (; *name && used + 1 < bytes; name++)
+        text[used++] = *name == '_' ? ' ' : (char)tolower((unsigned char)*name);
+    text[used] = 0;
+}
+
+static const char *type_name(unsigned type)
+{
+    static const char *const names[] = {
+#define TYPE_NAME(name, number, bytes) [number] = #name,
+        SHOAL_TYPE_LIST(TYPE_NAME)
+#undef TYPE_NAME
+    };
     return type < SHOAL_COUNT_OF(names) ? names[type] : "elements of an unknown type";
 }
 
-static const char *op_text(unsigned op)
+static const char *op_name(unsigned op)
 {
-    static const char *const names[] = {"sum", "avg", "max"};
+    static const char *const names[] = {
+#define OP_NAME(name, number) [number] = #name,
+        SHOAL_OP_LIST(OP_NAME)
+#undef OP_NAME
+    };
     return op < SHOAL_COUNT_OF(names) ? names[op] : "unknown operator";
+}
+
+static bool is_message(unsigned kind)
+{
+    return kind == SHOAL_KIND_SEND || kind == SHOAL_KIND_RECV;
 }
 
 void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_t bytes)
 {
-    const char *kind = shoal_select_kind_name((enum shoal_kind)d->kind);
-    if (d->kind == SHOAL_KIND_BARRIER)
-        snprintf(text, bytes, "%s", kind);
-    else if (d->kind == SHOAL_KIND_EXCHANGE)
+    const struct shoal_kind_row *kind = shoal_kind_row((enum shoal_kind)d->kind);
+    const struct shoal_shape *shape = &kind->shape;
+    if (d->kind == SHOAL_KIND_EXCHANGE) {
         snprintf(text, bytes, "shoal_comm_split");
-    else if (d->kind == SHOAL_KIND_ALLREDUCE)
-        snprintf(text, bytes, "%s of %llu %s, %s", kind, (unsigned long long)d->count, type_text(d->type), op_text(d->op));
-    else
-        snprintf(text, bytes, "%s of %llu %s, %s %d", kind, (unsigned long long)d->count, type_text(d->type),
-                 d->kind == SHOAL_KIND_BROADCAST ? "root" : "peer", d->root);
+        return;
+    }
+    snprintf(text, bytes, "%s", kind->name);
+    if (shape->is_empty)
+        return;
+    append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
+           (unsigned long long)d->count);
+    append_word(text, bytes, type_name(d->type));
+    if (shape->is_input_cut || shape->is_output_cut)
+        append(text, bytes, " per rank");
+    if (shape->is_reduced) {
+        append(text, bytes, ", ");
+        append_word(text, bytes, op_name(d->op));
+    }
+    if (shape->root_gives || shape->root_takes || is_message(d->kind))
+        append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
 }
 
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
@@ -41,7 +83,8 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
     const struct shoal_call *call = &request->call;
     return (struct shoal_descriptor){.sequence = request->sequence,
                                      .count = call->count,
-                                     .root = call->root,
+                                     .detail = call->layout ? call->layout->detail : 0,
+                                     .root = (int16_t)call->root,
                                      .kind = (uint8_t)call->kind,
                                      .type = (uint8_t)call->type,
                                      .op = (uint8_t)call->op};
@@ -99,30 +142,12 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
     }
 }
 
-SHOAL_PRINTF(3, 4) static void append(char *text, size_t bytes, const char *format, ...)
-{
-    const size_t used = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
-}
-
 /* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
 
 static void write_recorder(struct shoal_engine *engine)
 {
-    char name[512];
-    if (!engine->settings->recorder_file[0])
-        return;
-    shoal_log_expand(engine->log, engine->settings->recorder_file, name, sizeof name);
-    FILE *file = fopen(name, "ae");
-    if (!file) {
-        shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "cannot write SHOAL_RECORDER_FILE \"%s\": %m", name);
-        return;
-    }
-    shoal_recorder_print(&engine->recorder, engine->name, engine->rank, engine->ns_per_tick, file);
-    fclose(file);
+    const struct shoal_recorder_file file = {engine->log, "SHOAL_RECORDER_FILE", engine->settings->recorder_file};
+    shoal_recorder_append(&engine->recorder, engine->name, engine->rank, engine->ns_per_tick, &file);
 }
 
 static void complete_list(struct shoal_request *list, enum shoal_status status)
@@ -185,8 +210,39 @@ bool shoal_engine_heed_failure(struct shoal_engine *engine)
 
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
-    return a->count == b->count && a->root == b->root && a->kind == b->kind && a->type == b->type && a->op == b->op &&
-           a->codec == b->codec;
+    const bool has_notices = a->kind == SHOAL_KIND_ALLTOALL && a->detail;
+    return (a->count == b->count || has_notices) && a->detail == b->detail && a->root == b->root && a->kind == b->kind &&
+           a->type == b->type && a->op == b->op && a->codec == b->codec;
+}
+
+/* What differs where both calls read the same. */
+static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
+{
+    if (a->count != b->count || a->root != b->root || a->kind != b->kind || a->type != b->type || a->op != b->op ||
+        a->detail == b->detail)
+        return "";
+    return "; they differ in the lengths of parts, the counts of tensors, or the scale";
+}
+
+/* Of an all-to-all with parts of different lengths: that the peer gives what this rank takes. Notes where it is. */
+static bool heed_notice(struct shoal_engine *engine, struct shoal_request *request, int peer)
+{
+    struct shoal_layout *layout = request->call.layout;
+    const struct shoal_part_notice *notices =
+        engine->ops->payload(engine->transport, peer, request->sequence, (size_t)engine->size * sizeof *notices);
+    const struct shoal_part_notice notice = notices[engine->rank];
+    struct shoal_failure failure;
+    layout->peer_at[peer] = (size_t)notice.offset;
+    if (notice.count == layout->taken[peer])
+        return true;
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
+    snprintf(failure.text, sizeof failure.text,
+             "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) gives %llu elements "
+             "to rank %d, which takes %zu from it",
+             (unsigned long long)request->sequence, engine->name, failure.operation, peer, failure.pid, failure.host,
+             (unsigned long long)notice.count, engine->rank, layout->taken[peer]);
+    shoal_engine_fail(engine, &failure);
+    return false;
 }
 
 bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
@@ -195,14 +251,14 @@ bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *requ
     struct shoal_failure failure;
     char theirs[96];
     if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)))
-        return true;
+        return !request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
     shoal_engine_print_call(&other->descriptor, theirs, sizeof theirs);
     snprintf(failure.text, sizeof failure.text,
              "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on "
-             "%s) called %s",
+             "%s) called %s%s",
              (unsigned long long)request->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid,
-             failure.host, theirs);
+             failure.host, theirs, hint_at_detail(&request->arrival.descriptor, &other->descriptor));
     shoal_engine_fail(engine, &failure);
     return false;
 }
@@ -260,13 +316,12 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     find_step(engine, request, &step, &peer);
     if (peer >= 0)
         peer = find_stopped(engine, peer);
-    if (request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV)
+    if (is_message(request->call.kind))
         peer = request->call.root;
     for (int r = 0; r < engine->size; r++) {
-        const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
-        const bool is_missing =
-            peer >= 0 ? r == peer
-                      : !is_message && r != engine->rank && !engine->ops->arrival(engine->transport, r, request->sequence);
+        const bool is_missing = peer >= 0 ? r == peer
+                                          : !is_message(request->call.kind) && r != engine->rank &&
+                                                !engine->ops->arrival(engine->transport, r, request->sequence);
         struct shoal_peer_name name;
         char state[96];
         if (!is_missing)
@@ -298,9 +353,9 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
 {
     struct shoal_failure failure;
     char missing[300];
-    const bool is_message = request->call.kind == SHOAL_KIND_SEND || request->call.kind == SHOAL_KIND_RECV;
     /* Calls run in order: the first one tells whom all wait for. */
-    const int rank = name_missing(engine, is_message ? request : first_call(engine), missing, sizeof missing);
+    const int rank =
+        name_missing(engine, is_message(request->call.kind) ? request : first_call(engine), missing, sizeof missing);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
     snprintf(failure.text, sizeof failure.text,
              "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s", failure.operation,

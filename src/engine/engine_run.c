@@ -6,56 +6,96 @@
 
 /* ---- Direct operations: the data came beside the arrival records -------------------------------------------------------- */
 
+/* So small that each part is copied element by element of the tensors' list. */
+const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    const int parts = request->shape->is_input_cut ? engine->size : 1;
+    const size_t part_bytes = call->count * request->element_bytes;
+    for (int part = 0; part < parts; part++)
+        shoal_call_pack(call, engine->rank, request->element_bytes, part, call->count,
+                        engine->scratch + (size_t)part * part_bytes);
+    return engine->scratch;
+}
+
+/* What a rank has given, in a row. Of tensors the own input was packed again by the caller. */
+static const char *given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
+{
+    if (from == engine->rank)
+        return request->call.layout && request->call.layout->tensors ? engine->scratch : request->call.input;
+    const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
+    return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
+}
+
+/* Where this rank's part begins in what is given, in bytes. */
+static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    if (!request->shape->is_input_cut)
+        return 0;
+    const struct shoal_layout *layout = call->layout;
+    const size_t at = layout && layout->given ? layout->given_at[engine->rank] : (size_t)engine->rank * call->count;
+    return at * request->element_bytes;
+}
+
 static void reduce_payloads(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    void *const dest = call->output;
+    const bool has_tensors = call->layout && call->layout->tensors;
+    const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
+    void *const dest = has_tensors ? engine->scratch + SHOAL_PAYLOAD_MAX : call->output;
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] =
-            r == engine->rank ? call->input : engine->ops->payload(engine->transport, r, request->sequence, request->bytes);
-    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, call->count, engine->size,
-                                                  SHOAL_STORES_CACHED);
+        engine->sources[r] = given_by(engine, request, r) + at;
+    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
+                                                  shoal_engine_argument(engine, call), SHOAL_STORES_CACHED);
+    if (has_tensors)
+        shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
 }
 
-static void copy_payload(struct shoal_engine *engine, const struct shoal_request *request)
+static void copy_payload(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     const struct shoal_call *call = &request->call;
-    if (call->root != engine->rank)
-        memcpy(call->output, engine->ops->payload(engine->transport, call->root, request->sequence, request->bytes),
-               request->bytes);
-    else if (call->output != call->input)
-        memcpy(call->output, call->input, request->bytes);
-}
-
-static void gather_payloads(struct shoal_engine *engine, const struct shoal_request *request)
-{
-    for (int r = 0; r < engine->size; r++) {
-        const void *payload = r == engine->rank ? request->call.input
-                                                : engine->ops->payload(engine->transport, r, request->sequence, request->bytes);
-        memcpy((char *)request->call.output + (size_t)r * request->bytes, payload, request->bytes);
+    const int part = request->shape->is_output_cut ? from : 0;
+    const size_t count = shoal_call_length(call, engine->rank, from, engine->rank);
+    if (!count)
+        return;
+    const char *given = given_by(engine, request, from) + own_part_at(engine, request);
+    if (call->layout) {
+        shoal_call_unpack(call, engine->rank, request->element_bytes, part, count, given);
+        return;
     }
+    const size_t bytes = count * request->element_bytes;
+    char *to = (char *)call->output + (size_t)part * bytes;
+    if (to != given)
+        memcpy(to, given, bytes);
 }
 
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
+    const struct shoal_shape *shape = request->shape;
     request->record->algorithm = "direct";
     request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
-    if (!request->bytes)
+    if (!request->bytes || !shoal_shape_takes(shape, engine->rank, request->call.root))
         return;
-    if (request->call.kind == SHOAL_KIND_ALLREDUCE)
+    if (request->call.layout && request->call.layout->tensors)
+        shoal_engine_pack(engine, request);
+    if (shape->is_reduced) {
         reduce_payloads(engine, request);
-    else if (request->call.kind == SHOAL_KIND_BROADCAST)
-        copy_payload(engine, request);
-    else if (request->call.kind == SHOAL_KIND_EXCHANGE)
-        gather_payloads(engine, request);
+        return;
+    }
+    for (int from = 0; from < engine->size; from++) {
+        if (shoal_shape_gives(shape, from, request->call.root))
+            copy_payload(engine, request, from);
+    }
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request, const uint8_t *shared,
-                        size_t bytes)
+/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another row. */
+static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
+                        const struct shoal_row *row, const uint8_t *shared, size_t bytes)
 {
-    return cached->shared && cached->kind == request->call.kind && cached->root == request->call.root &&
+    return cached->shared && cached->row == row && cached->root == request->call.root &&
            memcmp(cached->shared, shared, bytes) == 0;
 }
 
@@ -68,34 +108,47 @@ static struct shoal_cached_plan *evict(struct shoal_engine *engine)
             continue;
         shoal_plan_fini(&cached->plan);
         free(cached->shared);
+        free(cached->named);
         memset(cached, 0, sizeof *cached);
         return cached;
     }
     return NULL;
 }
 
-static enum shoal_status build_plan(struct shoal_engine *engine, const struct shoal_request *request, const uint8_t *shared,
+/* Marks whose operands the plan names. */
+static void find_named(const struct shoal_plan *plan, uint8_t *named)
+{
+    for (uint32_t i = 0; i < plan->block_count; i++) {
+        const struct shoal_block *block = &plan->blocks[i];
+        if (block->operand != SHOAL_OPERAND_WINDOW)
+            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
+    }
+}
+
+static enum shoal_status build_plan(struct shoal_engine *engine, const struct shoal_request *request,
+                                    const struct shoal_row *row, const struct shoal_view *view,
                                     struct shoal_cached_plan *cached)
 {
-    const size_t size = (size_t)engine->size;
-    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + size};
-    const struct shoal_row *row = shoal_select_plan(request->call.kind, &view);
+    const size_t flags = 2 * (size_t)engine->size;
     shoal_plan_init(&cached->plan, engine->rank, engine->size);
-    row->build(&cached->plan, &view, engine->rank, request->call.root);
-    uint8_t *copy = malloc(2 * size);
-    if (!copy || cached->plan.status != SHOAL_OK) {
-        free(copy);
+    row->build(&cached->plan, view, engine->rank, request->call.root);
+    uint8_t *shared = malloc(flags), *named = calloc(flags, 1);
+    if (!shared || !named || cached->plan.status != SHOAL_OK) {
+        free(shared);
+        free(named);
         shoal_plan_fini(&cached->plan);
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     }
-    memcpy(copy, shared, 2 * size);
-    cached->shared = copy;
+    memcpy(shared, view->shared_input, flags);
+    find_named(&cached->plan, named);
+    cached->shared = shared;
+    cached->named = named;
     cached->row = row;
-    cached->kind = request->call.kind;
     cached->root = request->call.root;
+    cached->reach = shoal_select_reach(view, row->kind, request->call.root);
     shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts",
-                   engine->name, shoal_select_kind_name(request->call.kind), request->bytes, row->name, cached->plan.step_count,
-                   cached->plan.parts);
+                   engine->name, shoal_kind_row(row->kind)->name, request->bytes, row->variants[cached->reach],
+                   cached->plan.step_count, cached->plan.parts);
     return SHOAL_OK;
 }
 
@@ -109,56 +162,75 @@ static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_req
         shared[r] = arrival->input != 0;
         shared[size + r] = arrival->output != 0;
     }
+    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + size, request->shape};
+    const struct shoal_selection selection = shoal_engine_selection(engine, request);
+    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
     struct shoal_cached_plan *cached = NULL;
     for (unsigned i = 0; i < SHOAL_PLAN_CACHE && !cached; i++)
-        cached = is_plan_for(&engine->cache[i], request, shared, 2 * size) ? &engine->cache[i] : NULL;
+        cached = is_plan_for(&engine->cache[i], request, row, shared, 2 * size) ? &engine->cache[i] : NULL;
     if (!cached) {
         cached = evict(engine);
         if (!cached)
             return shoal_log_fail(engine->log, SHOAL_ERR_INTERNAL, "engine", "all plans are in use");
-        SHOAL_TRY(build_plan(engine, request, shared, cached));
+        SHOAL_TRY(build_plan(engine, request, row, &view, cached));
     }
     cached->users++;
     request->cached = cached;
     return SHOAL_OK;
 }
 
+/* Of the peers' operands, those that the plan names. */
 static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
 {
+    const struct shoal_call *call = &request->call;
+    const uint8_t *named = request->cached->named;
+    const size_t element = request->element_bytes;
+    const int rank = engine->rank, size = engine->size;
     enum shoal_status status = SHOAL_OK;
-    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)engine->size;
-    request->outputs = request->inputs + engine->size;
-    for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank) {
-            request->inputs[r] = (void *)(uintptr_t)request->call.input;
-            request->outputs[r] = request->call.output;
+    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)size;
+    request->outputs = request->inputs + size;
+    for (int r = 0; r < size; r++) {
+        request->inputs[r] = r == rank ? (void *)(uintptr_t)call->input : NULL;
+        request->outputs[r] = r == rank ? call->output : NULL;
+        if (r == rank || (!named[r] && !named[size + r]))
             continue;
-        }
         const struct shoal_arrival *arrival = engine->ops->arrival(engine->transport, r, request->sequence);
-        request->inputs[r] = request->outputs[r] = NULL;
-        if (arrival->input && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input, request->bytes, &status);
-        if (arrival->output && status == SHOAL_OK)
-            request->outputs[r] = arrival->output == arrival->input
-                                      ? request->inputs[r]
-                                      : engine->ops->reach(engine->transport, r, arrival->output, request->bytes, &status);
+        if (named[r] && arrival->input && status == SHOAL_OK)
+            request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input,
+                                                    shoal_call_input_bytes(call, rank, size, element, r), &status);
+        if (named[size + r] && arrival->output && status == SHOAL_OK)
+            request->outputs[r] = engine->ops->reach(engine->transport, r, arrival->output,
+                                                     shoal_call_output_bytes(call, rank, size, element, r), &status);
     }
     return status;
+}
+
+/* Of parts whose lengths each rank knows for itself alone, the longest of all. */
+static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
+{
+    for (int r = 0; r < engine->size; r++) {
+        if (r == engine->rank)
+            continue;
+        const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
+        request->call.count = shoal_max_size(request->call.count, (size_t)count);
+    }
+    request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
 }
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (engine->rank != 0) /* rank 0's hint counts for all */
         request->arrival.descriptor.hints = engine->ops->arrival(engine->transport, 0, request->sequence)->descriptor.hints;
+    if (request->call.layout && request->call.layout->notices)
+        agree_on_count(engine, request);
     SHOAL_TRY(find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts)
-        SHOAL_TRY(
-            engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->settings->piece_bytes));
-    request->record->algorithm = request->cached->row->name;
+        SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
+    request->record->algorithm = request->cached->row->variants[request->cached->reach];
     request->piece_elements =
-        shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, shoal_type_bytes(request->call.type));
+        shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, request->element_bytes);
     request->piece_count = (request->call.count + request->piece_elements - 1) / request->piece_elements;
     request->pieces_started = request->pieces_done = 0;
     return SHOAL_OK;
@@ -166,26 +238,46 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
-struct place {
-    char *address;
+/* What a block is in the piece at hand: elements [begin, begin + elements) of a part of its operand. */
+struct span {
+    int part;
+    size_t begin;
     size_t elements;
+    size_t window_at; /* bytes from the start of the window slot, for windows */
 };
 
-static struct place find_place(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
-                               struct shoal_block block)
+static struct span find_span(const struct shoal_engine *engine, const struct shoal_piece *piece, struct shoal_block block)
 {
     const struct shoal_request *request = piece->request;
-    const size_t element = shoal_type_bytes(request->call.type);
-    struct place place;
-    const size_t begin = shoal_block_span(piece->count, SHOAL_CACHE_LINE / element, block.index, block.of, &place.elements);
-    if (block.operand == SHOAL_OPERAND_WINDOW) {
-        char *window = engine->ops->window(engine->transport, block.rank, slot);
-        place.address = window + block.part * engine->settings->piece_bytes + begin * element;
-        return place;
-    }
-    char *base = block.operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
-    place.address = base + (piece->first + begin) * element;
-    return place;
+    const size_t element = request->element_bytes;
+    const int parts = shoal_shape_parts(request->shape, block, engine->size), of = block.of / parts;
+    int from, to;
+    struct span span = {.part = block.index / of};
+    shoal_shape_route(request->shape, block, engine->size, &from, &to);
+    const size_t length = shoal_call_length(&request->call, engine->rank, from, to);
+    const size_t left = length > piece->first ? shoal_min_size(length - piece->first, request->piece_elements) : 0;
+    const size_t begin =
+        shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of), (unsigned)of, &span.elements);
+    span.begin = piece->first + begin;
+    span.window_at =
+        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->piece_elements : 0) + begin) * element;
+    return span;
+}
+
+/* The address of element `at` of the span; *run becomes at most the elements that follow it in a row. */
+static char *find_address(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, struct shoal_block block,
+                          const struct span *span, size_t at, size_t *run)
+{
+    const struct shoal_request *request = piece->request;
+    const size_t element = request->element_bytes;
+    const enum shoal_operand operand = (enum shoal_operand)block.operand;
+    if (operand == SHOAL_OPERAND_WINDOW)
+        return (char *)engine->ops->window(engine->transport, block.rank, slot) + span->window_at + at * element;
+    if (block.rank == engine->rank)
+        return shoal_call_address(&request->call, engine->rank, element, operand, span->part, span->begin + at, run);
+    char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
+    const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, span->part);
+    return base + (part_at + span->begin + at) * element;
 }
 
 /* Addresses that agree in their low 28 bits fight for the same place in the first cache of some processors, which predict a
@@ -213,11 +305,12 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
 {
     _Alignas(SHOAL_PAGE) char buffer[SHOAL_PAGE];
     void *const into = buffer;
-    const size_t element = shoal_type_bytes(request->call.type), chunk = sizeof buffer / element;
+    const size_t element = request->element_bytes, chunk = sizeof buffer / element;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
         engine->kernels->reduce[request->call.type][request->call.op](&into, 1, engine->sources, step->source_count, count,
-                                                                      engine->size, SHOAL_STORES_CACHED);
+                                                                      shoal_engine_argument(engine, &request->call),
+                                                                      SHOAL_STORES_CACHED);
         engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
         for (unsigned s = 0; s < step->source_count; s++)
             engine->sources[s] = (const char *)engine->sources[s] + count * element;
@@ -226,31 +319,42 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
+/* Sources and destinations are set. */
+static void reduce_run(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
+                       size_t elements)
+{
+    const struct shoal_call *call = &request->call;
+    const enum shoal_stores stores =
+        request->arrival.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
+    if (step->source_count > 1 && any_collide(engine, step))
+        reduce_apart(engine, request, step, elements, stores);
+    else if (step->source_count > 1)
+        engine->kernels->reduce[call->type][call->op](engine->dests, step->dest_count, engine->sources, step->source_count,
+                                                      elements, shoal_engine_argument(engine, call), stores);
+    else if (step->dest_count > 1 || engine->dests[0] != engine->sources[0])
+        engine->kernels->copy(engine->dests, step->dest_count, engine->sources[0], elements * request->element_bytes, stores);
+}
+
+/* Where operands are several tensors, from border to border. */
 static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
                        const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const enum shoal_stores stores =
-        request->arrival.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
-    struct place place = {0};
-    for (unsigned i = 0; i < step->source_count; i++) {
-        place = find_place(engine, piece, slot, blocks[i]);
-        engine->sources[i] = place.address;
+    const size_t elements = find_span(engine, piece, blocks[0]).elements;
+    for (size_t at = 0, run; at < elements; at += run) {
+        run = elements - at;
+        for (unsigned i = 0; i < step->source_count; i++) {
+            const struct span span = find_span(engine, piece, blocks[i]);
+            engine->sources[i] = find_address(engine, piece, slot, blocks[i], &span, at, &run);
+        }
+        for (unsigned i = 0; i < step->dest_count; i++) {
+            const struct shoal_block block = blocks[step->source_count + i];
+            const struct span span = find_span(engine, piece, block);
+            engine->dests[i] = find_address(engine, piece, slot, block, &span, at, &run);
+        }
+        reduce_run(engine, request, step, run);
     }
-    if (!place.elements)
-        return;
-    const size_t elements = place.elements;
-    for (unsigned i = 0; i < step->dest_count; i++)
-        engine->dests[i] = find_place(engine, piece, slot, blocks[step->source_count + i]).address;
-    if (step->source_count > 1 && any_collide(engine, step))
-        reduce_apart(engine, request, step, elements, stores);
-    else if (step->source_count > 1)
-        engine->kernels->reduce[request->call.type][request->call.op](engine->dests, step->dest_count, engine->sources,
-                                                                      step->source_count, elements, engine->size, stores);
-    else if (step->dest_count > 1 || engine->dests[0] != engine->sources[0])
-        engine->kernels->copy(engine->dests, step->dest_count, engine->sources[0],
-                              elements * shoal_type_bytes(request->call.type), stores);
 }
 
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
@@ -260,25 +364,23 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* Offsets of a put count from the window slot, or from the peer's output. */
+/* Offsets of a put count from the window slot, or from the peer's output. What is put lies in a row. */
 static enum shoal_status run_put(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
                                  const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const struct place source = find_place(engine, piece, slot, blocks[0]);
-    const size_t element = shoal_type_bytes(request->call.type);
-    size_t elements;
-    size_t offset =
-        element * shoal_block_span(piece->count, SHOAL_CACHE_LINE / element, blocks[1].index, blocks[1].of, &elements);
+    const struct span from = find_span(engine, piece, blocks[0]), to = find_span(engine, piece, blocks[1]);
+    const size_t element = request->element_bytes;
+    size_t run = from.elements, offset = to.window_at;
     shoal_location location = 0;
-    if (blocks[1].operand == SHOAL_OPERAND_WINDOW) {
-        offset += blocks[1].part * engine->settings->piece_bytes;
-    } else {
+    const char *source = find_address(engine, piece, slot, blocks[0], &from, 0, &run);
+    if (blocks[1].operand == SHOAL_OPERAND_OUTPUT) {
         location = engine->ops->arrival(engine->transport, step->peer, request->sequence)->output;
-        offset += piece->first * element;
+        offset =
+            element * (to.begin + shoal_call_part_at(&request->call, engine->rank, SHOAL_OPERAND_OUTPUT, step->peer, to.part));
     }
-    return engine->ops->put(engine->transport, step->peer, slot, location, offset, source.address, elements * element);
+    return engine->ops->put(engine->transport, step->peer, slot, location, offset, source, from.elements * element);
 }
 
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
@@ -356,7 +458,6 @@ static bool start_pieces(struct shoal_engine *engine)
             return did;
         piece->request = request;
         piece->first = request->pieces_started++ * request->piece_elements;
-        piece->count = shoal_min_size(request->piece_elements, request->call.count - piece->first);
         piece->step = 0;
         engine->piece_next++;
         engine->piece_active++;

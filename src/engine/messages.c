@@ -117,7 +117,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     struct shoal_failure failure;
     char sent[96];
     const struct shoal_descriptor theirs = {
-        .kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = engine->rank};
+        .kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer_of(request), &failure);
     shoal_engine_print_call(&theirs, sent, sizeof sent);
     snprintf(failure.text, sizeof failure.text,

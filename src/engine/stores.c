@@ -1,5 +1,6 @@
 #include "engine/stores.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -10,18 +11,28 @@
 /* The first uses of a size try both in turn. */
 #define TRY_FIRST 6
 
-static bool is_in_place_shared(const struct shoal_engine *engine, const struct shoal_request *request)
+static bool is_output_shared(const struct shoal_request *request)
 {
-    return request->call.input == request->call.output &&
-           engine->ops->locate(engine->transport, request->call.output, request->bytes) != 0;
+    return request->arrival.output != 0;
 }
 
+/* Every line is read and written by one rank: it is in that rank's cache. */
+static bool is_in_place_shared(const struct shoal_request *request)
+{
+    return request->call.kind == SHOAL_KIND_ALLREDUCE && request->call.input == request->call.output &&
+           is_output_shared(request);
+}
+
+/* NULL: no memory to learn with. */
 static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(request->bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
-    const unsigned is_shared = engine->ops->locate(engine->transport, request->call.output, request->bytes) != 0;
-    return &engine->stores[(size_class * 4 + is_in_place * 2 + is_shared) % SHOAL_STORES_TRIALS];
+    const unsigned row = (unsigned)request->call.kind * 32 + size_class % 32;
+    if (!engine->stores)
+        engine->stores = calloc(SHOAL_STORES_TRIALS, sizeof *engine->stores);
+    return engine->stores ? &engine->stores[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_STORES_TRIALS]
+                          : NULL;
 }
 
 static bool is_streaming_faster(const struct shoal_stores_trial *trial)
@@ -35,9 +46,11 @@ uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *req
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
-    if (is_in_place_shared(engine, request))
-        return 0; /* every line is read and written by one rank: it is in that rank's cache */
+    if (is_in_place_shared(request))
+        return 0;
     struct shoal_stores_trial *trial = trial_of(engine, request);
+    if (!trial)
+        return 0;
     const uint32_t use = trial->uses++;
     if (use < TRY_FIRST)
         return use % 2 ? 0 : SHOAL_HINT_STREAMING;
@@ -50,6 +63,8 @@ void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request 
     if (engine->rank != 0)
         return;
     struct shoal_stores_trial *trial = trial_of(engine, request);
+    if (!trial)
+        return;
     float *ticks = &trial->ticks[request->arrival.descriptor.hints & SHOAL_HINT_STREAMING];
     const float took = (float)(shoal_clock_ticks() - request->record->arrived);
     *ticks = *ticks == 0 ? took : *ticks + (took - *ticks) / (took < *ticks ? 2 : 8); /* a slow run may be anybody's fault */

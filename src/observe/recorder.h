@@ -1,9 +1,10 @@
 /* The flight recorder: the last SHOAL_RECORDS operations of one communicator on this rank, always on. A record is filled in
- * while its operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock. */
+ * while its operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock.
+ * docs/trace.md tells what the printed lines hold; `shoal trace` reads them. */
 #ifndef SHOAL_OBSERVE_RECORDER_H
 #define SHOAL_OBSERVE_RECORDER_H
 
-#include "base/compiler.h"
+#include "base/log.h"
 
 #define SHOAL_RECORDS 1024
 
@@ -29,8 +30,16 @@ struct shoal_record {
     uint8_t status;
 };
 
+/* Whose operations these are, so that the lines of all ranks can be put together. */
+struct shoal_recorder_identity {
+    uint64_t comm;  /* the communicator's number: the same on all its ranks, another for each communicator */
+    int size;       /* its ranks */
+    int world_rank; /* this rank's number among all workers */
+};
+
 struct shoal_recorder {
-    uint64_t next; /* records ever begun */
+    uint64_t next;                           /* records ever begun */
+    struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
     struct shoal_record *records;
 };
 
@@ -47,7 +56,19 @@ static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *re
 /* Into a recorder that was initialized. */
 void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy);
 
-/* One JSON object per line, oldest first. Times are in microseconds since the oldest record was posted. */
+/* One JSON object per line, oldest first. */
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out);
+
+/* A file named by a setting. */
+struct shoal_recorder_file {
+    struct shoal_log *log;
+    const char *setting; /* its name, for the message */
+    const char *pattern; /* its value, with %h, %p, %r; "": there is no file */
+};
+
+/* Appends the lines to the file, in one write: ranks that share a file do not tear each other's lines (on a local file
+ * system). Logs a warning when it cannot. */
+void shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
+                           const struct shoal_recorder_file *file);
 
 #endif

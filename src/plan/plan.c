@@ -77,9 +77,15 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
             fail(plan, SHOAL_ERR_UNSUPPORTED);
-        else if (added[i].part >= plan->parts)
-            plan->parts = added[i].part + 1;
+        else
+            shoal_plan_use_window(plan, added[i].part + 1, added[i].of);
     }
+}
+
+void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of)
+{
+    plan->parts = parts > plan->parts ? parts : plan->parts;
+    plan->window_of = of > plan->window_of ? of : plan->window_of;
 }
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,

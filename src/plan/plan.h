@@ -39,7 +39,12 @@
 
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_WINDOW };
 
-/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`. */
+/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`.
+ *
+ * Where an operand is in parts (struct shoal_shape), a piece is the same range of all its parts. Its blocks are named with an
+ * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Windows of such collectives
+ * have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold one. Parts
+ * may differ in length: a block then has the length of what it holds. */
 struct shoal_block {
     uint16_t rank;
     uint16_t index;
@@ -59,12 +64,55 @@ struct shoal_step {
     uint32_t first_block;
 };
 
-/* What the algorithms know of the machines and the operands. Plain data, the same on every rank. */
+/* What a collective is: who has which operand, and what ends where. Everything about a collective that is not a choice of
+ * algorithm follows from these words: the sizes of its operands, its small messages, what the checker demands. */
+struct shoal_shape {
+    bool root_gives;    /* only root has an input; else all have */
+    bool root_takes;    /* only root gets an output; else all do */
+    bool is_input_cut;  /* an input is in parts, part i for rank i; else all that take get all of it */
+    bool is_output_cut; /* an output is in parts, part i from rank i */
+    bool is_reduced;    /* an element of an output is made of one element of each input; else it is a copy of one */
+    bool is_empty;      /* nothing is moved: a barrier */
+};
+
+static inline bool shoal_shape_gives(const struct shoal_shape *shape, int rank, int root)
+{
+    return !shape->is_empty && (!shape->root_gives || rank == root);
+}
+
+static inline bool shoal_shape_takes(const struct shoal_shape *shape, int rank, int root)
+{
+    return !shape->is_empty && (!shape->root_takes || rank == root);
+}
+
+/* Into which parts a block's operand is divided: the number of parts, 1 where it is a whole. */
+static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoal_block block, int size)
+{
+    if (block.operand == SHOAL_OPERAND_INPUT)
+        return shape->is_input_cut ? size : 1;
+    if (block.operand == SHOAL_OPERAND_OUTPUT)
+        return shape->is_output_cut ? size : 1;
+    return (shape->is_input_cut || shape->is_output_cut) && block.of % size == 0 ? size : 1;
+}
+
+/* From which rank to which rank goes what a block holds: of wholes, any rank will do for the other side. */
+static inline void shoal_shape_route(const struct shoal_shape *shape, struct shoal_block block, int size, int *from_out,
+                                     int *to_out)
+{
+    const int parts = shoal_shape_parts(shape, block, size), part = block.index / (block.of / parts);
+    const bool is_output = block.operand == SHOAL_OPERAND_OUTPUT;
+    const bool names_giver = is_output || (parts > 1 && !shape->is_input_cut);
+    *from_out = names_giver ? part : block.rank;
+    *to_out = names_giver ? block.rank : part;
+}
+
+/* What the algorithms know of the call, the machines and the operands. Plain data, the same on every rank. */
 struct shoal_view {
     int size;
-    const uint16_t *host;         /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */
-    const uint8_t *shared_input;  /* shared_input[rank] != 0: peers that reach the rank also reach its input. NULL: none */
-    const uint8_t *shared_output; /* the same for its output */
+    const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */
+    const uint8_t *shared_input;     /* shared_input[rank] != 0: peers that reach the rank also reach its input. NULL: none */
+    const uint8_t *shared_output;    /* the same for its output */
+    const struct shoal_shape *shape; /* for builders that serve several collectives */
 };
 
 static inline bool shoal_view_reaches(const struct shoal_view *view, int rank, int peer)
@@ -85,7 +133,8 @@ static inline bool shoal_view_shares_output(const struct shoal_view *view, int r
 struct shoal_plan {
     int rank;
     int size;
-    int parts; /* of the window slot, 0 when no window is used */
+    int parts;     /* of the window slot, 0 when no window is used */
+    int window_of; /* into how many blocks a part is cut at most */
     uint32_t step_count;
     uint32_t block_count;
     struct shoal_step *steps;
@@ -117,6 +166,9 @@ static inline struct shoal_block shoal_window(int rank, int part, int index, int
 {
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_WINDOW, (uint8_t)part};
 }
+
+/* Windows must be cut alike on all ranks, so that pieces are: a builder whose rank may not name a window calls this. */
+void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of);
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count);

@@ -38,11 +38,13 @@ struct read {
 
 struct operation {
     const struct shoal_plan_question *question;
-    size_t input_units;
-    size_t output_units;
+    const struct shoal_shape *shape;
+    size_t units;        /* of a part, or of a whole that has none */
+    size_t input_units;  /* of all parts */
+    size_t output_units; /* of all parts */
     uint32_t first_unit;
-    size_t input_cell; /* of rank 0 */
-    size_t output_cell;
+    size_t first_input; /* cell of rank 0 */
+    size_t first_output;
 };
 
 struct cursor {
@@ -173,36 +175,69 @@ struct range {
     size_t length;
 };
 
-static bool has_input(const struct operation *operation, int rank)
+/* Where nothing is promised, plans may still move what they like. */
+static bool gives(const struct operation *operation, int rank)
 {
-    return operation->question->promise != SHOAL_PROMISE_BROADCAST || rank == operation->question->root;
+    return operation->shape->is_empty || shoal_shape_gives(operation->shape, rank, operation->question->root);
 }
 
-/* In place the input has no cells of its own. (Of a broadcast only root is in place; the others have no input.) */
+static bool takes(const struct operation *operation, int rank)
+{
+    return shoal_shape_takes(operation->shape, rank, operation->question->root);
+}
+
+static bool is_in_place(const struct operation *operation, int rank)
+{
+    return operation->question->in_place && gives(operation, rank) && takes(operation, rank);
+}
+
+/* In place the larger operand has cells, and the other one is the rank's part of it, or all of it. */
+static bool is_output_inside(const struct operation *operation)
+{
+    return operation->shape->is_input_cut && !operation->shape->is_output_cut;
+}
+
 static size_t input_cell(const struct operation *operation, int rank)
 {
     const size_t own = (size_t)rank;
-    if (!operation->question->in_place || !has_input(operation, rank))
-        return operation->input_cell + own * operation->input_units;
-    const bool gathers = operation->question->promise == SHOAL_PROMISE_ALLGATHER;
-    return operation->output_cell + own * operation->output_units + (gathers ? own * operation->input_units : 0);
+    if (!is_in_place(operation, rank) || is_output_inside(operation))
+        return operation->first_input + own * operation->input_units;
+    const bool is_part = operation->shape->is_output_cut && !operation->shape->is_input_cut;
+    return operation->first_output + own * operation->output_units + (is_part ? own * operation->units : 0);
+}
+
+static size_t output_cell(const struct operation *operation, int rank)
+{
+    const size_t own = (size_t)rank;
+    if (!is_in_place(operation, rank) || !is_output_inside(operation))
+        return operation->first_output + own * operation->output_units;
+    return operation->first_input + own * operation->input_units + own * operation->units;
+}
+
+/* Elements of what goes from one rank to another. */
+static size_t length_of(const struct check *check, const struct operation *operation, int from, int to)
+{
+    const unsigned *lengths = operation->question->lengths;
+    return lengths ? lengths[from * check->size + to] : operation->units;
+}
+
+static size_t operand_cell(const struct check *check, const struct operation *operation, const struct shoal_block *block)
+{
+    if (block->operand == SHOAL_OPERAND_INPUT)
+        return input_cell(operation, block->rank);
+    if (block->operand == SHOAL_OPERAND_OUTPUT)
+        return output_cell(operation, block->rank);
+    return check->window_cell + (block->rank * check->parts + block->part) * check->part_units;
 }
 
 static struct range block_range(const struct check *check, const struct operation *operation, const struct shoal_block *block)
 {
-    struct range range = {0, 0};
-    size_t units = operation->output_units; /* a window's part is as large as the output */
-    size_t start;
-
-    if (block->operand == SHOAL_OPERAND_INPUT) {
-        units = operation->input_units;
-        start = input_cell(operation, block->rank);
-    } else if (block->operand == SHOAL_OPERAND_OUTPUT) {
-        start = operation->output_cell + block->rank * operation->output_units;
-    } else {
-        start = check->window_cell + (block->rank * check->parts + block->part) * check->part_units;
-    }
-    range.first = start + shoal_block_span(units, 1, block->index, block->of, &range.length);
+    const unsigned parts = (unsigned)shoal_shape_parts(operation->shape, *block, check->size), of = block->of / parts;
+    struct range range;
+    int from, to;
+    shoal_shape_route(operation->shape, *block, check->size, &from, &to);
+    range.first = operand_cell(check, operation, block) + block->index / of * operation->units;
+    range.first += shoal_block_span(length_of(check, operation, from, to), 1, block->index % of, of, &range.length);
     return range;
 }
 
@@ -266,7 +301,8 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
 static enum shoal_status keep_writer(struct check *check, struct access now, const struct operation *operation,
                                      const struct shoal_block *block, struct cell *cell)
 {
-    const uint32_t piece = (uint32_t)operation->output_units;
+    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
+    const uint32_t piece = (uint32_t)(2 * operation->units + is_cut);
 
     if (cell->writer != NO_RANK && cell->writer != now.component && cell->piece == piece) {
         char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
@@ -382,25 +418,27 @@ static enum shoal_status run_step(struct check *check, int rank, struct cursor a
 
 /* ---- The end of a rank's plan -------------------------------------------------------------------------------------------- */
 
-static enum shoal_status verify_unit(const struct check *check, int rank, int number, size_t i)
+/* Element u of what the rank gets from `from`, at cell. */
+static enum shoal_status verify_unit(const struct check *check, int rank, int number, int from, size_t u, size_t cell)
 {
     const struct operation *operation = &check->operations[number];
-    const size_t cell = operation->output_cell + (size_t)rank * operation->output_units + i;
+    const struct shoal_shape *shape = operation->shape;
+    const size_t wanted = (shape->is_input_cut ? (size_t)rank * operation->units : 0) + u;
     const uint32_t unit = check->cells[cell].unit;
-    const enum shoal_promise promise = operation->question->promise;
-    const bool gathers = promise == SHOAL_PROMISE_ALLGATHER;
-    const size_t wanted = gathers ? i % operation->input_units : i;
-    const int only = gathers ? (int)(i / operation->input_units) : operation->question->root;
 
     if (unit != operation->first_unit + wanted)
-        return fault(check, "result: rank %d, operation %d: element %zu of the output comes from %s, not from element %zu",
-                     rank, number + 1, i, unit == MIXED ? "different elements" : "another element", wanted);
-    for (int from = 0; from < check->size; from++) {
-        const int promised = promise == SHOAL_PROMISE_ALLREDUCE || from == only;
-        const int found = counts_of(check, cell)[from];
+        return fault(
+            check,
+            "result: rank %d, operation %d: element %zu of the output (from rank %d) comes from %s, not from element %zu", rank,
+            number + 1, u, from, unit == MIXED ? "different elements" : "another element", wanted);
+    for (int other = 0; other < check->size; other++) {
+        const int promised = shape->is_reduced ? gives(operation, other) : other == from;
+        const int found = counts_of(check, cell)[other];
         if (found != promised)
-            return fault(check, "result: rank %d, operation %d: element %zu of the output has rank %d's part %d times, not %d",
-                         rank, number + 1, i, from, found, promised);
+            return fault(check,
+                         "result: rank %d, operation %d: element %zu of the output (from rank %d) has rank %d's part %d times, "
+                         "not %d",
+                         rank, number + 1, u, from, other, found, promised);
     }
     return SHOAL_OK;
 }
@@ -417,27 +455,54 @@ static enum shoal_status verify_barrier(const struct check *check, int rank, int
     return SHOAL_OK;
 }
 
+/* The caller reads, then overwrites, the part of its output that comes from a rank (of a whole: all of it). */
+static enum shoal_status end_output(struct check *check, int rank, int number, int from)
+{
+    const struct operation *operation = &check->operations[number];
+    const uint32_t caller = (uint32_t)(check->size + rank);
+    const bool is_cut = operation->shape->is_output_cut;
+    const struct shoal_block block = shoal_output(rank, is_cut ? from : 0, is_cut ? check->size : 1);
+    const struct range range = block_range(check, operation, &block);
+
+    for (size_t i = 0; i < range.length; i++) {
+        SHOAL_TRY(read_cell(check, access_now(check, caller), &block, range.first + i));
+        SHOAL_TRY(verify_unit(check, rank, number, from, i, range.first + i));
+        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &block, range.first + i));
+    }
+    return SHOAL_OK;
+}
+
+/* The caller overwrites what it gave to a rank (of a whole: all of it). */
+static enum shoal_status end_input(struct check *check, int rank, int number, int to)
+{
+    const struct operation *operation = &check->operations[number];
+    const uint32_t caller = (uint32_t)(check->size + rank);
+    const bool is_cut = operation->shape->is_input_cut;
+    const struct shoal_block block = shoal_input(rank, is_cut ? to : 0, is_cut ? check->size : 1);
+    const struct range range = block_range(check, operation, &block);
+
+    for (size_t i = 0; i < range.length; i++)
+        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &block, range.first + i));
+    return SHOAL_OK;
+}
+
 /* The caller now overwrites the input, and reads and overwrites the output. */
 static enum shoal_status end_operation(struct check *check, int rank, int number)
 {
     const struct operation *operation = &check->operations[number];
+    const struct shoal_shape *shape = operation->shape;
     const uint32_t caller = (uint32_t)(check->size + rank);
-    const struct shoal_block input = shoal_input(rank, 0, 1);
-    const struct shoal_block output = shoal_output(rank, 0, 1);
-    const struct range in = block_range(check, operation, &input);
-    const struct range out = block_range(check, operation, &output);
 
     clock_of(check, caller)[caller]++;
     join(check, caller, clock_of(check, (uint32_t)rank));
-    if (operation->question->promise == SHOAL_PROMISE_BARRIER)
+    if (shape->is_empty)
         return verify_barrier(check, rank, number);
-    for (size_t i = 0; i < out.length; i++) {
-        SHOAL_TRY(read_cell(check, access_now(check, caller), &output, out.first + i));
-        SHOAL_TRY(verify_unit(check, rank, number, i));
-        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &output, out.first + i));
-    }
-    for (size_t i = 0; i < in.length; i++)
-        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &input, in.first + i));
+    if (takes(operation, rank) && !shape->is_output_cut)
+        SHOAL_TRY(end_output(check, rank, number, operation->question->root));
+    for (int from = 0; from < check->size && takes(operation, rank) && shape->is_output_cut; from++)
+        SHOAL_TRY(end_output(check, rank, number, from));
+    for (int to = 0; to < (shape->is_input_cut ? check->size : 1) && gives(operation, rank); to++)
+        SHOAL_TRY(end_input(check, rank, number, to));
     return SHOAL_OK;
 }
 
@@ -509,6 +574,8 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
 
     if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_WINDOW)
         return (struct refusal){"range", "there is no such block"};
+    if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
+        return (struct refusal){"range", "its operand is in parts, one for each rank"};
     if (block->operand == SHOAL_OPERAND_WINDOW && block->part >= plan_of(check, at.operation, rank)->parts)
         return (struct refusal){"range", "the window has no such part"};
     if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
@@ -598,6 +665,9 @@ static enum shoal_status inspect_plan(struct check *check, int rank, int operati
     if (plan->parts != plan_of(check, operation, 0)->parts)
         return fault(check, "form: in operation %d rank %d names %d parts of windows, rank 0 names %d", operation + 1, rank,
                      plan->parts, plan_of(check, operation, 0)->parts);
+    if (plan->window_of != plan_of(check, operation, 0)->window_of)
+        return fault(check, "form: in operation %d rank %d cuts windows into %d blocks, rank 0 into %d", operation + 1, rank,
+                     plan->window_of, plan_of(check, operation, 0)->window_of);
     for (uint32_t step = 0; step < plan->step_count; step++)
         SHOAL_TRY(inspect_step(check, rank, (struct cursor){operation, step}, waits));
     return SHOAL_OK;
@@ -630,14 +700,18 @@ static void lay_out(struct check *check, struct operation *operation, const stru
 {
     const size_t size = (size_t)check->size;
 
+    const bool is_cut = question->shape->is_input_cut || question->shape->is_output_cut;
+
     operation->question = question;
-    operation->input_units = question->units;
-    operation->output_units = question->promise == SHOAL_PROMISE_ALLGATHER ? question->units * size : question->units;
+    operation->shape = question->shape;
+    operation->units = question->units;
+    operation->input_units = question->units * (question->shape->is_input_cut ? size : 1);
+    operation->output_units = question->units * (question->shape->is_output_cut ? size : 1);
     operation->first_unit = (uint32_t)check->cell_count;
-    operation->input_cell = check->cell_count;
-    operation->output_cell = operation->input_cell + size * operation->input_units;
-    check->cell_count = operation->output_cell + size * operation->output_units;
-    check->part_units = shoal_max_size(check->part_units, operation->output_units);
+    operation->first_input = check->cell_count;
+    operation->first_output = operation->first_input + size * operation->input_units;
+    check->cell_count = operation->first_output + size * operation->output_units;
+    check->part_units = shoal_max_size(check->part_units, operation->units * (is_cut ? size : 1));
     check->parts = shoal_max_size(check->parts, (size_t)question->plans[0].parts);
 }
 
@@ -645,7 +719,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
 static void fill_inputs(const struct check *check, const struct operation *operation)
 {
     for (int rank = 0; rank < check->size; rank++) {
-        for (size_t i = 0; has_input(operation, rank) && i < operation->input_units; i++) {
+        for (size_t i = 0; gives(operation, rank) && i < operation->input_units; i++) {
             const size_t cell = input_cell(operation, rank) + i;
             check->cells[cell].wrote = (struct access){(uint32_t)(check->size + rank), 1};
             check->cells[cell].unit = operation->first_unit + (uint32_t)i;

@@ -15,23 +15,17 @@
 
 #include "plan/plan.h"
 
-/* What an output must hold in the end. */
-enum shoal_promise {
-    SHOAL_PROMISE_ALLREDUCE, /* output[u] on every rank: input[u] of every rank once */
-    SHOAL_PROMISE_BROADCAST, /* output[u]: input[u] of root */
-    SHOAL_PROMISE_ALLGATHER, /* output block i of size: input of rank i. Input blocks are (0, 1), output blocks (i, size) */
-    SHOAL_PROMISE_BARRIER    /* nothing is moved; the end of each rank's plan follows the start of every other's */
-};
-
 struct shoal_plan_question {
-    enum shoal_promise promise;
-    const struct shoal_plan *plans; /* plans[rank], view->size of them */
+    const struct shoal_shape *shape; /* what the outputs must hold in the end */
+    const struct shoal_plan *plans;  /* plans[rank], view->size of them */
     const struct shoal_view *view;
     int root;
-    bool in_place;  /* input and output are the same memory (for all-gather: the input is the rank's block of the output) */
-    unsigned units; /* elements of a piece (all-gather: of an input); take odd numbers, fewer and more than there are blocks */
+    bool
+        in_place; /* where a rank has both, its input and output are the same memory; a whole is the rank's part of the other */
+    unsigned units; /* elements of a piece: of each part, where there are parts; take odd numbers, fewer and more than blocks */
     /* The operation that follows in the slot, perhaps with pieces of another length; its next is ignored. NULL: the same. */
     const struct shoal_plan_question *next;
+    const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements of what goes from rank to rank */
 };
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text

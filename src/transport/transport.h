@@ -22,32 +22,39 @@
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
 /* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done
- * when the sends and receives posted before it are. */
+ * when the sends and receives posted before it are. GROUP is several of these in one request. */
 enum shoal_kind {
     SHOAL_KIND_NONE,
     SHOAL_KIND_ALLREDUCE,
+    SHOAL_KIND_REDUCE,
+    SHOAL_KIND_REDUCE_SCATTER,
     SHOAL_KIND_BROADCAST,
+    SHOAL_KIND_ALLGATHER,
+    SHOAL_KIND_GATHER,
+    SHOAL_KIND_SCATTER,
+    SHOAL_KIND_ALLTOALL,
     SHOAL_KIND_BARRIER,
     SHOAL_KIND_EXCHANGE,
     SHOAL_KIND_SEND,
     SHOAL_KIND_RECV,
     SHOAL_KIND_DRAIN,
+    SHOAL_KIND_GROUP,
     SHOAL_KIND_END
 };
 
 /* What a rank called; 32 bytes; compared between ranks (but for `hints` and `posted`). */
 struct shoal_descriptor {
     uint64_t sequence; /* of the operation; never 0 */
-    uint64_t count;
-    int32_t root;
+    uint64_t count;    /* of parts of different lengths: of the longest; of several tensors: of all */
+    uint32_t detail;   /* a hash of what else must agree: lengths of parts, counts of tensors, scale; 0: none of these */
+    uint32_t posted;   /* clock ticks / 256 when it was posted, for blame */
+    int16_t root;
     uint8_t kind;
     uint8_t type;
     uint8_t op;
     uint8_t codec;    /* 0: none */
     uint8_t priority; /* 0: none */
     uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
-    uint16_t spare;
-    uint32_t posted; /* clock ticks / 256 when it was posted, for blame */
 };
 
 /* Set by rank 0 of the communicator, followed by all: how windows are written in this operation. */

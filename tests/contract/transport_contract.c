@@ -81,7 +81,7 @@ static void arrive(struct contract_world *world, int rank, uint64_t sequence, si
     fill(payload, bytes, rank, sequence);
     const struct shoal_arrival record = {.descriptor = {.sequence = sequence,
                                                         .count = sequence * 3,
-                                                        .root = rank,
+                                                        .root = (int16_t)rank,
                                                         .kind = SHOAL_KIND_ALLREDUCE,
                                                         .type = SHOAL_FLOAT32,
                                                         .priority = 7},

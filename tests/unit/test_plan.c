@@ -10,6 +10,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
+#include "collective/kind.h"
 
 static char *print(const struct shoal_plan *plan)
 {
@@ -73,10 +74,18 @@ static void plan_step_text_is_cut_with_dots(void **state)
     shoal_plan_fini(&plan);
 }
 
+static void build_of(enum shoal_kind kind, struct shoal_plan *plan, shoal_plan_build_fn fn, const struct shoal_view *view,
+                     int rank, int root)
+{
+    struct shoal_view shaped = *view;
+    shaped.shape = &shoal_kind_row(kind)->shape;
+    shoal_plan_init(plan, rank, view->size);
+    fn(plan, &shaped, rank, root);
+}
+
 static void build(struct shoal_plan *plan, shoal_plan_build_fn fn, const struct shoal_view *view, int rank, int root)
 {
-    shoal_plan_init(plan, rank, view->size);
-    fn(plan, view, rank, root);
+    build_of(SHOAL_KIND_ALLREDUCE, plan, fn, view, rank, root);
 }
 
 static void plan_of_owners_staged_reads_as_expected(void **state)
@@ -85,7 +94,7 @@ static void plan_of_owners_staged_reads_as_expected(void **state)
     struct shoal_plan plan;
 
     (void)state;
-    build(&plan, shoal_allreduce_owners_build, &view, 1, 0);
+    build(&plan, shoal_owners_build, &view, 1, 0);
     assert_string_equal(print(&plan), "  0  wait    0 credit\n"
                                       "  1  copy    in[1] 0/2 -> win[1].0 0/2\n"
                                       "  2  signal  0\n"
@@ -107,7 +116,7 @@ static void plan_of_owners_shared_has_one_reduce(void **state)
     struct shoal_plan plan;
 
     (void)state;
-    build(&plan, shoal_allreduce_owners_build, &view, 2, 0);
+    build(&plan, shoal_owners_build, &view, 2, 0);
     assert_string_equal(print(&plan), "  0  reduce  in[0] 2/3 + in[1] 2/3 + in[2] 2/3 -> out[0] 2/3, out[1] 2/3, out[2] 2/3\n"
                                       "  1  signal  0\n"
                                       "  2  signal  1\n"
@@ -198,8 +207,12 @@ static void plan_without_memory_says_so(void **state)
 {
     const uint16_t host[] = {0, 0, 1, 1, 1};
     const struct shoal_view view = {.size = 5, .host = host};
-    const shoal_plan_build_fn builders[] = {shoal_allreduce_owners_build, shoal_allreduce_mesh_build,
-                                            shoal_allgather_ring_build, shoal_broadcast_build, shoal_barrier_build};
+    static const struct {
+        enum shoal_kind kind;
+        shoal_plan_build_fn build;
+    } builders[] = {{SHOAL_KIND_ALLREDUCE, shoal_owners_build},      {SHOAL_KIND_ALLREDUCE, shoal_allreduce_mesh_build},
+                    {SHOAL_KIND_REDUCE, shoal_reduce_at_root_build}, {SHOAL_KIND_ALLGATHER, shoal_allgather_ring_build},
+                    {SHOAL_KIND_ALLTOALL, shoal_copies_build},       {SHOAL_KIND_BARRIER, shoal_barrier_build}};
 
     (void)state;
     for (size_t b = 0; b < SHOAL_COUNT_OF(builders); b++) {
@@ -210,7 +223,7 @@ static void plan_without_memory_says_so(void **state)
         for (; status != SHOAL_OK; limit++) {
             struct shoal_plan plan;
             alloc_left = limit;
-            build(&plan, builders[b], &view, 1, 1);
+            build_of(builders[b].kind, &plan, builders[b].build, &view, 1, 1);
             alloc_left = LONG_MAX;
             status = plan.status;
             assert_true(status == SHOAL_OK || status == SHOAL_ERR_MEMORY);

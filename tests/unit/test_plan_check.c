@@ -10,6 +10,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
+#include "collective/kind.h"
 #include "plan/plan_check.h"
 
 #define RANKS_MAX 64
@@ -17,17 +18,40 @@
 struct algorithm {
     const char *name;
     shoal_plan_build_fn build;
-    enum shoal_promise promise;
-    bool has_root;
+    enum shoal_kind kind;
     bool crosses_hosts;
 };
 
-static const struct algorithm owners = {"owners", shoal_allreduce_owners_build, SHOAL_PROMISE_ALLREDUCE, false, false};
-static const struct algorithm mesh = {"mesh", shoal_allreduce_mesh_build, SHOAL_PROMISE_ALLREDUCE, false, true};
-static const struct algorithm ring = {"ring", shoal_allgather_ring_build, SHOAL_PROMISE_ALLGATHER, false, true};
-static const struct algorithm broadcast = {"broadcast", shoal_broadcast_build, SHOAL_PROMISE_BROADCAST, true, false};
-static const struct algorithm barrier = {"barrier", shoal_barrier_build, SHOAL_PROMISE_BARRIER, false, true};
-static const struct algorithm *const algorithms[] = {&owners, &mesh, &ring, &broadcast, &barrier};
+static const struct algorithm owners = {"owners", shoal_owners_build, SHOAL_KIND_ALLREDUCE, false};
+static const struct algorithm mesh = {"mesh", shoal_allreduce_mesh_build, SHOAL_KIND_ALLREDUCE, true};
+static const struct algorithm ring = {"ring", shoal_allgather_ring_build, SHOAL_KIND_ALLGATHER, true};
+static const struct algorithm broadcast = {"broadcast", shoal_copies_build, SHOAL_KIND_BROADCAST, false};
+static const struct algorithm barrier = {"barrier", shoal_barrier_build, SHOAL_KIND_BARRIER, true};
+static const struct algorithm reduce_owners = {"reduce, owners", shoal_owners_build, SHOAL_KIND_REDUCE, false};
+static const struct algorithm reduce_at_root = {"reduce, at root", shoal_reduce_at_root_build, SHOAL_KIND_REDUCE, false};
+static const struct algorithm reduce_scatter = {"reduce-scatter", shoal_owners_build, SHOAL_KIND_REDUCE_SCATTER, false};
+static const struct algorithm allgather = {"all-gather", shoal_copies_build, SHOAL_KIND_ALLGATHER, false};
+static const struct algorithm gather = {"gather", shoal_copies_build, SHOAL_KIND_GATHER, false};
+static const struct algorithm scatter = {"scatter", shoal_copies_build, SHOAL_KIND_SCATTER, false};
+static const struct algorithm alltoall = {"all-to-all", shoal_copies_build, SHOAL_KIND_ALLTOALL, false};
+static const struct algorithm *const algorithms[] = {&owners,    &mesh,          &ring,           &broadcast,
+                                                     &barrier,   &reduce_owners, &reduce_at_root, &reduce_scatter,
+                                                     &allgather, &gather,        &scatter,        &alltoall};
+
+static const struct shoal_shape *shape_of(const struct algorithm *algorithm)
+{
+    return &shoal_kind_row(algorithm->kind)->shape;
+}
+
+static bool has_root(const struct algorithm *algorithm)
+{
+    return shape_of(algorithm)->root_gives || shape_of(algorithm)->root_takes;
+}
+
+static bool is_cut(const struct algorithm *algorithm)
+{
+    return shape_of(algorithm)->is_input_cut || shape_of(algorithm)->is_output_cut;
+}
 
 /* Not an algorithm: a barrier in which every rank reads the windows of all that it reaches, as any plan may. What runs after it
  * in the slot must wait for the credits. They are given upwards (root 0) or downwards, so that none can stand in for
@@ -50,7 +74,7 @@ static void build_readers(struct shoal_plan *plan, const struct shoal_view *view
     }
 }
 
-static const struct algorithm readers = {"readers", build_readers, SHOAL_PROMISE_BARRIER, false, true};
+static const struct algorithm readers = {"readers", build_readers, SHOAL_KIND_BARRIER, true};
 
 /* ---- A group of ranks and its plans -------------------------------------------------------------------------------------- */
 
@@ -86,13 +110,23 @@ static void choose_sharing(struct group *group, enum sharing sharing)
     }
 }
 
+/* What the kind does not let peers reach. */
+static void hide(struct group *group, bool in_place)
+{
+    const struct shoal_kind_row *kind = shoal_kind_row(group->algorithm->kind);
+    if (!kind->is_output_reached)
+        memset(group->shared_output, 0, sizeof group->shared_output);
+    if (!kind->is_input_reached || (in_place && kind->shape.is_input_cut && kind->shape.is_output_cut))
+        memset(group->shared_input, 0, sizeof group->shared_input);
+}
+
 /* host may be NULL: all on one. Where operands are in place, inputs are shared as outputs are. */
 static void group_init(struct group *group, const struct algorithm *algorithm, int size, const uint16_t *host, int root,
                        enum sharing sharing, bool in_place)
 {
     assert_true(size <= RANKS_MAX);
     group->algorithm = algorithm;
-    group->view = (struct shoal_view){size, NULL, group->shared_input, group->shared_output};
+    group->view = (struct shoal_view){size, NULL, group->shared_input, group->shared_output, shape_of(algorithm)};
     if (host) {
         memcpy(group->host, host, (size_t)size * sizeof *host);
         group->view.host = group->host;
@@ -100,13 +134,19 @@ static void group_init(struct group *group, const struct algorithm *algorithm, i
     choose_sharing(group, sharing);
     if (in_place)
         memcpy(group->shared_input, group->shared_output, sizeof group->shared_input);
+    hide(group, in_place);
     for (int rank = 0; rank < size; rank++) {
         shoal_plan_init(&group->plans[rank], rank, size);
         algorithm->build(&group->plans[rank], &group->view, rank, root);
         assert_int_equal(group->plans[rank].status, SHOAL_OK);
         assert_int_equal(group->plans[rank].parts, group->plans[0].parts);
     }
-    group->question = (struct shoal_plan_question){algorithm->promise, group->plans, &group->view, root, in_place, 60, NULL};
+    group->question = (struct shoal_plan_question){.shape = shape_of(algorithm),
+                                                   .plans = group->plans,
+                                                   .view = &group->view,
+                                                   .root = root,
+                                                   .in_place = in_place,
+                                                   .units = 60};
 }
 
 static void group_fini(struct group *group)
@@ -140,16 +180,39 @@ static void expect_right(const struct group *group)
 
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 32, 64};
 
+/* Parts of different lengths, as the v-forms have them: of the giver (all-gather), the taker (reduce-scatter), or both. */
+static void check_lengths(struct group *group)
+{
+    static unsigned lengths[RANKS_MAX * RANKS_MAX], row[RANKS_MAX];
+    const int size = group->view.size;
+    const struct shoal_shape *shape = shape_of(group->algorithm);
+
+    if (!is_cut(group->algorithm))
+        return;
+    for (int i = 0; i < size; i++)
+        row[i] = draw(group->question.units + 1);
+    for (int from = 0; from < size; from++) {
+        for (int to = 0; to < size; to++)
+            lengths[from * size + to] = !shape->is_input_cut    ? row[from]
+                                        : !shape->is_output_cut ? row[to]
+                                                                : draw(group->question.units + 1);
+    }
+    group->question.lengths = lengths;
+    expect_right(group);
+    group->question.lengths = NULL;
+}
+
 static void check_units(struct group *group)
 {
     const unsigned size = (unsigned)group->view.size;
     const unsigned units[] = {1, 2, size - 1, size, size + 1, 3 * size + 1, 13, 127};
     const unsigned gathered[] = {1, 2, 3, 5};
-    const bool gathers = group->algorithm->promise == SHOAL_PROMISE_ALLGATHER;
+    const bool in_parts = is_cut(group->algorithm);
 
-    for (size_t i = 0; i < (gathers ? SHOAL_COUNT_OF(gathered) : SHOAL_COUNT_OF(units)); i++) {
-        group->question.units = gathers ? gathered[i] : units[i];
+    for (size_t i = 0; i < (in_parts ? SHOAL_COUNT_OF(gathered) : SHOAL_COUNT_OF(units)); i++) {
+        group->question.units = in_parts ? gathered[i] : units[i];
         expect_right(group);
+        check_lengths(group);
     }
 }
 
@@ -189,14 +252,51 @@ static void plan_check_accepts_barrier(void **state)
     check_all_sizes(&barrier);
 }
 
-static void plan_check_accepts_broadcast_from_each_root(void **state)
+static void check_each_root(const struct algorithm *algorithm)
 {
-    (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(sizes); i++) {
         const int step = sizes[i] < 6 ? 1 : (sizes[i] - 1) / 2;
         for (int root = 0; root < sizes[i]; root += step)
-            check_sharings(&broadcast, sizes[i], NULL, root);
+            check_sharings(algorithm, sizes[i], NULL, root);
     }
+}
+
+static void plan_check_accepts_broadcast_from_each_root(void **state)
+{
+    (void)state;
+    check_each_root(&broadcast);
+}
+
+static void plan_check_accepts_reduce_to_each_root(void **state)
+{
+    (void)state;
+    check_each_root(&reduce_owners);
+    check_each_root(&reduce_at_root);
+}
+
+static void plan_check_accepts_reduce_scatter(void **state)
+{
+    (void)state;
+    check_all_sizes(&reduce_scatter);
+}
+
+static void plan_check_accepts_allgather(void **state)
+{
+    (void)state;
+    check_all_sizes(&allgather);
+}
+
+static void plan_check_accepts_gather_and_scatter_of_each_root(void **state)
+{
+    (void)state;
+    check_each_root(&gather);
+    check_each_root(&scatter);
+}
+
+static void plan_check_accepts_alltoall(void **state)
+{
+    (void)state;
+    check_all_sizes(&alltoall);
 }
 
 /* A layout is written as one letter per rank; equal letters are one host. */
@@ -267,7 +367,7 @@ static void init_any(struct group *group, int size, const uint16_t *host)
     const struct algorithm *algorithm = algorithms[draw(SHOAL_COUNT_OF(algorithms))];
     while (host && !algorithm->crosses_hosts)
         algorithm = algorithms[draw(SHOAL_COUNT_OF(algorithms))];
-    const int root = algorithm->has_root ? (int)draw((unsigned)size) : 0;
+    const int root = has_root(algorithm) ? (int)draw((unsigned)size) : 0;
     group_init(group, algorithm, size, host, root, (enum sharing)draw(SHARE_END), draw(2) == 0);
     group->question.units = 1 + draw(40);
 }
@@ -381,6 +481,26 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
+/* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its giver. */
+static bool is_mixed(const struct group *group)
+{
+    for (int i = 1; i < group->view.size; i++) {
+        if (group->shared_input[i] != group->shared_input[0] || group->shared_output[i] != group->shared_output[0])
+            return true;
+    }
+    return false;
+}
+
+/* A later signal of the same peer is waited for too, and nothing but waits stands between. */
+static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
+{
+    for (uint32_t i = step + 1; i < plan->step_count && plan->steps[i].kind == SHOAL_STEP_WAIT; i++) {
+        if (plan->steps[i].peer == plan->steps[step].peer)
+            return true;
+    }
+    return false;
+}
+
 /* A mesh carrier that must know that all neighbours are done waits for the second signal of those that copy. They give it when
  * they have the first signal of all: where nothing but waits stands between, the own wait for those first signals says no more.
  */
@@ -388,6 +508,8 @@ static bool is_redundant_wait(const struct group *group, int rank, uint32_t step
 {
     const struct shoal_plan *plan = &group->plans[rank];
 
+    if (is_followed_by_more(plan, step) || (group->algorithm == &allgather && is_mixed(group)))
+        return true;
     if (group->algorithm != &mesh || !shoal_view_reaches(&group->view, rank, plan->steps[step].peer))
         return false;
     for (uint32_t i = step + 1; i < plan->step_count && plan->steps[i].kind == SHOAL_STEP_WAIT; i++) {
@@ -416,6 +538,13 @@ static bool plant_no_signal(struct group *group, int rank, uint32_t step)
     return true;
 }
 
+/* Of a reduce, root collects the results in the order of ranks: its credit for a later one says that the earlier owners are
+ * done, also with what they read of the later one. */
+static bool is_redundant_credit(const struct group *group, int rank, int peer)
+{
+    return group->algorithm == &reduce_owners && rank != 0 && peer > rank && !group->shared_output[0];
+}
+
 /* A signal that nobody waits for and nobody announced any more: a credit that is not given. */
 static bool plant_no_credit(struct group *group, int rank, uint32_t step)
 {
@@ -424,7 +553,7 @@ static bool plant_no_credit(struct group *group, int rank, uint32_t step)
     struct shoal_plan *theirs = &group->plans[signal->peer];
     uint32_t waits = 0;
 
-    if (signal->kind != SHOAL_STEP_SIGNAL)
+    if (signal->kind != SHOAL_STEP_SIGNAL || is_redundant_credit(group, rank, signal->peer))
         return false;
     for (uint32_t i = 0; i < theirs->step_count; i++)
         waits += theirs->steps[i].kind == SHOAL_STEP_WAIT && theirs->steps[i].value > 0 && theirs->steps[i].peer == rank;
@@ -660,8 +789,9 @@ static void plan_check_text_names_both_parties_of_a_race(void **state)
     (void)state;
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_NONE, false);
     remove_step(&group.plans[0], 0);
-    expect_text(&group, "race: rank 1, step 1 of operation 1 [copy    win[0].0 0/1 -> out[1] 0/1] reads win[0].0 0/1, which "
-                        "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> win[0].0 0/1] writes; nothing orders the two");
+    expect_text(&group,
+                "race: rank 1, step 1 of operation 1 [copy    win[0].0 0/1 -> out[1] 0/1] reads win[0].0 0/1, which "
+                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> out[0] 0/1, win[0].0 0/1] writes; nothing orders the two");
     group_fini(&group);
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
     remove_step(&group.plans[0], 1);
@@ -695,7 +825,7 @@ static void plan_check_text_says_what_an_output_holds(void **state)
     (void)state;
     group_init(&group, &owners, 3, NULL, 0, SHARE_ALL, false);
     plant_contribution_twice(&group, 1, 0);
-    expect_text(&group, "result: rank 2, operation 1: element 20 of the output has rank 0's part 2 times, not 1");
+    expect_text(&group, "result: rank 2, operation 1: element 20 of the output (from rank 0) has rank 0's part 2 times, not 1");
     group_fini(&group);
 }
 
@@ -806,6 +936,11 @@ int main(void)
         cmocka_unit_test(plan_check_accepts_ring),
         cmocka_unit_test(plan_check_accepts_barrier),
         cmocka_unit_test(plan_check_accepts_broadcast_from_each_root),
+        cmocka_unit_test(plan_check_accepts_reduce_to_each_root),
+        cmocka_unit_test(plan_check_accepts_reduce_scatter),
+        cmocka_unit_test(plan_check_accepts_allgather),
+        cmocka_unit_test(plan_check_accepts_gather_and_scatter_of_each_root),
+        cmocka_unit_test(plan_check_accepts_alltoall),
         cmocka_unit_test(plan_check_accepts_mesh_on_uneven_hosts),
         cmocka_unit_test(plan_check_accepts_ring_and_barrier_on_hosts),
         cmocka_unit_test(plan_check_accepts_any_sequence),

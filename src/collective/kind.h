@@ -1,0 +1,22 @@
+/* The kinds of collectives, as one table: what each does with its operands, and which of them peers may reach. All else about a
+ * kind - the sizes of operands, what small ones publish, the names in messages - is worked out from its row. */
+#ifndef SHOAL_COLLECTIVE_KIND_H
+#define SHOAL_COLLECTIVE_KIND_H
+
+#include "plan/plan.h"
+#include "transport/transport.h"
+
+struct shoal_kind_row {
+    const char *name; /* "all-reduce": for people, in tables and rules */
+    struct shoal_shape shape;
+    bool is_input_reached; /* peers are told where it is, if it is shared; the algorithms of the kind may use it */
+    bool is_output_reached;
+};
+
+/* Never NULL; a row without a name for numbers that are no collective. */
+const struct shoal_kind_row *shoal_kind_row(enum shoal_kind kind);
+
+/* The kind of that name, with or without dashes; NONE when no collective that users call has it. */
+enum shoal_kind shoal_kind_find(const char *name);
+
+#endif

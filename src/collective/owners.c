@@ -1,0 +1,115 @@
+/* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own part
+ * where the vector is in parts, and reduces it for all that take it. It reads a peer's input and writes a peer's output where
+ * these are shared; else the block goes through a window: that of the peer on the way in, that of the owner on the way out.
+ * Ranks may differ.
+ * Cost, n bytes and p ranks: when all is shared each rank reads n, and writes n (all-reduce) or n/p, in one step between two
+ * exchanges. An input that is not shared costs its rank n (p - 1) / p more read and written, an output the same. */
+#include "collective/collective.h"
+
+/* Where an owner finds what a rank contributes to its block. */
+static struct shoal_block contribution(const struct shoal_view *view, int owner, int rank)
+{
+    if (rank == owner || shoal_view_shares_input(view, rank))
+        return shoal_input(rank, owner, view->size);
+    return shoal_window(rank, SHOAL_PART_OWN, owner, view->size);
+}
+
+/* Whether the rank gets the owner's block. */
+static bool gets(const struct shoal_view *view, int owner, int rank, int root)
+{
+    return shoal_shape_takes(view->shape, rank, root) && (!view->shape->is_input_cut || rank == owner);
+}
+
+static struct shoal_block result(const struct shoal_view *view, int owner, int rank)
+{
+    return view->shape->is_input_cut ? shoal_output(rank, 0, 1) : shoal_output(rank, owner, view->size);
+}
+
+/* The owner's window holds its result when somebody who gets it cannot be handed it. */
+static bool is_result_staged(const struct shoal_view *view, int owner, int root)
+{
+    for (int rank = 0; rank < view->size; rank++) {
+        if (rank != owner && gets(view, owner, rank, root) && !shoal_view_shares_output(view, rank))
+            return true;
+    }
+    return false;
+}
+
+/* Signals each owner as soon as its block is there; each rank starts with another owner. */
+static void stage(struct shoal_plan *plan, const struct shoal_view *view, int rank)
+{
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_wait_credit(plan, (rank + i) % view->size);
+    for (int i = 1; i < view->size; i++) {
+        const int owner = (rank + i) % view->size;
+        shoal_plan_copy(plan, shoal_input(rank, owner, view->size), contribution(view, owner, rank));
+        shoal_plan_signal(plan, owner);
+    }
+}
+
+/* A peer that signals in this piece has read all that it read in the pieces before: waiting for its block is waiting for its
+ * credit too. */
+static void await_inputs(struct shoal_plan *plan, const struct shoal_view *view, int rank, bool needs_credits)
+{
+    for (int i = 1; i < view->size; i++) {
+        const int peer = (rank + i) % view->size;
+        if (!shoal_view_shares_input(view, peer))
+            shoal_plan_wait(plan, peer);
+        else if (needs_credits)
+            shoal_plan_wait_credit(plan, peer);
+    }
+}
+
+static void reduce_own(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    int dest_count = 0;
+
+    for (int i = 0; i < view->size; i++) {
+        sources[i] = contribution(view, rank, i);
+        if (gets(view, rank, i, root) && (i == rank || shoal_view_shares_output(view, i)))
+            dests[dest_count++] = result(view, rank, i);
+    }
+    if (is_result_staged(view, rank, root))
+        dests[dest_count++] = shoal_window(rank, SHOAL_PART_OWN, rank, view->size);
+    shoal_plan_reduce(plan, sources, view->size, dests, dest_count);
+}
+
+/* A peer's signal says that its block is there, and that it does not read this rank's contribution any more: where that is in
+ * the window, and the block is for others, it is but a credit. */
+static void collect(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    for (int i = 1; i < view->size; i++) {
+        const int owner = (rank + i) % view->size;
+        const bool is_taker = gets(view, owner, rank, root);
+        if (!is_taker && !shoal_view_shares_input(view, rank)) {
+            shoal_plan_expect_credit(plan, owner);
+            continue;
+        }
+        shoal_plan_wait(plan, owner);
+        if (!is_taker || shoal_view_shares_output(view, rank))
+            continue;
+        shoal_plan_copy(plan, shoal_window(owner, SHOAL_PART_OWN, owner, view->size), result(view, owner, rank));
+        shoal_plan_signal(plan, owner);
+    }
+}
+
+void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    const int size = view->size;
+    const bool staged = !shoal_view_shares_input(view, rank) && size > 1;
+
+    if (staged)
+        stage(plan, view, rank);
+    await_inputs(plan, view, rank, !staged && is_result_staged(view, rank, root));
+    reduce_own(plan, view, rank, root);
+    for (int i = 1; i < size; i++)
+        shoal_plan_signal(plan, (rank + i) % size);
+    collect(plan, view, rank, root);
+    for (int i = 1; i < size; i++) {
+        const int peer = (rank + i) % size;
+        if (gets(view, rank, peer, root) && !shoal_view_shares_output(view, peer))
+            shoal_plan_expect_credit(plan, peer);
+    }
+}

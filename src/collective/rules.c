@@ -1,0 +1,251 @@
+#include "collective/rules.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/settings.h"
+#include "collective/select.h"
+
+#define HEADER "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks"
+#define LINE_MAX_BYTES 512
+#define FIELDS 6
+
+/* Where a rule is being read, for messages. */
+struct reader {
+    struct shoal_rules *rules;
+    const char *unit; /* "line" or "rule" */
+    int line;
+    char *error;
+    size_t error_bytes;
+};
+
+SHOAL_PRINTF(2, 3) static enum shoal_status refuse(const struct reader *reader, const char *format, ...)
+{
+    char what[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    snprintf(reader->error, reader->error_bytes, "%.120s, %s %d: %s", reader->rules->source, reader->unit, reader->line, what);
+    return SHOAL_ERR_ARGUMENT;
+}
+
+/* ---- One rule ------------------------------------------------------------------------------------------------------------ */
+
+static void list_kinds(char *text, size_t bytes)
+{
+    text[0] = 0;
+    for (int i = 0; shoal_select_row(i); i++) {
+        const struct shoal_row *row = shoal_select_row(i);
+        const size_t used = strlen(text);
+        const bool is_new = i == 0 || shoal_select_row(i - 1)->kind != row->kind;
+        if (is_new && row->kind != SHOAL_KIND_EXCHANGE)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_kind_row(row->kind)->name);
+    }
+}
+
+static void list_names(enum shoal_kind kind, char *text, size_t bytes)
+{
+    text[0] = 0;
+    for (int i = 0; shoal_select_row(i); i++) {
+        const size_t used = strlen(text);
+        if (shoal_select_row(i)->kind == kind)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_select_row(i)->name);
+    }
+}
+
+static enum shoal_status parse_names(const struct reader *reader, const char *kind, const char *name, struct shoal_rule *rule)
+{
+    char allowed[200];
+    rule->kind = shoal_kind_find(kind);
+    if (rule->kind == SHOAL_KIND_NONE) {
+        list_kinds(allowed, sizeof allowed);
+        return refuse(reader, "there is no collective \"%.40s\"; there are %s", kind, allowed);
+    }
+    if (!shoal_select_find(rule->kind, name)) {
+        list_names(rule->kind, allowed, sizeof allowed);
+        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_kind_row(rule->kind)->name, name, allowed);
+    }
+    snprintf(rule->name, sizeof rule->name, "%s", name);
+    return SHOAL_OK;
+}
+
+static enum shoal_status parse_bytes(const struct reader *reader, const char *text, uint64_t *bytes)
+{
+    if (*text && !shoal_settings_parse_bytes(text, bytes))
+        return refuse(reader, "\"%.40s\" is no number of bytes, such as 4096, 256K or 1M", text);
+    return SHOAL_OK;
+}
+
+static enum shoal_status parse_ranks(const struct reader *reader, const char *text, int *ranks)
+{
+    char *end;
+    if (!*text)
+        return SHOAL_OK;
+    const long value = strtol(text, &end, 10);
+    if (*end || value < 1 || value > SHOAL_PLAN_RANKS_MAX)
+        return refuse(reader, "\"%.40s\" is no number of ranks, 1 to %d", text, SHOAL_PLAN_RANKS_MAX);
+    *ranks = (int)value;
+    return SHOAL_OK;
+}
+
+static uint64_t hash_rule(uint64_t hash, const struct shoal_rule *rule)
+{
+    char text[128];
+    const int length =
+        snprintf(text, sizeof text, "%d %s %llu %llu %d %d;", (int)rule->kind, rule->name, (unsigned long long)rule->min_bytes,
+                 (unsigned long long)rule->max_bytes, rule->min_ranks, rule->max_ranks);
+    return shoal_hash_bytes(hash, text, (size_t)length);
+}
+
+static enum shoal_status add(const struct reader *reader, const struct shoal_rule *rule)
+{
+    struct shoal_rules *rules = reader->rules;
+    if (rule->min_bytes > rule->max_bytes || rule->min_ranks > rule->max_ranks)
+        return refuse(reader, "a least value is larger than the most, so the rule is never used");
+    struct shoal_rule *moved = realloc(rules->rules, (rules->count + 1) * sizeof *moved);
+    if (!moved) {
+        snprintf(reader->error, reader->error_bytes, "no memory for the rules of %.120s", rules->source);
+        return SHOAL_ERR_MEMORY;
+    }
+    rules->rules = moved;
+    rules->rules[rules->count++] = *rule;
+    rules->hash = hash_rule(rules->hash ? rules->hash : SHOAL_HASH_START, rule);
+    return SHOAL_OK;
+}
+
+static struct shoal_rule empty_rule(const struct reader *reader)
+{
+    return (struct shoal_rule){.max_bytes = UINT64_MAX, .min_ranks = 1, .max_ranks = INT_MAX, .line = reader->line};
+}
+
+/* ---- A list: kind=algorithm@least-most,... ------------------------------------------------------------------------------- */
+
+static enum shoal_status parse_item(const struct reader *reader, char *item)
+{
+    struct shoal_rule rule = empty_rule(reader);
+    char *name = strchr(item, '=');
+    if (!name)
+        return refuse(reader, "\"%.60s\" is not collective=algorithm, or collective=algorithm@least-most", item);
+    *name++ = 0;
+    char *range = strchr(name, '@');
+    if (range)
+        *range++ = 0;
+    SHOAL_TRY(parse_names(reader, item, name, &rule));
+    if (range) {
+        char *most = strchr(range, '-');
+        if (!most)
+            return refuse(reader, "\"%.40s\" is no range of bytes, such as 4K-1M, -64K or 1M-", range);
+        *most++ = 0;
+        SHOAL_TRY(parse_bytes(reader, range, &rule.min_bytes));
+        SHOAL_TRY(parse_bytes(reader, most, &rule.max_bytes));
+    }
+    return add(reader, &rule);
+}
+
+static enum shoal_status parse_list(struct reader *reader, const char *text)
+{
+    char copy[SHOAL_SETTING_TEXT_MAX];
+    char *rest = copy, *item;
+    snprintf(copy, sizeof copy, "%s", text);
+    while ((item = strsep(&rest, ",")) != NULL) {
+        reader->line++;
+        SHOAL_TRY(parse_item(reader, item));
+    }
+    return SHOAL_OK;
+}
+
+/* ---- A file -------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status parse_line(const struct reader *reader, char *line)
+{
+    struct shoal_rule rule = empty_rule(reader);
+    char *fields[FIELDS];
+    int count = 0;
+    char *rest = line;
+    while (rest && count < FIELDS)
+        fields[count++] = strsep(&rest, ",");
+    if (rest || count < FIELDS)
+        return refuse(reader, "a line has %d fields, " HEADER ", of which the last four may be empty", FIELDS);
+    SHOAL_TRY(parse_names(reader, fields[0], fields[1], &rule));
+    SHOAL_TRY(parse_bytes(reader, fields[2], &rule.min_bytes));
+    SHOAL_TRY(parse_bytes(reader, fields[3], &rule.max_bytes));
+    SHOAL_TRY(parse_ranks(reader, fields[4], &rule.min_ranks));
+    SHOAL_TRY(parse_ranks(reader, fields[5], &rule.max_ranks));
+    return add(reader, &rule);
+}
+
+static enum shoal_status parse_file(struct reader *reader, FILE *file)
+{
+    char line[LINE_MAX_BYTES];
+    bool has_header = false;
+    while (fgets(line, sizeof line, file)) {
+        reader->line++;
+        const size_t length = strcspn(line, "\r\n");
+        if (!line[length] && !feof(file))
+            return refuse(reader, "the line is longer than %d bytes", LINE_MAX_BYTES - 2);
+        line[length] = 0;
+        if (!line[0] || line[0] == '#')
+            continue;
+        if (has_header) {
+            SHOAL_TRY(parse_line(reader, line));
+            continue;
+        }
+        if (strcmp(line, HEADER) != 0)
+            return refuse(reader, "the first line must be \"" HEADER "\"");
+        has_header = true;
+    }
+    if (ferror(file) || !has_header) {
+        snprintf(reader->error, reader->error_bytes, "%.120s %s", reader->rules->source,
+                 ferror(file) ? "cannot be read" : "is empty; its first line must be \"" HEADER "\"");
+        return SHOAL_ERR_ARGUMENT;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Entry --------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_rules_load(struct shoal_rules *rules_out, const char *text, char *error, size_t error_bytes)
+{
+    struct reader reader = {rules_out, "rule", 0, error, error_bytes};
+    memset(rules_out, 0, sizeof *rules_out);
+    if (!*text)
+        return SHOAL_OK;
+    if (strchr(text, '=')) {
+        snprintf(rules_out->source, sizeof rules_out->source, "SHOAL_ALGORITHMS");
+        return parse_list(&reader, text);
+    }
+    reader.unit = "line";
+    snprintf(rules_out->source, sizeof rules_out->source, "%s", text);
+    FILE *file = fopen(text, "re");
+    if (!file) {
+        snprintf(error, error_bytes, "SHOAL_ALGORITHMS: cannot open the file \"%.120s\": %s", text, strerror(errno));
+        return SHOAL_ERR_ARGUMENT;
+    }
+    const enum shoal_status status = parse_file(&reader, file);
+    fclose(file);
+    return status;
+}
+
+void shoal_rules_fini(struct shoal_rules *rules)
+{
+    free(rules->rules);
+    memset(rules, 0, sizeof *rules);
+}
+
+void shoal_rules_print(const struct shoal_rules *rules, FILE *out)
+{
+    for (size_t i = 0; i < rules->count; i++) {
+        const struct shoal_rule *rule = &rules->rules[i];
+        char most[32] = "-", ranks[32] = "-";
+        if (rule->max_bytes != UINT64_MAX)
+            snprintf(most, sizeof most, "%llu", (unsigned long long)rule->max_bytes);
+        if (rule->max_ranks != INT_MAX)
+            snprintf(ranks, sizeof ranks, "%d", rule->max_ranks);
+        fprintf(out, "%-14s %-10s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(rule->kind)->name, rule->name,
+                (unsigned long long)rule->min_bytes, most, rule->min_ranks, ranks, rules->source, rule->line);
+    }
+}

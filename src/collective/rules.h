@@ -1,0 +1,39 @@
+/* The user's own choice of algorithms: rules that come before the table. They are parsed when a context is made and compared
+ * between ranks when a communicator is (their hash is part of the settings' hash); constant afterwards.
+ *
+ * SHOAL_ALGORITHMS is a list of rules, "reduce=owners,all-gather=direct@0-4K", or the name of a CSV file. A file begins with the
+ * line "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks"; a number left out bounds nothing; lines that begin with
+ * # are passed over. Of the rules for a call the first one counts; where its algorithm cannot serve the call (direct, with more
+ * than fits beside an arrival record) the next one does, and at last the table. */
+#ifndef SHOAL_COLLECTIVE_RULES_H
+#define SHOAL_COLLECTIVE_RULES_H
+
+#include "collective/kind.h"
+
+struct shoal_rule {
+    enum shoal_kind kind;
+    char name[24]; /* of a row of that kind */
+    uint64_t min_bytes;
+    uint64_t max_bytes;
+    int min_ranks;
+    int max_ranks;
+    int line; /* where it stands: of a file, the line; of a list, the number of the rule */
+};
+
+struct shoal_rules {
+    char source[300]; /* for messages: the file's name, or "SHOAL_ALGORITHMS" */
+    struct shoal_rule *rules;
+    size_t count;
+    uint64_t hash; /* 0: no rules */
+};
+
+/* Fills *rules_out from the value of SHOAL_ALGORITHMS; the empty text gives no rules. On ERR_ARGUMENT, error names the file and
+ * line, what is wrong with it, and what is allowed. The caller frees with shoal_rules_fini, also after an error. */
+SHOAL_MUST_USE enum shoal_status shoal_rules_load(struct shoal_rules *rules_out, const char *text, char *error,
+                                                  size_t error_bytes);
+void shoal_rules_fini(struct shoal_rules *rules);
+
+/* One line per rule. */
+void shoal_rules_print(const struct shoal_rules *rules, FILE *out);
+
+#endif

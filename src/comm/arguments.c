@@ -1,0 +1,294 @@
+#include "comm/arguments.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A call being checked. */
+struct attempt {
+    const struct shoal_comm *comm;
+    const char *name; /* of the public function, for messages */
+    struct shoal_call *call;
+    const struct shoal_extra *extra; /* NULL: none */
+    const struct shoal_shape *shape;
+};
+
+/* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *why)
+{
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm", "%s on communicator %s: %s", call, comm->name, why);
+}
+
+static bool is_integer(enum shoal_type type)
+{
+    return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;
+}
+
+static enum shoal_status take_options(const struct attempt *attempt, const struct shoal_options *options)
+{
+    struct shoal_call *call = attempt->call;
+    call->scale = 1;
+    if (!options)
+        return SHOAL_OK;
+    if (options->struct_bytes < offsetof(struct shoal_options, scale))
+        return shoal_call_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
+    call->timeout_ms = options->timeout_ms;
+    call->trace_tag = options->trace_tag;
+    if (options->struct_bytes >= sizeof *options)
+        call->scale = options->scale;
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_operator(const struct attempt *attempt)
+{
+    const struct shoal_call *call = attempt->call;
+    if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
+        return shoal_call_refuse(attempt->comm, attempt->name, "op is none of enum shoal_op");
+    if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
+        return shoal_call_refuse(attempt->comm, attempt->name, "the bitwise operators are for integers alone");
+    if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
+        return SHOAL_OK;
+    const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
+    if (!is_whole)
+        return shoal_call_refuse(attempt->comm, attempt->name, "the scale of integers must be a whole number");
+    return SHOAL_OK;
+}
+
+static bool has_input(const struct attempt *attempt)
+{
+    return shoal_shape_gives(attempt->shape, attempt->comm->rank, attempt->call->root);
+}
+
+static bool has_output(const struct attempt *attempt)
+{
+    return shoal_shape_takes(attempt->shape, attempt->comm->rank, attempt->call->root);
+}
+
+/* One pair of operands; input_bytes and output_bytes are the memory from their first to their last element. In place, the one
+ * that is a whole is at own_at bytes of the other. */
+static enum shoal_status check_operands(const struct attempt *attempt, const void *input, size_t input_bytes,
+                                        const void *output, size_t output_bytes, size_t own_at)
+{
+    const char *a = input, *b = output;
+    const size_t element = shoal_type_bytes(attempt->call->type);
+    if (SHOAL_UNLIKELY(input_bytes && !input))
+        return shoal_call_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
+    if (SHOAL_UNLIKELY(output_bytes && !output))
+        return shoal_call_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
+    if (SHOAL_UNLIKELY((input_bytes && (uintptr_t)input % element) || (output_bytes && (uintptr_t)output % element)))
+        return shoal_call_refuse(attempt->comm, attempt->name, "a pointer is not aligned to its element type");
+    if (!input_bytes || !output_bytes || a + input_bytes <= b || b + output_bytes <= a)
+        return SHOAL_OK;
+    const bool is_in_place = attempt->shape->is_input_cut == attempt->shape->is_output_cut ? a == b
+                             : attempt->shape->is_output_cut                               ? a == b + own_at
+                                                                                           : b == a + own_at;
+    if (SHOAL_LIKELY(is_in_place))
+        return SHOAL_OK;
+    return shoal_call_refuse(
+        attempt->comm, attempt->name,
+        attempt->shape->is_input_cut == attempt->shape->is_output_cut
+            ? "input and output overlap; they must be the same address or apart"
+            : "input and output overlap; one must be this rank's part of the other, or they must be apart");
+}
+
+/* No type is larger than 8 bytes, so that sums of what passes here never wrap. */
+static bool is_count(const struct shoal_comm *comm, size_t count)
+{
+    return count <= SIZE_MAX / 16 / (size_t)comm->size;
+}
+
+static enum shoal_status check_plain(const struct attempt *attempt)
+{
+    const struct shoal_call *call = attempt->call;
+    const size_t size = (size_t)attempt->comm->size;
+    const size_t part = call->count * shoal_type_bytes(call->type);
+    if (SHOAL_UNLIKELY(!is_count(attempt->comm, call->count)))
+        return shoal_call_refuse(attempt->comm, attempt->name,
+                                 "count is larger than memory can be; was a negative number given?");
+    return check_operands(attempt, call->input, has_input(attempt) ? part * (attempt->shape->is_input_cut ? size : 1) : 0,
+                          call->output, has_output(attempt) ? part * (attempt->shape->is_output_cut ? size : 1) : 0,
+                          (size_t)attempt->comm->rank * part);
+}
+
+/* ---- Parts of different lengths ------------------------------------------------------------------------------------------ */
+
+struct stretch {
+    size_t begin, end;
+};
+
+static int compare_begins(const void *a, const void *b)
+{
+    const struct stretch *one = a, *other = b;
+    return (one->begin > other->begin) - (one->begin < other->begin);
+}
+
+/* Parts of the output may be anywhere, but not on each other. */
+static enum shoal_status check_apart(const struct attempt *attempt, const size_t *counts, const size_t *at)
+{
+    const int size = attempt->comm->size;
+    struct stretch *parts = malloc((size_t)size * sizeof *parts);
+    int used = 0;
+    bool is_apart = true;
+    if (!parts)
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
+    for (int i = 0; i < size; i++) {
+        if (counts[i])
+            parts[used++] = (struct stretch){at[i], at[i] + counts[i]};
+    }
+    qsort(parts, (size_t)used, sizeof *parts, compare_begins);
+    for (int i = 1; i < used; i++)
+        is_apart &= parts[i - 1].end <= parts[i].begin;
+    free(parts);
+    return is_apart ? SHOAL_OK : shoal_call_refuse(attempt->comm, attempt->name, "parts of the output overlap");
+}
+
+/* *end_out: elements from the operand's start to the end of its last part; *own_at_out: where the own part begins. */
+static enum shoal_status check_counts(const struct attempt *attempt, const size_t *counts, const size_t *at, size_t *end_out,
+                                      size_t *own_at_out)
+{
+    size_t row = 0;
+    *end_out = 0;
+    for (int i = 0; i < attempt->comm->size; i++) {
+        if (!is_count(attempt->comm, counts[i]) || (at && counts[i] && at[i] > SIZE_MAX / 32))
+            return shoal_call_refuse(attempt->comm, attempt->name,
+                                     "a count or offset is larger than memory can be; was a negative number given?");
+        const size_t begin = at ? at[i] : row;
+        if (i == attempt->comm->rank)
+            *own_at_out = begin;
+        *end_out = counts[i] ? shoal_max_size(*end_out, begin + counts[i]) : *end_out;
+        attempt->call->count = shoal_max_size(attempt->call->count, counts[i]);
+        row += counts[i];
+    }
+    return SHOAL_OK;
+}
+
+/* Each rank overwrites in place what it has just given. */
+static enum shoal_status check_same_parts(const struct attempt *attempt)
+{
+    const struct shoal_extra *extra = attempt->extra;
+    const size_t bytes = (size_t)attempt->comm->size * sizeof(size_t);
+    const bool has_same_counts = memcmp(extra->given, extra->taken, bytes) == 0;
+    const bool has_same_places =
+        !extra->given_at == !extra->taken_at && (!extra->given_at || memcmp(extra->given_at, extra->taken_at, bytes) == 0);
+    if (has_same_counts && has_same_places)
+        return SHOAL_OK;
+    return shoal_call_refuse(attempt->comm, attempt->name, "in place, counts and offsets of input and output must be equal");
+}
+
+static enum shoal_status check_parts(const struct attempt *attempt)
+{
+    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call *call = attempt->call;
+    const int rank = attempt->comm->rank;
+    const size_t element = shoal_type_bytes(call->type);
+    size_t given_end = 0, taken_end = 0, own_at = 0;
+    if ((attempt->shape->is_input_cut && !extra->given) || (attempt->shape->is_output_cut && !extra->taken))
+        return shoal_call_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
+    if (extra->given)
+        SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
+    if (extra->taken)
+        SHOAL_TRY(check_counts(attempt, extra->taken, extra->taken_at, &taken_end, &own_at));
+    if (extra->taken && extra->taken_at)
+        SHOAL_TRY(check_apart(attempt, extra->taken, extra->taken_at));
+    const size_t input = extra->given ? given_end : extra->taken[rank], output = extra->taken ? taken_end : extra->given[rank];
+    SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
+    return extra->given && extra->taken && call->input == call->output ? check_same_parts(attempt) : SHOAL_OK;
+}
+
+/* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status check_tensors(const struct attempt *attempt)
+{
+    const struct shoal_extra *extra = attempt->extra;
+    struct shoal_call *call = attempt->call;
+    if (extra->tensor_count && !extra->tensors)
+        return shoal_call_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
+    size_t total = 0;
+    for (size_t t = 0; t < extra->tensor_count; t++) {
+        struct shoal_call one = *call;
+        const struct attempt alone = {attempt->comm, attempt->name, &one, NULL, attempt->shape};
+        one.input = extra->tensors[t].input;
+        one.output = extra->tensors[t].output;
+        one.count = extra->tensors[t].count;
+        SHOAL_TRY(check_plain(&alone));
+        total += one.count;
+        if (!is_count(attempt->comm, total))
+            return shoal_call_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
+    }
+    call->count = total;
+    return SHOAL_OK;
+}
+
+/* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
+
+static enum shoal_status make_layout(const struct attempt *attempt)
+{
+    const struct shoal_extra *extra = attempt->extra;
+    struct shoal_call *call = attempt->call;
+    if (extra->tensor_count == 1) { /* what peers reach of one tensor they may reach */
+        call->input = extra->tensors[0].input;
+        call->output = extra->tensors[0].output;
+        return SHOAL_OK;
+    }
+    call->layout = extra->has_tensors ? shoal_layout_of_tensors(extra->tensors, extra->tensor_count)
+                                      : shoal_layout_of_parts(attempt->comm->size, extra->given, extra->given_at, extra->taken,
+                                                              extra->taken_at, extra->given && extra->taken);
+    if (call->layout)
+        return SHOAL_OK;
+    return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
+                          attempt->name, attempt->comm->name);
+}
+
+enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                   const struct shoal_extra *extra, const struct shoal_options *options)
+{
+    const struct attempt whole = {comm, name, call, extra, &shoal_kind_row(call->kind)->shape}, *attempt = &whole;
+    SHOAL_TRY(shoal_comm_check(comm, name));
+    SHOAL_TRY(take_options(attempt, options));
+    if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
+        return shoal_call_refuse(comm, name, "type is none of enum shoal_type");
+    if (attempt->shape->is_reduced)
+        SHOAL_TRY(check_operator(attempt));
+    if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
+        return shoal_call_refuse(comm, name, "root is no rank of the communicator");
+    call->input = has_input(attempt) ? call->input : NULL;
+    call->output = has_output(attempt) ? call->output : NULL;
+    if (SHOAL_LIKELY(!extra))
+        return check_plain(attempt);
+    if (call->kind == SHOAL_KIND_ALLTOALL && (size_t)comm->size > SHOAL_NOTICES_MAX)
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_UNSUPPORTED, "comm",
+                              "%s on communicator %s: it has %d ranks, but at most %zu can be served; use shoal_exchange", name,
+                              comm->name, comm->size, SHOAL_NOTICES_MAX);
+    SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
+    return make_layout(attempt);
+}
+
+enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const char *name, const struct shoal_message *message,
+                                           const struct shoal_options *options, struct shoal_call *call)
+{
+    const size_t element = shoal_type_bytes(message->type);
+    const struct attempt attempt = {comm, name, call, NULL, NULL};
+    SHOAL_TRY(shoal_comm_check(comm, name));
+    *call = (struct shoal_call){.kind = message->is_send ? SHOAL_KIND_SEND : SHOAL_KIND_RECV,
+                                .type = message->type,
+                                .root = message->peer,
+                                .tag = message->tag,
+                                .input = message->is_send ? message->buffer : NULL,
+                                .output = message->is_send ? NULL : message->buffer,
+                                .count = message->count};
+    SHOAL_TRY(take_options(&attempt, options));
+    if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
+        return shoal_call_refuse(comm, name, "peer is no other rank of the communicator");
+    if (message->tag < 0)
+        return shoal_call_refuse(comm, name, "tag is negative");
+    if (!element)
+        return shoal_call_refuse(comm, name, "type is none of enum shoal_type");
+    if (!is_count(comm, message->count))
+        return shoal_call_refuse(comm, name, "count is larger than memory can be; was a negative number given?");
+    if (message->count && !message->buffer)
+        return shoal_call_refuse(comm, name,
+                                 message->is_send ? "input is NULL, but count is not 0" : "output is NULL, but count is not 0");
+    if (message->count && (uintptr_t)message->buffer % element)
+        return shoal_call_refuse(comm, name, "a pointer is not aligned to its element type");
+    return SHOAL_OK;
+}

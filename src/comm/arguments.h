@@ -1,0 +1,31 @@
+/* The arguments of calls: checked once, before anything is done. What is checked follows from the kind's row: who has which
+ * operand, and which is in parts. Nothing is changed by a call that is refused. Any thread. */
+#ifndef SHOAL_COMM_ARGUMENTS_H
+#define SHOAL_COMM_ARGUMENTS_H
+
+#include "comm/context.h"
+
+/* What a call says beyond struct shoal_call: lengths and places of parts, or several tensors. The user's arrays. */
+struct shoal_extra {
+    const size_t *given, *given_at; /* of the input's parts */
+    const size_t *taken, *taken_at; /* of the output's parts */
+    const struct shoal_tensor *tensors;
+    size_t tensor_count;
+    bool has_tensors;
+};
+
+/* Checks a collective call and fills in what follows from the rest: the operands that the rank does not have become NULL, extra
+ * (NULL: none) becomes count and layout. `name` is the public function's, for messages. ERR_ARGUMENT, ERR_UNSUPPORTED (more
+ * ranks than a call can serve), ERR_STATE, ERR_MEMORY. On OK the caller owns call->layout until the call is posted. */
+SHOAL_MUST_USE enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                                  const struct shoal_extra *extra, const struct shoal_options *options);
+
+/* The same for a send or receive. */
+SHOAL_MUST_USE enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const char *name,
+                                                          const struct shoal_message *message,
+                                                          const struct shoal_options *options, struct shoal_call *call);
+
+/* Logs why the call is refused; ERR_ARGUMENT. */
+enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *why);
+
+#endif

@@ -1,0 +1,55 @@
+/* Several messages in one request: each is a request of its own, and the last one to be done completes that of the user. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+struct group {
+    struct shoal_request *request; /* the user's */
+    size_t left;                   /* members not done, and one while they are being posted */
+    enum shoal_status status;      /* the first that is not OK */
+    struct shoal_request members[];
+};
+
+static void end_one(void *arg, enum shoal_status status)
+{
+    struct group *group = arg;
+    if (group->status == SHOAL_OK)
+        group->status = status;
+    if (--group->left > 0)
+        return;
+    shoal_request_complete(group->request, group->status);
+    free(group); /* nobody looks at a member after its callback */
+}
+
+static void begin(struct shoal_engine *engine, struct shoal_request *request, uint32_t timeout_ms)
+{
+    request->engine = engine;
+    request->driver = engine->driver;
+    request->call = (struct shoal_call){.kind = SHOAL_KIND_GROUP, .timeout_ms = timeout_ms};
+    request->state = SHOAL_REQUEST_ANNOUNCED;
+    request->record = NULL;
+    request->cached = NULL;
+    request->posted_ticks = shoal_clock_ticks();
+    request->deadline_ns =
+        shoal_engine_time_ns(engine, request->posted_ticks) + (timeout_ms ? timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+    atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
+}
+
+enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls, size_t count,
+                                          struct shoal_request *request)
+{
+    struct group *group = calloc(1, sizeof *group + count * sizeof group->members[0]);
+    if (!group)
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for %zu messages", count);
+    begin(engine, request, count ? calls[0].timeout_ms : 0);
+    group->request = request;
+    group->left = count + 1;
+    for (size_t i = 0; i < count; i++) {
+        group->members[i].done_fn = end_one;
+        group->members[i].done_arg = group;
+        shoal_engine_post(engine, &calls[i], &group->members[i]);
+    }
+    end_one(group, SHOAL_OK);
+    return SHOAL_OK;
+}

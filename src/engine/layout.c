@@ -1,0 +1,203 @@
+#include "engine/layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/settings.h"
+
+/* ---- Making -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t fold(uint64_t hash)
+{
+    const uint32_t folded = (uint32_t)(hash ^ hash >> 32);
+    return folded ? folded : 1;
+}
+
+struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors, size_t tensor_count)
+{
+    struct shoal_layout *layout = calloc(1, sizeof *layout);
+    if (!layout)
+        return NULL;
+    layout->tensors = malloc((tensor_count + 1) * sizeof *layout->tensors);
+    layout->starts = malloc((tensor_count + 1) * sizeof *layout->starts);
+    layout->tensor_count = tensor_count;
+    if (!layout->tensors || !layout->starts) {
+        shoal_layout_free(layout);
+        return NULL;
+    }
+    uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, "tensors", 7);
+    size_t start = 0;
+    for (size_t t = 0; t < tensor_count; t++) {
+        layout->tensors[t] = tensors[t];
+        layout->starts[t] = start;
+        start += tensors[t].count;
+        hash = shoal_hash_bytes(hash, &tensors[t].count, sizeof tensors[t].count);
+    }
+    layout->starts[tensor_count] = start;
+    layout->detail = fold(hash);
+    return layout;
+}
+
+/* A copy of the counts, and where the parts begin; false: no memory. */
+static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t **counts_out, size_t **at_out, size_t **row_out)
+{
+    const size_t bytes = (size_t)size * sizeof(size_t);
+    size_t *row = *row_out = malloc(bytes);
+    *counts_out = malloc(bytes);
+    *at_out = malloc(bytes);
+    if (!row || !*counts_out || !*at_out)
+        return false;
+    size_t begin = 0;
+    for (int i = 0; i < size; i++) {
+        row[i] = begin;
+        begin += counts[i];
+    }
+    memcpy(*counts_out, counts, bytes);
+    memcpy(*at_out, at ? at : row, bytes);
+    return true;
+}
+
+static bool fill_parts(struct shoal_layout *layout, const size_t *given, const size_t *given_at, const size_t *taken,
+                       const size_t *taken_at)
+{
+    size_t *given_row = NULL;
+    const bool has_given = !given || copy_parts(layout->size, given, given_at, &layout->given, &layout->given_at, &given_row);
+    free(given_row);
+    if (!has_given)
+        return false;
+    layout->is_taken_in_row = !taken_at;
+    return !taken || copy_parts(layout->size, taken, taken_at, &layout->taken, &layout->taken_at, &layout->taken_row);
+}
+
+static bool fill_notices(struct shoal_layout *layout)
+{
+    layout->notices = malloc((size_t)layout->size * sizeof *layout->notices);
+    layout->peer_at = calloc((size_t)layout->size, sizeof *layout->peer_at);
+    if (!layout->notices || !layout->peer_at)
+        return false;
+    for (int i = 0; i < layout->size; i++)
+        layout->notices[i] = (struct shoal_part_notice){layout->given[i], layout->given_at[i]};
+    return true;
+}
+
+struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
+                                           const size_t *taken_at, bool has_notices)
+{
+    struct shoal_layout *layout = calloc(1, sizeof *layout);
+    if (!layout)
+        return NULL;
+    layout->size = size;
+    if (!fill_parts(layout, given, given_at, taken, taken_at) || (has_notices && !fill_notices(layout))) {
+        shoal_layout_free(layout);
+        return NULL;
+    }
+    /* Where peers are told, counts are compared one by one. */
+    uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, "parts", 5);
+    if (!has_notices)
+        hash = shoal_hash_bytes(hash, given ? given : taken, (size_t)size * sizeof(size_t));
+    layout->detail = fold(hash);
+    return layout;
+}
+
+void shoal_layout_free(struct shoal_layout *layout)
+{
+    if (!layout)
+        return;
+    free(layout->tensors);
+    free(layout->starts);
+    free(layout->given);
+    free(layout->given_at);
+    free(layout->taken);
+    free(layout->taken_at);
+    free(layout->taken_row);
+    free(layout->peer_at);
+    free(layout->notices);
+    free(layout);
+}
+
+/* ---- Looking up ---------------------------------------------------------------------------------------------------------- */
+
+/* The last tensor that begins at or before the element and is not empty there. */
+static size_t find_tensor(const struct shoal_layout *layout, size_t at)
+{
+    size_t low = 0, high = layout->tensor_count;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (layout->starts[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
+                         size_t at, size_t *run)
+{
+    const struct shoal_layout *layout = call->layout;
+    const bool is_input = operand == SHOAL_OPERAND_INPUT;
+    if (!layout || !layout->tensors) {
+        char *base = is_input ? (char *)(uintptr_t)call->input : call->output;
+        return base + (shoal_call_part_at(call, rank, operand, rank, part) + at) * element_bytes;
+    }
+    const size_t t = find_tensor(layout, at);
+    const struct shoal_tensor *tensor = &layout->tensors[t];
+    char *base = is_input ? (char *)(uintptr_t)tensor->input : tensor->output;
+    *run = shoal_min_size(*run, layout->starts[t + 1] - at);
+    return base + ((size_t)part * tensor->count + at - layout->starts[t]) * element_bytes;
+}
+
+static size_t end_of_parts(const size_t *counts, const size_t *at, int size)
+{
+    size_t end = 0;
+    for (int i = 0; i < size; i++)
+        end = counts[i] ? shoal_max_size(end, at[i] + counts[i]) : end;
+    return end;
+}
+
+size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
+{
+    const struct shoal_layout *layout = call->layout;
+    if (!layout)
+        return call->count * (size_t)(shoal_kind_row(call->kind)->shape.is_input_cut ? size : 1) * element_bytes;
+    if (layout->tensors)
+        return 0;
+    if (!layout->given)
+        return layout->taken[owner] * element_bytes;
+    if (owner != rank && layout->peer_at)
+        return (layout->peer_at[owner] + layout->taken[owner]) * element_bytes;
+    return end_of_parts(layout->given, layout->given_at, size) * element_bytes;
+}
+
+size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
+{
+    const struct shoal_layout *layout = call->layout;
+    if (!layout)
+        return call->count * (size_t)(shoal_kind_row(call->kind)->shape.is_output_cut ? size : 1) * element_bytes;
+    if (layout->tensors)
+        return 0;
+    if (!layout->taken)
+        return layout->given[owner] * element_bytes;
+    return end_of_parts(layout->taken, owner == rank ? layout->taken_at : layout->taken_row, size) * element_bytes;
+}
+
+/* ---- Copying ------------------------------------------------------------------------------------------------------------- */
+
+void shoal_call_pack(const struct shoal_call *call, int rank, size_t element_bytes, int part, size_t count, char *row)
+{
+    for (size_t at = 0, run; at < count; at += run) {
+        run = count - at;
+        const char *from = shoal_call_address(call, rank, element_bytes, SHOAL_OPERAND_INPUT, part, at, &run);
+        memcpy(row + at * element_bytes, from, run * element_bytes);
+    }
+}
+
+void shoal_call_unpack(const struct shoal_call *call, int rank, size_t element_bytes, int part, size_t count, const char *row)
+{
+    for (size_t at = 0, run; at < count; at += run) {
+        run = count - at;
+        char *to = shoal_call_address(call, rank, element_bytes, SHOAL_OPERAND_OUTPUT, part, at, &run);
+        if (to != row + at * element_bytes) /* in place */
+            memcpy(to, row + at * element_bytes, run * element_bytes);
+    }
+}

@@ -1,0 +1,94 @@
+/* Where the elements of a call's operands lie in memory.
+ *
+ * Algorithms count the elements of a whole, or of each part, from 0; this file knows where they are. Most calls have operands
+ * in a row: no layout is needed then. A struct shoal_layout describes the others: parts of different lengths and places, or
+ * several tensors, which count as one vector (in each part: one after the other). Constant once made; any thread. */
+#ifndef SHOAL_ENGINE_LAYOUT_H
+#define SHOAL_ENGINE_LAYOUT_H
+
+#include "collective/kind.h"
+
+/* All-to-all with parts of different lengths: what a rank tells each other one, beside its arrival record. */
+struct shoal_part_notice {
+    uint64_t count;  /* elements for that rank */
+    uint64_t offset; /* where they begin in the input, in elements */
+};
+#define SHOAL_NOTICES_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_part_notice))
+
+struct shoal_layout {
+    int size; /* ranks */
+    /* Several tensors; NULL for one. */
+    struct shoal_tensor *tensors;
+    size_t *starts; /* [tensor_count + 1]: element of a part where each begins */
+    size_t tensor_count;
+    /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
+    size_t *given; /* elements for each rank */
+    size_t *given_at;
+    size_t *taken; /* elements from each rank */
+    size_t *taken_at;
+    size_t *taken_row; /* as taken_at, were the parts in a row */
+    size_t *peer_at;   /* where each peer's part for this rank begins in its input: known when all have arrived */
+    struct shoal_part_notice *notices;
+    bool is_taken_in_row;
+    uint32_t detail; /* for the descriptor */
+};
+
+struct shoal_call {
+    enum shoal_kind kind;
+    enum shoal_type type;
+    enum shoal_op op;
+    int root; /* or the peer of a send or receive */
+    int tag;
+    const void *input;
+    void *output;
+    size_t count; /* elements of a whole, or of the longest part */
+    double scale;
+    uint32_t timeout_ms;
+    uint32_t trace_tag;
+    struct shoal_layout *layout; /* NULL: in a row. Freed by the engine when the operation is done */
+};
+
+/* Make layouts; NULL: no memory. The arrays are copied. Sums of counts must fit into size_t.
+ * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where the operand
+ * is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
+struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors, size_t tensor_count);
+struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
+                                           const size_t *taken_at, bool has_notices);
+void shoal_layout_free(struct shoal_layout *layout);
+
+/* Elements of what goes from one rank to another; this rank is one of the two, or lengths are the same on all ranks. */
+static inline size_t shoal_call_length(const struct shoal_call *call, int rank, int from, int to)
+{
+    const struct shoal_layout *layout = call->layout;
+    if (SHOAL_LIKELY(!layout) || layout->tensors)
+        return call->count;
+    if (layout->given && (from == rank || !layout->taken))
+        return layout->given[to];
+    return layout->taken[from];
+}
+
+/* Where a part of `owner`'s operand begins, in elements from its start, as seen on `rank`. Not for several tensors. */
+static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank, enum shoal_operand operand, int owner,
+                                        int part)
+{
+    const struct shoal_layout *layout = call->layout;
+    if (SHOAL_LIKELY(!layout))
+        return (size_t)part * call->count;
+    if (operand == SHOAL_OPERAND_INPUT)
+        return !layout->given ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->given_at[part];
+    return !layout->taken ? 0 : owner == rank ? layout->taken_at[part] : layout->taken_row[part];
+}
+
+/* The address of element `at` of a part of an own operand. *run becomes at most the elements that follow it in a row. */
+char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
+                         size_t at, size_t *run);
+
+/* Bytes from the start of an operand to the end of what this rank may touch of it. */
+size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
+size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
+
+/* Copies between part `part` of an own operand and `bytes` in a row. */
+void shoal_call_pack(const struct shoal_call *call, int rank, size_t element_bytes, int part, size_t count, char *row);
+void shoal_call_unpack(const struct shoal_call *call, int rank, size_t element_bytes, int part, size_t count, const char *row);
+
+#endif

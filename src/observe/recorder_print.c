@@ -1,0 +1,230 @@
+/* The recorder's lines, and the files they go to. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "observe/recorder.h"
+
+/* ---- Where and when ------------------------------------------------------------------------------------------------------ */
+
+/* The same for all lines of one printing. Ticks compare between all processes of one boot of a machine, and only there. */
+struct stamp {
+    char host[64];
+    char clock[64]; /* which boot */
+    double ns_per_tick;
+    uint64_t origin; /* of the times for people: when the oldest record was posted */
+    uint64_t now_ticks;
+    uint64_t now_unix_us;
+};
+
+static void read_boot(struct stamp *stamp)
+{
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file || !fgets(stamp->clock, sizeof stamp->clock, file))
+        strcpy(stamp->clock, stamp->host); /* a clock of its own: such lines are aligned by what happened */
+    stamp->clock[strcspn(stamp->clock, "\n")] = 0;
+    if (file)
+        fclose(file);
+}
+
+static void read_stamp(struct stamp *stamp, double ns_per_tick)
+{
+    struct timespec now;
+    memset(stamp, 0, sizeof *stamp);
+    if (gethostname(stamp->host, sizeof stamp->host - 1) != 0)
+        strcpy(stamp->host, "?");
+    read_boot(stamp);
+    clock_gettime(CLOCK_REALTIME, &now);
+    stamp->now_ticks = shoal_clock_ticks();
+    stamp->now_unix_us = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    stamp->ns_per_tick = ns_per_tick;
+}
+
+static double us_between(const struct stamp *stamp, uint64_t from, uint64_t to)
+{
+    return (double)(int64_t)(to - from) * stamp->ns_per_tick / 1e3;
+}
+
+/* ---- Parts of a line ----------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the UTF-8 character at text, 0 when there is none. */
+static size_t character_bytes(const unsigned char *text)
+{
+    const size_t bytes = text[0] < 0x80   ? 1
+                         : text[0] < 0xc2 ? 0
+                         : text[0] < 0xe0 ? 2
+                         : text[0] < 0xf0 ? 3
+                         : text[0] < 0xf5 ? 4
+                                          : 0;
+    for (size_t i = 1; i < bytes; i++) {
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    }
+    const bool is_overlong = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
+    const bool is_no_code = (text[0] == 0xed && text[1] >= 0xa0) || (text[0] == 0xf4 && text[1] >= 0x90);
+    return is_overlong || is_no_code ? 0 : bytes;
+}
+
+/* Names come from users, and a long one may have been cut inside a character. */
+static void print_text(FILE *out, const char *name, const char *text)
+{
+    fprintf(out, "\"%s\":\"", name);
+    for (const unsigned char *c = (const unsigned char *)text; *c;) {
+        const size_t bytes = character_bytes(c);
+        if (*c == '"' || *c == '\\')
+            fprintf(out, "\\%c", *c);
+        else if (*c < 0x20)
+            fprintf(out, "\\u%04x", *c);
+        else if (bytes)
+            fwrite(c, 1, bytes, out);
+        else
+            fputc('?', out);
+        c += bytes ? bytes : 1;
+    }
+    fputc('"', out);
+}
+
+static const char *type_name(uint8_t type)
+{
+    switch (type) {
+#define TYPE_NAME(name, number, bytes) \
+    case SHOAL_##name:                 \
+        return #name;
+        SHOAL_TYPE_LIST(TYPE_NAME)
+#undef TYPE_NAME
+    default:
+        return "?";
+    }
+}
+
+static const char *op_name(uint8_t op)
+{
+    switch (op) {
+#define OP_NAME(name, number) \
+    case SHOAL_##name:        \
+        return #name;
+        SHOAL_OP_LIST(OP_NAME)
+#undef OP_NAME
+    default:
+        return "?";
+    }
+}
+
+/* Not through printf's %f: the program may have a locale with a decimal comma. digits after the point: 3 or 12. */
+static void print_decimal(FILE *out, const char *name, double value, int digits)
+{
+    const uint64_t scale = digits == 3 ? UINT64_C(1000) : UINT64_C(1000000000000);
+    const uint64_t number = (uint64_t)((value < 0 ? -value : value) * (double)scale + 0.5);
+    fprintf(out, ",\"%s\":%s%llu.%0*llu", name, value < 0 && number ? "-" : "", (unsigned long long)(number / scale), digits,
+            (unsigned long long)(number % scale));
+}
+
+/* For people, in microseconds since the oldest record was posted. */
+static void print_us(FILE *out, const struct stamp *stamp, const char *name, uint64_t ticks)
+{
+    if (ticks)
+        print_decimal(out, name, us_between(stamp, stamp->origin, ticks), 3);
+    else
+        fprintf(out, ",\"%s\":null", name);
+}
+
+static void print_ticks(FILE *out, const char *name, uint64_t ticks)
+{
+    if (ticks)
+        fprintf(out, ",\"%s\":%llu", name, (unsigned long long)ticks);
+    else
+        fprintf(out, ",\"%s\":null", name);
+}
+
+/* ---- Lines --------------------------------------------------------------------------------------------------------------- */
+
+static void print_who(const struct shoal_recorder *recorder, const struct stamp *stamp, const char *comm, int rank, FILE *out)
+{
+    const struct shoal_recorder_identity *identity = &recorder->identity;
+    fputc('{', out);
+    print_text(out, "comm", comm);
+    fprintf(out, ",\"comm_id\":\"%016llx\",\"rank\":%d,\"size\":%d,\"world_rank\":%d,", (unsigned long long)identity->comm,
+            rank, identity->size, identity->world_rank);
+    print_text(out, "host", stamp->host);
+    fprintf(out, ",\"pid\":%d", (int)getpid());
+}
+
+static void print_what(const struct shoal_record *r, FILE *out)
+{
+    fprintf(out,
+            ",\"sequence\":%llu,\"kind\":\"%s\",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,"
+            "\"tag\":%u,\"status\":\"%s\"",
+            (unsigned long long)r->sequence, r->kind, r->algorithm, (unsigned long long)r->count, type_name(r->type),
+            op_name(r->op), r->root, r->trace_tag, shoal_status_name((enum shoal_status)r->status));
+}
+
+static void print_when(const struct shoal_record *r, const struct stamp *stamp, FILE *out)
+{
+    print_us(out, stamp, "posted_us", r->posted);
+    print_us(out, stamp, "arrived_us", r->arrived);
+    print_us(out, stamp, "done_us", r->done);
+    fprintf(out, ",\"last_rank\":%d", r->last_rank);
+    print_decimal(out, "late_us", (double)r->late * stamp->ns_per_tick / 1e3, 3);
+    fprintf(out, ",\"step\":%d,\"peer\":%d,", r->step, r->peer);
+    print_text(out, "clock", stamp->clock);
+    print_decimal(out, "ns_per_tick", stamp->ns_per_tick, 12);
+    print_ticks(out, "posted_ticks", r->posted);
+    print_ticks(out, "arrived_ticks", r->arrived);
+    print_ticks(out, "done_ticks", r->done);
+    const uint64_t age_us = (uint64_t)us_between(stamp, r->posted, stamp->now_ticks);
+    fprintf(out, ",\"unix_us\":%llu}\n", (unsigned long long)(stamp->now_unix_us - age_us));
+}
+
+void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out)
+{
+    const uint64_t first = recorder->next > SHOAL_RECORDS ? recorder->next - SHOAL_RECORDS : 0;
+    struct stamp stamp;
+    read_stamp(&stamp, ns_per_tick);
+    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted;
+    for (uint64_t i = first; i < recorder->next; i++) {
+        const struct shoal_record *record = &recorder->records[i % SHOAL_RECORDS];
+        print_who(recorder, &stamp, comm, rank, out);
+        fprintf(out, ",\"record\":%llu", (unsigned long long)i);
+        print_what(record, out);
+        print_when(record, &stamp, out);
+    }
+}
+
+/* ---- Files --------------------------------------------------------------------------------------------------------------- */
+
+/* False with errno set. */
+static bool append(const char *name, const char *text, size_t bytes)
+{
+    const int fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    size_t done = 0;
+    while (fd >= 0 && done < bytes) {
+        const ssize_t wrote = write(fd, text + done, bytes - done);
+        if (wrote < 0 && errno != EINTR)
+            break;
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    const int error = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = error;
+    return fd >= 0 && done == bytes;
+}
+
+void shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
+                           const struct shoal_recorder_file *file)
+{
+    char name[512], *text = NULL;
+    size_t bytes = 0;
+    if (!file->pattern[0])
+        return;
+    shoal_log_expand(file->log, file->pattern, name, sizeof name);
+    FILE *memory = open_memstream(&text, &bytes);
+    if (memory)
+        shoal_recorder_print(recorder, comm, rank, ns_per_tick, memory);
+    if (!memory || fclose(memory) != 0 || !append(name, text, bytes))
+        shoal_log_line(file->log, SHOAL_LOG_WARN, "observe", "cannot write %s \"%s\": %m", file->setting, name);
+    free(text);
+}
