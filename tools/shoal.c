@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"run", shoal_tool_run, "start a program as N local workers that find each other"},
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
+    {"trace", shoal_tool_trace, "put flight recorders together: a trace to look at, and who was late"},
     {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -24,13 +25,14 @@ static void help_print(FILE *out)
     fputs("shoal: collective communication for data-parallel training.\n\nUsage:\n", out);
     for (size_t i = 0; i < COMMANDS; i++)
         fprintf(out, "    shoal %-8s %s\n", commands[i].name, commands[i].summary);
-    fputs("    shoal --version\n"
-          "    shoal COMMAND --help     what a command does, its options, examples\n"
+    fputs("    shoal --version          print the version\n"
+          "    shoal COMMAND --help     print what a command does, its options, examples\n"
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"
           "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
+          "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"
           "Exit codes: 0 success, 1 failure, 2 the arguments make no sense; 'shoal run' passes on its workers' codes.\n",

@@ -1,0 +1,516 @@
+#!/usr/bin/env python3
+"""`shoal trace`: exact sums and events of made-up recorders, what it refuses, and the recorders of real jobs."""
+import json
+import os
+import random
+import socket
+import subprocess
+import tempfile
+import time
+
+from tap import call, expect, run_cases
+
+SHOAL = os.environ["SHOAL_COMMAND"]
+EXAMPLES = os.environ["SHOAL_EXAMPLES"]
+TICKS = 10**13  # of the clock when the made-up jobs begin
+UNIX_US = 1767225600000000  # 2026-01-01 00:00:00
+
+
+def record(rank=0, posted=0, arrived=None, done=None, **more):
+    """One line's object. Times are in microseconds since the job began; a tick is half a nanosecond."""
+    def ticks(us):
+        return None if us is None else TICKS + round(us * 2000)
+    fields = {
+        "comm": "world", "comm_id": "00000000000000aa", "rank": rank, "size": 2, "world_rank": rank, "host": "node", "pid": 100 + rank,
+        "record": 0, "sequence": 1, "kind": "all-reduce", "algorithm": "direct", "count": 1024, "type": "FLOAT32", "op": "SUM",
+        "root": 0, "tag": 7, "status": "SHOAL_OK", "posted_us": 0.0, "arrived_us": None, "done_us": None, "last_rank": -1,
+        "late_us": 0.0, "step": -1, "peer": -1, "clock": "boot-1", "ns_per_tick": 0.5, "posted_ticks": ticks(posted),
+        "arrived_ticks": ticks(arrived), "done_ticks": ticks(done), "unix_us": UNIX_US + round(posted)}
+    fields.update(more)
+    return fields
+
+
+def text_of(records):
+    return "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records)
+
+
+class Folder:
+    """A folder that is gone at the end, with files of lines; trace() runs the command in it."""
+
+    def __init__(self):
+        self.held = tempfile.TemporaryDirectory(prefix="shoal-trace-")
+        self.path = self.held.name
+
+    def write(self, name, content):
+        with open(os.path.join(self.path, name), "wb") as file:
+            file.write(content if isinstance(content, bytes) else (content if isinstance(content, str) else text_of(content)).encode())
+        return name
+
+    def trace(self, *words):
+        return call(SHOAL, "trace", *words, cwd=self.path)
+
+    def sums(self, *words):
+        code, out, err = self.trace("--json", *words)
+        expect(code == 0, code, out, err)
+        return json.loads(out), err
+
+    def events(self, name="shoal-trace.json"):
+        with open(os.path.join(self.path, name), encoding="utf-8") as file:
+            return json.load(file)["traceEvents"]
+
+
+def sums_of(records):
+    folder = Folder()
+    folder.write("flight", records)
+    return folder.sums("flight")[0], folder.events()
+
+
+def refused(folder, *words, about, code=2):
+    got, out, err = folder.trace(*words)
+    expect(got == code, f"exit code {got}", out, err)
+    expect(out == "" and err.startswith("shoal trace: ") and err.count("\n") == 1 and about in err, about, out, err)
+
+
+def spans(events, name=None):
+    return [e for e in events if e["ph"] in "XB" and (name is None or e["name"] == name)]
+
+
+# Rank 1 comes 10 us late to operation 1 and 30 us late to 2; rank 0 comes 4 us late to 3.
+LATE = [record(0, 0, 10, 12), record(1, 10, 10, 12),
+        record(0, 20, 50, 51, sequence=2, record=1), record(1, 50, 50, 54, sequence=2, record=1),
+        record(0, 64, 64, 65, sequence=3, record=2, kind="barrier", count=0),
+        record(1, 60, 64, 65, sequence=3, record=2, kind="barrier", count=0)]
+
+
+def late_ranks_are_blamed_exactly():
+    sums, _ = sums_of(LATE)
+    expect(sums["records"] == 6 and sums["operations"] == 3 and sums["duplicates"] == 0 and sums["span_us"] == 65, sums)
+    expect(sums["begin_unix_us"] == UNIX_US, sums)
+    expect(sums["ranks"] == [
+        {"communicator": None, "rank": 1, "host": "node", "pid": 101, "operations": 3, "last_in": 2, "late_median_us": 10,
+         "late_p99_us": 30, "late_worst_us": 30, "others_waited_us": 40},
+        {"communicator": None, "rank": 0, "host": "node", "pid": 100, "operations": 3, "last_in": 1, "late_median_us": 4,
+         "late_p99_us": 4, "late_worst_us": 4, "others_waited_us": 4}], sums["ranks"])
+    expect([(w["sequence"], w["late_us"], w["last_rank"], w["at_us"]) for w in sums["worst"]] ==
+           [(2, 30, 1, 20), (1, 10, 1, 0), (3, 4, 0, 60)], sums["worst"])
+
+
+def percentiles_are_of_all_operations():
+    sums, _ = sums_of([record(r, 1000 * i + r * i, 1000 * i + i, 1000 * i + i, sequence=i, record=i - 1)
+                       for r in (0, 1) for i in range(1, 201)])
+    worst = sums["ranks"][0]
+    expect([worst[key] for key in ("last_in", "late_median_us", "late_p99_us", "late_worst_us", "others_waited_us")] ==
+           [200, 100, 198, 200, 20100], worst)
+
+
+def kinds_are_summed_exactly():
+    sums, _ = sums_of(LATE)
+    (comm,) = sums["communicators"]
+    expect(comm["name"] == "world" and comm["ranks"] == comm["ranks_with_lines"] == 2 and comm["span_us"] == 65, comm)
+    # all-reduces took 12, 2, 31 and 4 us, of which 10 and 30 were waited; barriers took 1 and 5, of which 4.
+    expect(comm["kinds"] == [
+        {"kind": "all-reduce", "operations": 2, "bytes": 8192, "median_us": 4, "p99_us": 31, "waiting": 0.8163},
+        {"kind": "barrier", "operations": 1, "bytes": 0, "median_us": 1, "p99_us": 5, "waiting": 0.6667}], comm)
+
+
+def events_are_as_the_viewers_read_them():
+    _, events = sums_of(LATE)
+    names = [(e["pid"], e["args"]["name"]) for e in events if e["name"] == "process_name"]
+    expect(names == [(1, "rank 0 (node, 100)"), (2, "rank 1 (node, 101)")], names)
+    tracks = [(e["pid"], e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
+    expect(tracks == [(1, 1, "world"), (2, 2, "world")], tracks)
+    (first, *_), waits = spans(events, "all-reduce 1024 float32 sum"), spans(events, "waiting for ranks")
+    expect((first["ts"], first["dur"], first["pid"], first["tid"]) == (0, 12, 1, 1), first)
+    expect(first["args"] == {"communicator": "world", "sequence": 1, "algorithm": "direct", "bytes": 4096, "status": "SHOAL_OK",
+                             "tag": 7, "last_rank": 1, "late_us": 10}, first)
+    expect([(e["ts"], e["dur"]) for e in waits] == [(0, 10), (20, 30), (60, 4)], waits)
+    runs = spans(events, "running")
+    expect([(e["ts"], e["dur"]) for e in runs] == [(10, 2), (50, 1), (64, 1), (10, 2), (50, 4), (64, 1)], runs)
+    marks = [(e["ts"], e["pid"], e["s"], e["name"]) for e in events if e["ph"] == "i"]
+    expect(marks == [(64, 1, "t", "came last, 4.0 us late"), (10, 2, "t", "came last, 10.0 us late"),
+                     (50, 2, "t", "came last, 30.0 us late")], marks)
+
+
+def check_nesting(events):
+    """Events of one track nest; open ones come last."""
+    open_until = {}
+    for e in sorted(spans(events), key=lambda e: (e["ts"], -e.get("dur", 1e18))):
+        stack = open_until.setdefault(e["tid"], [])
+        end = e["ts"] + e["dur"] if e["ph"] == "X" else float("inf")
+        while stack and stack[-1] <= e["ts"] + 1e-6:
+            stack.pop()
+        expect(not stack or end <= stack[-1] + 1e-6, "an event crosses the end of another of its track", e, stack)
+        stack.append(end)
+
+
+def overlapping_operations_get_tracks_of_their_own():
+    _, events = sums_of([record(0, 0, 1, 30, size=1), record(0, 2, 3, 40, sequence=2, record=1, size=1),
+                         record(0, 4, 5, 20, sequence=3, record=2, size=1), record(0, 30, 31, 35, sequence=4, record=3, size=1)])
+    check_nesting(events)
+    tracks = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    expect(tracks == ["world", "world (2)", "world (3)"], tracks)
+    where = {e["args"]["sequence"]: e["tid"] for e in spans(events, "all-reduce 1024 float32 sum")}
+    expect(where == {1: 1, 2: 2, 3: 3, 4: 1}, where)
+
+
+def names_tell_type_operator_and_root():
+    cases = [({"kind": "reduce", "op": "SCALED_SUM", "root": 1, "type": "BFLOAT16", "count": 3}, "reduce 3 bfloat16 scaled sum to 1", 6),
+             ({"kind": "broadcast", "root": 1, "type": "FLOAT64", "count": 2}, "broadcast 2 float64 from 1", 16),
+             ({"kind": "reduce-scatter", "type": "INT8", "op": "BITXOR", "count": 5}, "reduce-scatter 5 int8 bitxor", 5),
+             ({"kind": "all-gather", "type": "UINT8", "count": 0}, "all-gather 0 uint8", 0),
+             ({"kind": "gather", "root": 0, "type": "INT64", "count": 1}, "gather 1 int64 to 0", 8),
+             ({"kind": "scatter", "root": 0, "type": "INT32", "count": 1}, "scatter 1 int32 from 0", 4),
+             ({"kind": "all-to-all", "type": "FLOAT16", "count": 10**15}, "all-to-all 1000000000000000 float16", 2 * 10**15),
+             ({"kind": "barrier", "count": 0}, "barrier", 0), ({"kind": "exchange", "count": 8}, "exchange 8 bytes", 8),
+             ({"kind": "send", "root": 1, "count": 4}, "send 4 float32 to 1", 16),
+             ({"kind": "receive", "root": 1, "count": 4}, "receive 4 float32 from 1", 16), ({"kind": "drain", "root": -1}, "drain", 0),
+             ({"kind": "of-the-future", "count": 2}, "of-the-future 2 float32", 8)]
+    _, events = sums_of([record(0, 10 * i, 10 * i + 1, 10 * i + 2, sequence=i + 1, record=i, size=1, **more)
+                         for i, (more, _, _) in enumerate(cases)])
+    got = [(e["name"], e["args"]["bytes"]) for e in spans(events) if "args" in e]
+    expect(got == [(name, count) for _, name, count in cases], got)
+
+
+def operations_told_twice_count_once():
+    open_line, done_line = record(0, 0, 10, None, status="SHOAL_PENDING"), record(0, 0, 10, 12)
+    for lines in ([open_line, record(1, 10, 10, 12), done_line, done_line], [done_line, open_line, record(1, 10, 10, 12), open_line]):
+        sums, events = sums_of(lines)
+        expect((sums["records"], sums["duplicates"], sums["failed"]) == (2, 2, []), sums)
+        expect(len(spans(events, "all-reduce 1024 float32 sum")) == 2, events)
+
+
+def failed_and_open_operations_come_first():
+    folder = Folder()
+    lost = {"status": "SHOAL_ERR_PEER_LOST", "size": 4, "sequence": 9, "record": 0, "peer": 3}
+    folder.write("flight", [record(0, 0, None, 2000000, **lost), record(1, 1, None, 1000001, **lost),
+                            record(2, 5, 6, None, **dict(lost, status="SHOAL_PENDING", peer=-1))])
+    sums, _ = folder.sums("flight")
+    expect(sums["failed"] == [{"communicator": "world", "sequence": 9, "operation": "all-reduce 1024 float32 sum", "at_us": 0,
+                               "statuses": [{"status": "SHOAL_ERR_PEER_LOST", "ranks": [0, 1]}, {"status": "SHOAL_PENDING", "ranks": [2]}],
+                               "ranks_without_record": [3]}], sums["failed"])
+    code, out, err = folder.trace("flight")
+    expect(code == 0 and err == "", code, err)
+    lines = out.splitlines()
+    expect(lines[3:8] == ["FAILED OR UNDER WAY: 1 operation", "  0.000000 s  world number 9  all-reduce 1024 float32 sum",
+                          "      SHOAL_ERR_PEER_LOST on ranks 0,1, after up to 2.000000 s, waiting for rank 3",
+                          "      under way on rank 2", "      no record of it on rank 3"], out)
+    events = folder.events()
+    check_nesting(events)
+    (opened,) = spans(events, "all-reduce 1024 float32 sum: under way")
+    expect(opened["ph"] == "B" and "dur" not in opened, opened)
+    expect([(e["ph"], e["ts"]) for e in spans(events, "running")] == [("B", 6)], events)
+    failed = spans(events, "all-reduce 1024 float32 sum: SHOAL_ERR_PEER_LOST")
+    expect([e["dur"] for e in failed] == [2000000, 1000000] and failed[0]["args"]["peer"] == 3, failed)
+
+
+def missing_ranks_and_cut_histories_are_named():
+    folder = Folder()
+    folder.write("flight", [record(1, 0, 1, 2, size=7, record=4, sequence=5, last_rank=3, late_us=250.5),
+                            record(1, 9, 10, 12, size=7, record=6, sequence=7, last_rank=3, late_us=0.5),
+                            record(5, 0, 1, 2, size=7, sequence=1)])
+    sums, _ = folder.sums("flight")
+    expect(sums["absent"] == [{"communicator": "world", "ranks": [0]}, {"communicator": "world", "ranks": [2, 3, 4]},
+                              {"communicator": "world", "ranks": [6]}], sums["absent"])
+    expect(sums["cut"] == [{"communicator": "world", "rank": 1, "gone": 5, "operations": 7}], sums["cut"])
+    # Who is in no file is blamed by the words of the others: 1 us of waiting at most was seen of the 250.
+    expect(sums["ranks"][0] == {"communicator": "world", "rank": 3, "host": None, "pid": None, "operations": 0, "last_in": 2,
+                                "late_median_us": 0.5, "late_p99_us": 250.5, "late_worst_us": 250.5, "others_waited_us": 1.5}, sums)
+    _, out, _ = folder.trace("flight")
+    for line in ("  no lines of rank 0 of world: the file was not given, or the process ended before it could write",
+                 "  no lines of ranks 2-4 of world: the file was not given, or the process ended before it could write",
+                 "  rank 1 of world: 5 of its 7 operations are gone; a recorder keeps the last 1,024"):
+        expect(line in out.splitlines(), line, out)
+    expect("  3 of world (no lines) " in out, out)
+
+
+def processes_of_one_machine_share_its_clock_exactly():
+    """Each process measured the clock's rate for itself, with some error; an hour later that would be 100 ms."""
+    hour = 3600e6
+    sums, _ = sums_of([record(0, 0, 1, 2, size=3), record(1, 1, 1, 2, size=3, ns_per_tick=0.500014), record(2, 0.5, 1, 2, size=3),
+                       record(0, hour, hour + 6, hour + 7, size=3, sequence=2, record=1),
+                       record(1, hour + 6, hour + 6, hour + 7, size=3, sequence=2, record=1, ns_per_tick=0.500014),
+                       record(2, hour + 2, hour + 6, hour + 7, size=3, sequence=2, record=1, ns_per_tick=0.499986)])
+    expect([(w["late_us"], w["last_rank"]) for w in sums["worst"]] == [(6, 1), (1, 1)], sums["worst"])
+    expect(sums["span_us"] == hour + 7, sums)
+
+
+def clocks_of_several_machines_are_aligned_by_operations():
+    lines = []
+    for i in range(9):  # the other machine's clock is elsewhere and ticks at another pace; it sees arrivals 2 us later, once 500
+        lines.append(record(0, 100 * i, 100 * i + 20, 100 * i + 30, sequence=i + 1, record=i))
+        arrived = 100 * i + 20 + (500 if i == 4 else 2)
+        lines.append(record(1, 100 * i + 20, None, None, sequence=i + 1, record=i, host="other", clock="boot-2", ns_per_tick=0.25,
+                            posted_ticks=77 + (100 * i + 20) * 4000, arrived_ticks=77 + arrived * 4000,
+                            done_ticks=77 + (arrived + 600) * 4000, unix_us=UNIX_US + 10**12))
+    sums, _ = sums_of(lines)
+    expect(sums["clocks"] == [{"host": "node", "clock": "boot-1", "aligned_by": "reference", "shared_operations": 0},
+                              {"host": "other", "clock": "boot-2", "aligned_by": "operations", "shared_operations": 9}], sums["clocks"])
+    expect(sums["ranks"][0]["rank"] == 1 and sums["ranks"][0]["late_median_us"] == 18 == sums["ranks"][0]["late_worst_us"], sums["ranks"])
+    folder = Folder()
+    folder.write("flight", lines)
+    _, out, _ = folder.trace("flight")
+    expect("  other: by 9 operations it shared with the others\n" in out, out)
+
+
+def clocks_that_share_nothing_are_aligned_by_the_wall():
+    sums, events = sums_of([record(0, 0, 1, 2, size=1), record(0, 0, 1, 2, size=1, comm_id="bb", host="other", clock="boot-2", pid=9,
+                                                               posted_ticks=500, arrived_ticks=501, done_ticks=502, unix_us=UNIX_US + 3000)])
+    expect([c["aligned_by"] for c in sums["clocks"]] == ["reference", "wall clock"], sums["clocks"])
+    expect([e["ts"] for e in spans(events, "all-reduce 1024 float32 sum")] == [0, 3000], events)
+
+
+def communicators_of_one_name_are_told_apart():
+    sums, events = sums_of([record(0, 5, 6, 7, size=1, comm="group", comm_id="bb"), record(0, 1, 2, 3, size=1, comm="group", comm_id="cc", record=0),
+                            record(0, 0, 2, 3, size=1)])
+    expect([(c["name"], c["id"][-2:]) for c in sums["communicators"]] == [("world", "aa"), ("group#1", "cc"), ("group#2", "bb")], sums)
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    expect(tracks == {"world", "group#1", "group#2"}, tracks)
+
+
+def any_name_is_printed_as_it_is():
+    sums, events = sums_of([record(0, 0, 1, 2, size=1, comm='a "b" \\ \u00e9 \U0001f41f\n', host="h\u001b[2J")])
+    expect(sums["communicators"][0]["name"] == 'a "b" \\ \u00e9 \U0001f41f?' and sums["clocks"][0]["host"] == "h?[2J", sums)
+    expect(any(e["args"]["name"] == 'a "b" \\ \u00e9 \U0001f41f?' for e in events if e["name"] == "thread_name"), events)
+
+
+def files_stdin_and_options_mix():
+    folder = Folder()
+    folder.write("one", LATE[:3])
+    folder.write("two", LATE[2:])
+    code, out, err = call("sh", "-c", f"cat two | {SHOAL} trace one --json -o t.json - one", cwd=folder.path)
+    expect(code == 0 and err == "" and json.loads(out)["records"] == 6 and json.loads(out)["duplicates"] == 4, code, out, err)
+    expect(len(folder.events("t.json")) > 10 and not os.path.exists(os.path.join(folder.path, "shoal-trace.json")))
+    code, out, err = folder.trace("-o", "-", "one", "two")
+    expect(code == 0 and json.loads(out)["traceEvents"] == folder.events("t.json") and "Who was late" in err, code, out, err)
+
+
+def a_line_cut_off_at_the_end_is_a_warning():
+    folder, text = Folder(), text_of(LATE)
+    folder.write("cut", text + text[:100])
+    sums, err = folder.sums("cut")
+    expect(sums["records"] == 6, sums)
+    expect(err == "shoal trace: cut:7: the last line is cut off and left out; was its process killed while it wrote?\n", err)
+    folder.write("whole", text[:-1])  # only its end is missing
+    sums, err = folder.sums("whole")
+    expect(sums["records"] == 6 and err == "", sums, err)
+    folder.write("zeros", text.encode() + bytes(50))  # what a machine's crash leaves
+    sums, err = folder.sums("zeros")
+    expect(sums["records"] == 6 and "zeros:7: the last line is cut off" in err, sums, err)
+    folder.write("only", text[:100])
+    code, out, err = folder.trace("only")
+    expect(code == 2 and out == "" and "there is no operation in only" in err, code, out, err)
+
+
+def empty_input_is_an_error_and_an_empty_file_is_told():
+    folder = Folder()
+    folder.write("empty", "")
+    folder.write("blank", "\n  \r\n\t\n")
+    folder.write("good", LATE)
+    refused(folder, "empty", about="there is no operation in empty (")
+    refused(folder, "blank", "empty", about="there is no operation in blank and the others (")
+    sums, err = folder.sums("empty", "good")
+    expect(sums["records"] == 6 and err == "shoal trace: there is no operation in empty\n", sums, err)
+
+
+GOOD = text_of([LATE[0]]).rstrip("\n")
+
+
+def changed(**fields):
+    return json.dumps({**LATE[0], **fields})
+
+
+def without(name):
+    return json.dumps({key: value for key, value in LATE[0].items() if key != name})
+
+
+BAD_LINES = [
+    ("hello", "column 1: it does not begin with '{'"), ("0| " + GOOD, "column 1: it does not begin with '{'"),
+    ("[]", "column 1: it does not begin"), ("{", "column 2: a name in quotes is missing"), ("{}", 'there is no "comm"'),
+    ("{\"comm\" 1}", "column 9: a ':' is missing after a name"), ("{\"comm\":}", "column 9: a value is no text"),
+    ("{\"a\":1 \"b\":2}", "column 8: a ',' or '}' is missing"), ("{\"a\":1,}", "column 8: a name in quotes is missing"),
+    ("{\"a\":{}}", "column 6: a value holds other values"), ("{\"a\":[1]}", "column 6: a value holds other values"),
+    ("{\"a\":\"b", "column 8: a text has no end"), ("{\"a\":\"\tb\"}", "column 7: a text holds a control character"),
+    ("{\"a\":\"\\x\"}", "an escape in a text makes no sense"), ("{\"a\":\"\\u12\"}", "an escape in a text makes no sense"),
+    ("{\"a\":\"\\ud800\"}", "an escape in a text makes no sense"), ("{\"a\":\"\\udc00\"}", "an escape in a text makes no sense"),
+    ("{\"a\":\"\\u0000\"}", "an escape in a text makes no sense"),
+    (b"{\"a\":\"\xff\"}", "a text is no UTF-8"), (b"{\"a\":\"\xc3\"}", "a text is no UTF-8"), (b"{\"a\":\"\xed\xa0\x80\"}", "a text is no UTF-8"),
+    ("{\"a\":01}", "a value is no text, number or null"), ("{\"a\":1.}", "a value is no text, number or null"),
+    ("{\"a\":-}", "a value is no text, number or null"), ("{\"a\":1e}", "a value is no text, number or null"),
+    ("{\"a\":NaN}", "a value is no text, number or null"), ("{\"a\":nul}", "a value is no text, number or null"),
+    ("{\"a\":" + "1" * 64 + "}", "a number is too long"), (GOOD + "}", "more follows after the object's end"),
+    (GOOD + GOOD, "more follows after the object's end"), (b"{\0}", "column 2: a zero byte"), ("x" * 20000, "a line is longer than 16383 bytes"),
+    (GOOD[:-1] + ',"rank":0}', '"rank" is there twice'), (changed(rank="0"), '"rank" is no number'), (changed(comm=1), '"comm" is no text'),
+    (changed(comm=None), '"comm" is no text'), (changed(done_ticks="1"), '"done_ticks" is no number'), (changed(rank=2), "there is no rank 2 among 2 ranks"),
+    (changed(rank=-1), '"rank" is -1, but may be a whole number from 0'), (changed(rank=0.5), '"rank" is 0.5, but may be a whole number'),
+    (changed(size=0), '"size" is 0, but may be a whole number from 1'), (changed(size=2**40), '"size" is 1099511627776, but may be'),
+    (changed(last_rank=2), "there is no rank 2 among 2 ranks"), (changed(record=-1), '"record" is -1, but may be a whole number, not negative'),
+    (changed(sequence=10**30), '"sequence" is 1000000000000000000000000000000, but may be'), (changed(count=2**63), '"count" is 9223372036854775808'),
+    (changed(comm_id="xyz"), '"comm_id" is xyz, but may be 16 hexadecimal digits'), (changed(comm_id=""), '"comm_id" is , but may be'),
+    (changed(comm_id="1" * 17), "but may be 16 hexadecimal digits"), (changed(comm="n" * 32), '"comm" is longer than 31 bytes'),
+    (changed(type="FLOAT99"), '"type" is "FLOAT99", which this version does not know'), (changed(op="XOR"), '"op" is "XOR", which this version'),
+    (changed(late_us=1e300), '"late_us" is 1e+300, but may be'), (changed(ns_per_tick=0), '"ns_per_tick" is 0, so it has no time'),
+    (changed(ns_per_tick=-1), '"ns_per_tick" is -1, but may be 0'), (changed(posted_ticks=None), '"posted_ticks" is null or 0, so it has no time'),
+    (changed(posted_ticks=2**64), '"posted_ticks" is 18446744073709551616, but may be'), (changed(unix_us=10**17), '"unix_us" is 100000000000000000'),
+    (changed(done_ticks=2**64 - 1, record=9, sequence=9), "its time is more than three years from the first of its machine"),
+    (changed(record=7, size=3), "communicator world has"), (changed(posted_ticks=TICKS + 1), "tell different things of one record"),
+    ('{"error":"no memory for a copy of the flight recorder"}', "the recorder itself failed: no memory for a copy"),
+] + [(without(name), f'there is no "{name}"') for name in LATE[0] if not name.endswith("_us") or name in ("late_us", "unix_us")]
+
+
+def each_bad_line_is_refused_with_its_place():
+    folder = Folder()
+    for line, about in BAD_LINES:
+        folder.write("bad", text_of(LATE[:2]).encode() + (line if isinstance(line, bytes) else line.encode()) + b"\n" + text_of(LATE[2:]).encode())
+        code, out, err = folder.trace("bad")
+        expect(code == 2 and out == "" and err.count("\n") == 1 and about in err and "bad:" in err, line[:200], about, code, out, err)
+        place = "bad:3" if "of one record" not in about and "communicator world" not in about else "bad:"
+        expect(err.startswith(f"shoal trace: {place}"), place, err)
+    expect(not os.path.exists(os.path.join(folder.path, "shoal-trace.json")), "nothing is written")
+
+
+def arguments_that_make_no_sense_are_refused():
+    folder = Folder()
+    folder.write("good", LATE)
+    refused(folder, about="which files?")
+    refused(folder, "nowhere", about="cannot open nowhere: No such file or directory")
+    refused(folder, ".", about=". is a folder; name the files in it, as ./*")
+    refused(folder, "-", "good", "-", about="the standard input is given 2 times")
+    refused(folder, "--jsn", "good", about="did you mean --json?")
+    refused(folder, "good", "-o", about="-o wants a value")
+    refused(folder, "-o", "", "good", about="-o takes the name of a file")
+    refused(folder, "good", "-o", "./good", about="-o ./good would overwrite good")
+    refused(folder, "good", "-o", "no/such/folder", about="cannot write to no/such/folder: No such file or directory", code=1)
+    refused(folder, "good", "-o", "/dev/full", about="cannot write to /dev/full: No space left on device", code=1)
+    expect(json.loads(text_of(LATE[:1])) == json.loads(open(os.path.join(folder.path, "good"), encoding="utf-8").readline()), "unharmed")
+
+
+def no_input_makes_it_fall():
+    """Lines with random damage: it succeeds or refuses with one line, and never ends otherwise."""
+    source, folder, text = random.Random(1), Folder(), text_of(LATE).encode()
+    values = [b"null", b"-1", b"0", b"1e308", b"18446744073709551615", b"9223372036854775807", b'""', b"true", b"999999", b"{", b'"\\u']
+    for _ in range(150):
+        damaged = bytearray(text)
+        for _ in range(source.randint(1, 3)):
+            at = source.randrange(len(damaged))
+            colon = damaged.find(b":", at)
+            if source.random() < 0.5 and 0 <= colon:
+                end = min(i for i in (damaged.find(b",", colon), damaged.find(b"}", colon)) if i >= 0)
+                damaged[colon + 1:end] = source.choice(values)
+            elif source.random() < 0.5:
+                damaged[at] = source.randrange(256)
+            else:
+                del damaged[at:at + source.randint(1, 40)]
+        folder.write("bad", bytes(damaged))
+        code, out, err = folder.trace("bad", "--json")
+        expect(code in (0, 2), code, bytes(damaged), err)
+        if code:
+            expect(out == "" and err.splitlines()[-1].startswith("shoal trace: "), bytes(damaged), err)
+        else:
+            expect(json.loads(out)["records"] > 0 and folder.events(), bytes(damaged), out)
+            check_nesting(folder.events())
+
+
+def many_ranks_are_read_quickly_and_shortened_for_people():
+    folder = Folder()
+    folder.write("flight", [record(r, 10 * i + r * 0.001, 10 * i + 1, 10 * i + 2, size=60, sequence=i + 1, record=i)
+                            for r in range(60) for i in range(100)])
+    sums, _ = folder.sums("flight")
+    expect(len(sums["ranks"]) == 60 and sums["ranks"][0]["rank"] == 59 and sums["ranks"][0]["last_in"] == 100, sums["ranks"][0])
+    # The 59 others wait 1, 2, ... 59 ns in each of 100 operations.
+    expect(sums["ranks"][0]["others_waited_us"] == 177 and sums["ranks"][0]["late_worst_us"] == 0.059, sums["ranks"][0])
+    expect(not any(e["ph"] == "i" for e in folder.events()), "less than a microsecond is not marked")
+    code, out, _ = folder.trace("flight")
+    expect(code == 0 and "  and 44 ranks that others waited less for (--json lists all)\n" in out, out)
+
+
+def run_job(folder, *words, file="flight.%r", setting="SHOAL_TRACE_FILE"):
+    env = {**os.environ, setting: os.path.join(folder.path, file)}
+    code, out, err = call(SHOAL, *words, env=env)
+    expect(code == 0, code, out, err)
+    return sorted(name for name in os.listdir(folder.path) if name.startswith("flight"))
+
+
+def a_real_job_is_traced():
+    folder = Folder()
+    files = run_job(folder, "run", "-n", "3", os.path.join(EXAMPLES, "03_groups"))
+    expect(files == ["flight.0", "flight.1", "flight.2"], files)
+    sums, err = folder.sums(*files)
+    expect(err == "" and sums["failed"] == sums["absent"] == sums["cut"] == [] and sums["duplicates"] == 0, sums, err)
+    expect(sorted(r["rank"] for r in sums["ranks"]) == [0, 1, 2] and len(sums["clocks"]) == 1, sums)
+    expect(sorted((c["name"][:7], c["ranks"], c["ranks_with_lines"]) for c in sums["communicators"]) ==
+           [("world", 3, 3), ("world.1", 1, 1), ("world.1", 2, 2)], sums["communicators"])
+    kinds = {k["kind"]: k["operations"] for c in sums["communicators"] if c["name"] == "world" for k in c["kinds"]}
+    expect(kinds == {"barrier": 1, "drain": 3, "exchange": 1, "receive": 3, "send": 3}, kinds)
+    check_nesting(folder.events())
+
+
+def ranks_may_share_one_file():
+    folder = Folder()
+    files = run_job(folder, "run", "-n", "4", os.path.join(EXAMPLES, "01_hello"), file="flight")
+    sums, err = folder.sums(*files)
+    expect(files == ["flight"] and err == "" and sums["communicators"][0]["ranks_with_lines"] == 4 and sums["absent"] == [], sums, err)
+
+
+def a_rank_that_is_late_in_a_real_job_is_blamed():
+    folder = Folder()
+    files = run_job(folder, "bench", "allreduce", "-n", "2", "--min", "8", "--max", "8", "--iterations", "10", "--late", "20")
+    sums, _ = folder.sums(*files)
+    worst = sums["ranks"][0]
+    expect(worst["rank"] == 1 and worst["last_in"] >= 10 and worst["others_waited_us"] > 10 * 15e3, sums["ranks"])
+    expect(sums["worst"][0]["last_world_rank"] == 1 and 15e3 < sums["worst"][0]["late_us"] < 5e6, sums["worst"])
+    check_nesting(folder.events())
+
+
+def wait_for_text(path, text):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if os.path.exists(path) and text in open(path, encoding="utf-8").read():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{text} did not appear in {path}")
+
+
+def the_end_of_a_killed_job_is_traced():
+    """Rank 1 is killed in the middle; what rank 0 wrote is all there is. It is written twice: on failure, and when freed."""
+    folder = Folder()
+    flight, log = (os.path.join(folder.path, name) for name in ("flight.%r", "log.%r"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "SHOAL_TRACE_FILE": flight, "SHOAL_RECORDER_FILE": flight, "SHOAL_LOG": "info", "SHOAL_LOG_FILE": log,
+           "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [subprocess.Popen([SHOAL, "bench", "allreduce", "--min", "8", "--max", "8", "--iterations", "2000", "--late", "20"],
+                              env={**env, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for rank in (0, 1)]
+    try:
+        wait_for_text(log.replace("%r", "0"), "communicator world")
+        ranks[1].kill()
+        expect(ranks[0].wait(60) != 0)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    sums, _ = folder.sums("flight.0")
+    (failed,) = sums["failed"]
+    expect(failed["statuses"] == [{"status": "SHOAL_ERR_PEER_LOST", "ranks": [0]}] and failed["ranks_without_record"] == [1], failed)
+    expect(sums["absent"] == [{"communicator": "world", "ranks": [1]}], sums["absent"])
+    check_nesting(folder.events())
+
+
+def help_teaches():
+    code, out, err = call(SHOAL, "trace", "--help")
+    expect(code == 0 and err == "", code, err)
+    for word in ("SHOAL_TRACE_FILE=flight.%r shoal run", "shoal trace flight.*", "SHOAL_RECORDER_FILE", "shoal_flight_print", "perfetto", "--json", "-o FILE"):
+        expect(word in out, word, out)
+    _, out, _ = call(SHOAL, "--help")
+    expect("    shoal trace " in out, out)
+
+
+run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
+           overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root, operations_told_twice_count_once,
+           failed_and_open_operations_come_first, missing_ranks_and_cut_histories_are_named,
+           processes_of_one_machine_share_its_clock_exactly, clocks_of_several_machines_are_aligned_by_operations,
+           clocks_that_share_nothing_are_aligned_by_the_wall, communicators_of_one_name_are_told_apart, any_name_is_printed_as_it_is,
+           files_stdin_and_options_mix, a_line_cut_off_at_the_end_is_a_warning, empty_input_is_an_error_and_an_empty_file_is_told,
+           each_bad_line_is_refused_with_its_place, arguments_that_make_no_sense_are_refused, no_input_makes_it_fall,
+           many_ranks_are_read_quickly_and_shortened_for_people, a_real_job_is_traced, ranks_may_share_one_file,
+           a_rank_that_is_late_in_a_real_job_is_blamed, the_end_of_a_killed_job_is_traced, help_teaches])

@@ -1,0 +1,193 @@
+/* `shoal trace`: what its files share. The way of a line: read (trace_read.c, with trace_json.c), merged with those of the
+ * other ranks (trace_merge.c, with trace_clock.c), then drawn (trace_chrome.c) and summed up (trace_summary.c); the sums are
+ * printed for people or as JSON (trace_print.c). Everything runs on the main thread. */
+#ifndef SHOAL_TOOLS_TRACE_H
+#define SHOAL_TOOLS_TRACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* ---- Records ------------------------------------------------------------------------------------------------------------- */
+
+/* One line of a flight recorder: one operation on one rank. Texts are interned: equal texts have equal addresses. */
+struct trace_record {
+    const char *comm, *host, *clock, *kind, *algorithm, *status;
+    uint64_t comm_id, record, sequence, count, tag;
+    uint64_t posted_ticks, arrived_ticks, done_ticks; /* 0: not yet */
+    double ns_per_tick, late_us;
+    int64_t unix_us;
+    int64_t rank, size, world_rank, pid, root, last_rank, step, peer;
+    int64_t type, op;
+    uint32_t file, line; /* where it stands */
+
+    /* Set by merging: indexes into the tables of struct trace, and nanoseconds since the trace began. */
+    size_t comm_at, worker_at, clock_at, operation_at;
+    int64_t posted, arrived, done; /* -1: not yet */
+};
+
+/* Those of one number in all files. */
+struct trace_comm {
+    uint64_t id;
+    const char *name;
+    char label[64]; /* its name, with #1, #2 ... where several have it */
+    int64_t size;
+    int64_t begin, end;
+    size_t order; /* 0 began first */
+};
+
+/* A process of the job, or one of its ranks where they are threads. */
+struct trace_worker {
+    const char *host, *clock;
+    int64_t pid, world_rank;
+    bool is_absent; /* it is in no file, but others tell of it: then only the next two are known */
+    size_t comm_at;
+    int64_t rank;
+};
+
+enum trace_alignment { TRACE_NOT_ALIGNED, TRACE_REFERENCE, TRACE_BY_OPERATIONS, TRACE_BY_WALL_CLOCK };
+
+/* The clock of one boot of a machine. */
+struct trace_clock {
+    const char *name, *host;
+    uint64_t base_ticks; /* of its first record */
+    double ns_per_tick;  /* one for all its processes: they measured it to within some millionths only */
+    int64_t unix_ns;     /* wall clock at base_ticks */
+    int64_t offset;      /* of base_ticks in the reference's nanoseconds */
+    enum trace_alignment alignment;
+    size_t shared;  /* operations it was aligned by */
+    size_t seen_at; /* 1 + the operation counted last */
+};
+
+/* A collective operation with the records of its ranks, or one message at one rank. */
+struct trace_operation {
+    size_t first, count; /* in records */
+    int64_t begin;       /* when its first rank posted it */
+    int64_t late;        /* nanoseconds from the first rank to the last; 0: nobody was late, or it is not known */
+    int64_t last_rank;   /* -1 */
+    int64_t last_posted; /* when it came; INT64_MAX: only how late is known */
+    size_t last_worker;
+    int64_t others_waited; /* all together */
+};
+
+struct trace {
+    const char *const *files;
+    struct trace_record *records; /* by communicator, operation, rank */
+    size_t count, capacity;
+    size_t duplicates;
+    struct trace_comm *comms;
+    size_t comm_count;
+    struct trace_worker *workers; /* by world rank; absent ones last */
+    size_t worker_count, present_count;
+    struct trace_clock *clocks;
+    size_t clock_count;
+    struct trace_operation *operations;
+    size_t operation_count;
+    int64_t unix_ns; /* wall clock when it began */
+    int64_t end;
+    struct trace_words *words;
+};
+
+/* What kinds of operations mean for names and bytes. Sends, receives and drains are messages: each rank counts its own. */
+bool trace_is_message(const struct trace_record *record);
+uint64_t trace_bytes(const struct trace_record *record);
+
+/* "all-reduce 1024 float32 sum" */
+enum { TRACE_NAME_BYTES = 128 };
+char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES]);
+
+/* How long this rank waited for the one that came last. */
+int64_t trace_waited(const struct trace *trace, const struct trace_record *record);
+
+bool trace_is_ok(const struct trace_record *record);
+
+/* ---- Steps. Each returns 0, or the exit code when one line about what is wrong is on stderr ------------------------------ */
+
+int trace_read(struct trace *trace, const char *const *files, size_t file_count);
+int trace_merge(struct trace *trace);
+int trace_align(struct trace *trace);
+int trace_chrome_print(const struct trace *trace, FILE *out);
+void trace_fini(struct trace *trace);
+
+/* "shoal trace: no memory..." */
+int trace_memory_fail(void);
+
+/* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
+
+/* How late a worker was, over the operations where it came last. */
+struct trace_blame {
+    size_t worker_at;
+    size_t operations, last_in;
+    int64_t median, p99, worst, others_waited;
+};
+
+struct trace_kind_sum {
+    size_t comm_at;
+    const char *kind;
+    bool is_message; /* no other rank is waited for at its beginning */
+    uint64_t operations, bytes;
+    int64_t median, p99;
+    int64_t waited, took; /* over all ranks */
+};
+
+/* Ranks of a communicator that are in no file. */
+struct trace_absence {
+    size_t comm_at;
+    int64_t first_rank, last_rank;
+};
+
+/* A rank whose oldest operations are not in the files. */
+struct trace_cut {
+    size_t comm_at;
+    int64_t rank;
+    uint64_t gone, all;
+};
+
+enum { TRACE_WORST = 5 };
+
+struct trace_summary {
+    const struct trace *trace;
+    struct trace_blame *blames; /* worst first */
+    struct trace_kind_sum *kinds;
+    size_t kind_count;
+    struct trace_absence *absences;
+    size_t absence_count;
+    struct trace_cut *cuts;
+    size_t cut_count;
+    const struct trace_operation **failed; /* or under way; by time */
+    size_t failed_count;
+    const struct trace_operation *worst[TRACE_WORST]; /* latest first */
+    size_t worst_count;
+};
+
+int trace_summarize(const struct trace *trace, struct trace_summary *summary_out);
+void trace_summary_fini(struct trace_summary *summary);
+void trace_summary_print(const struct trace_summary *summary, const char *output, FILE *out);
+void trace_summary_print_json(const struct trace_summary *summary, const char *output, FILE *out);
+
+/* ---- JSON ---------------------------------------------------------------------------------------------------------------- */
+
+enum trace_value { TRACE_TEXT, TRACE_NUMBER, TRACE_NULL, TRACE_BOOLEAN };
+
+/* A walk over one flat object. The text is changed: members' texts lie in it. */
+struct trace_json {
+    char *begin, *at;
+    const char *error;
+    const char *key;
+    enum trace_value kind;
+    char *text; /* of a text, decoded; of a number, as written */
+    char number[64];
+    bool is_begun;
+};
+
+enum trace_step { TRACE_MEMBER, TRACE_END, TRACE_BAD };
+
+/* The next member; TRACE_BAD with error set, at the place where it is. text ends with a zero byte. */
+void trace_json_open(struct trace_json *json, char *text);
+enum trace_step trace_json_next(struct trace_json *json);
+
+/* "text" with its quotes, escaped. */
+void trace_json_print_text(FILE *out, const char *text);
+
+#endif

@@ -1,0 +1,95 @@
+/* What the kinds of operations are called and how much they carry. */
+#include "trace.h"
+
+#include <ctype.h>
+#include <string.h>
+
+#include "tool.h"
+
+enum unit { NOTHING, BYTES, ELEMENTS };
+
+struct kind {
+    const char *name;
+    bool is_message; /* not met by the same operation of all ranks */
+    enum unit unit;  /* of count */
+    bool has_op;
+    const char *root; /* the word before root's number; NULL: it has none */
+};
+
+static const struct kind kinds[] = {
+    {"all-reduce", false, ELEMENTS, true, NULL},     {"reduce", false, ELEMENTS, true, "to"},
+    {"reduce-scatter", false, ELEMENTS, true, NULL}, {"broadcast", false, ELEMENTS, false, "from"},
+    {"all-gather", false, ELEMENTS, false, NULL},    {"gather", false, ELEMENTS, false, "to"},
+    {"scatter", false, ELEMENTS, false, "from"},     {"all-to-all", false, ELEMENTS, false, NULL},
+    {"barrier", false, NOTHING, false, NULL},        {"exchange", false, BYTES, false, NULL},
+    {"send", true, ELEMENTS, false, "to"},           {"receive", true, ELEMENTS, false, "from"},
+    {"drain", true, NOTHING, false, NULL},
+};
+
+static const struct kind *kind_of(const struct trace_record *record)
+{
+    static const struct kind unknown = {"", false, ELEMENTS, false, NULL};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (!strcmp(kinds[i].name, record->kind))
+            return &kinds[i];
+    return &unknown;
+}
+
+static const char *const type_names[] = {
+#define TYPE_NAME(name, number, bytes) [number] = #name,
+    SHOAL_TYPE_LIST(TYPE_NAME)
+#undef TYPE_NAME
+};
+
+static const char *const op_names[] = {
+#define OP_NAME(name, number) [number] = #name,
+    SHOAL_OP_LIST(OP_NAME)
+#undef OP_NAME
+};
+
+/* "FLOAT32" -> " float32", "SCALED_SUM" -> " scaled sum" */
+static void word_append(char name[TRACE_NAME_BYTES], const char *word)
+{
+    size_t used = strlen(name);
+    if (used + 2 + strlen(word) > TRACE_NAME_BYTES)
+        return;
+    name[used++] = ' ';
+    for (; *word; word++)
+        name[used++] = *word == '_' ? ' ' : (char)tolower((unsigned char)*word);
+    name[used] = 0;
+}
+
+char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES])
+{
+    const struct kind *kind = kind_of(record);
+    char number[32];
+    snprintf(name_out, TRACE_NAME_BYTES, "%s", record->kind);
+    snprintf(number, sizeof number, "%llu", (unsigned long long)record->count);
+    if (kind->unit != NOTHING)
+        word_append(name_out, number);
+    if (kind->unit != NOTHING)
+        word_append(name_out, kind->unit == BYTES ? "bytes" : type_names[record->type]);
+    if (kind->has_op)
+        word_append(name_out, op_names[record->op]);
+    if (kind->root) {
+        snprintf(number, sizeof number, "%s %lld", kind->root, (long long)record->root);
+        word_append(name_out, number);
+    }
+    return name_out;
+}
+
+bool trace_is_message(const struct trace_record *record)
+{
+    return kind_of(record)->is_message;
+}
+
+uint64_t trace_bytes(const struct trace_record *record)
+{
+    const enum unit unit = kind_of(record)->unit;
+    return unit == NOTHING ? 0 : record->count * (unit == BYTES ? 1 : shoal_type_bytes((enum shoal_type)record->type));
+}
+
+bool trace_is_ok(const struct trace_record *record)
+{
+    return !strcmp(record->status, shoal_status_name(SHOAL_OK));
+}
