@@ -2,20 +2,21 @@
 #
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make test    builds in several ways and runs every test
-#   make bench   measures all-reduce beside Open MPI and MPICH
+#   make bench   measures every collective beside Open MPI and MPICH
 #   make build   the command at build/shoal, the libraries beside it
+#   make docs    renders the public header and docs/ at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
 #   make check   the checks that need no build: arrows between rooms, symbols, format
 #   make clean   removes build directories
 
 WORKERS ?= 2
 
-.PHONY: all build demo test bench check deps clean
+.PHONY: all build demo test bench docs check deps clean
 
 all: build
 
 deps:
-	@dev/deps.sh build test bench
+	@dev/deps.sh build test bench docs aarch64
 
 build/build.ninja:
 	@dev/deps.sh build
@@ -30,11 +31,16 @@ demo: build
 
 test:
 	@dev/deps.sh build demo test
+	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
 
 bench: build
 	@dev/deps.sh bench
 	@dev/bench.py $(ARGS)
+
+docs:
+	@dev/deps.sh docs
+	@dev/docs.py build/docs/html
 
 check:
 	@dev/check.py

@@ -1,20 +1,25 @@
 #!/bin/sh
-# Installs what is missing for the given purposes (build, demo, test, bench) through apt. Without root or apt: lists it and exits with 2.
+# Installs what is missing for the given purposes (build, demo, test, bench, docs, aarch64) through apt. Without root or apt:
+# lists it and exits with 2.
 set -eu
 
 packages_for() {
     case $1 in
     build) echo "gcc libc6-dev meson ninja-build pkg-config python3 zlib1g-dev libopenblas-dev libsodium23 libpmix-dev" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
-    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 util-linux" ;;
+    test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
+               "iproute2 util-linux groff-base cmark-gfm" ;;
     bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev" ;;
-    *) echo "deps.sh: unknown purpose \"$1\": build, demo, test or bench" >&2; exit 2 ;;
+    docs) echo "python3 cmark-gfm" ;;
+    aarch64) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
+    *) echo "deps.sh: unknown purpose \"$1\": build, demo, test, bench, docs or aarch64" >&2; exit 2 ;;
     esac
 }
 
 missing=
 for purpose in "$@"; do
-    for package in $(packages_for "$purpose"); do
+    packages=$(packages_for "$purpose")
+    for package in $packages; do
         dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
     done
 done

@@ -60,12 +60,72 @@ def program_builds_and_runs_against_the_shared_library():
 
 def program_builds_and_runs_against_the_static_library():
     program = ROOT / "hello-static"
-    code, out, err = call("cc", program_of_readme(), *pkg_config("--cflags"), library_directory() / "libshoal.a", "-lpthread", "-ldl",
-                          "-o", program)
+    code, out, err = call("cc", program_of_readme(), *pkg_config("--cflags"), library_directory() / "libshoal.a",
+                          "-lpthread", "-ldl", "-o", program)
     expect(code == 0, out, err)
     code, out, err = call("ldd", program)
     expect("libshoal" not in out, out)
     runs_on_two_workers(program, {**os.environ, "LD_LIBRARY_PATH": str(library_directory())})
+
+
+def installed_shoal(*words):
+    code, out, err = call(PREFIX / "bin/shoal", *words, env={**os.environ, "LD_LIBRARY_PATH": str(library_directory())})
+    expect(code == 0, words, out, err)
+    return out
+
+
+def commands():
+    return re.findall(r"^\s+shoal ([a-z]+)\s{2,}", installed_shoal("--help"), re.M)
+
+
+def page_text(name):
+    if not shutil.which("groff"):
+        raise Skip("groff is not installed")
+    code, out, err = call("groff", "-man", "-ww", "-Tascii", "-P-cbu", PREFIX / "share/man/man1" / name)
+    expect(code == 0 and not err, name, err)
+    return out
+
+
+def manual_pages_are_there_for_every_command():
+    pages = {path.name for path in (PREFIX / "share/man/man1").iterdir()}
+    wanted = {"shoal.1", *(f"shoal-{command}.1" for command in commands())}
+    expect(pages == wanted, "the list in meson.build is not that of `shoal --help`:", sorted(pages ^ wanted))
+
+
+def manual_pages_format_without_a_warning():
+    for page in sorted((PREFIX / "share/man/man1").iterdir()):
+        page_text(page.name)
+        if shutil.which("man"):
+            code, out, err = call("man", "--warnings", "-l", page, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C.UTF-8"})
+            expect(code == 0 and out and not err, page, err)
+
+
+def manual_pages_have_each_section_option_and_setting():
+    settings = re.findall(r"^SHOAL_\w+", installed_shoal("info", "--settings"), re.M)
+    text = page_text("shoal.1")
+    expect(len(settings) > 10 and not [name for name in settings if f" {name} (" not in text], text)
+    for command in commands():
+        text = page_text(f"shoal-{command}.1")
+        for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "ENVIRONMENT", "EXIT STATUS", "EXAMPLES", "SEE ALSO"):
+            expect(f"\n{section}\n" in text, command, section, text)
+        rows = re.findall(r"^ +(-.*?)(?:  |$)", installed_shoal(command, "--help"), re.M)
+        options = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(rows))
+        expect(options, command)
+        for option in options:
+            expect(re.search(rf"^ +.*(?<![\w-]){option}(?![\w-])", text.split("\nOPTIONS\n")[1], re.M), command, option, text)
+
+
+def help_texts_of_another_shape_make_no_page():
+    command = ROOT / "odd"
+    for body, words, told in (("exit 3", [], "exit code 3"), ("exit 0", [], "it printed nothing"),
+                              ("echo '    shoal go   does it'", ["stay"], "does not list 'stay'"),
+                              ("echo '    shoal go   does it'", ["go"], "`shoal go --help` says nothing that makes OPTIONS")):
+        command.write_text(f"#!/bin/sh\n{body}\n")
+        command.chmod(0o755)
+        code, out, err = call(TOP / "dev/man.py", command, *words)
+        expect(code == 1 and not out and told in err, body, words, code, out, err)
+    code, out, err = call(TOP / "dev/man.py", ROOT / "nothing")
+    expect(code == 1 and "cannot run" in err, code, out, err)
 
 
 def library_links_to_libc_only():
@@ -92,11 +152,15 @@ def missing_packages_are_listed_where_they_cannot_be_installed():
         (bin / name).chmod(0o755)
     code, out, err = call(TOP / "dev/deps.sh", "build", env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"})
     expect(code == 2 and "   meson\n" in err and "   gcc\n" in err, code, out, err)
+    code, out, err = call(TOP / "dev/deps.sh", "nonsense")
+    expect(code == 2 and 'unknown purpose "nonsense"' in err, code, out, err)
 
 
 try:
-    run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place, program_builds_and_runs_against_the_shared_library,
-               program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
+    run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place,
+               program_builds_and_runs_against_the_shared_library, program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
+               manual_pages_are_there_for_every_command, manual_pages_format_without_a_warning,
+               manual_pages_have_each_section_option_and_setting, help_texts_of_another_shape_make_no_page,
                header_compiles_alone_as_c11_and_cpp17])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""The pages of `make docs`: complete, in order, without a dead link; and that faults of their sources are told."""
+import html
+import json
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+
+from tap import Skip, call, expect, run_cases
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
+PAGES = ROOT / "html"
+HEADER = TOP / "include/shoal/shoal.h"
+
+
+def render(tree=TOP, out=PAGES, env=None):
+    if not shutil.which("cmark-gfm"):
+        raise Skip("cmark-gfm is not installed")
+    return call(tree / "dev/docs.py", out, env=env)
+
+
+def manual():
+    if not PAGES.exists():
+        render()
+    return (PAGES / "manual.html").read_text()
+
+
+def ids():
+    return set(re.findall(r' id="(\w+)"', manual()))
+
+
+def pages_render_without_a_warning():
+    code, out, err = render()
+    expect(code == 0 and not err and len(out.splitlines()) == 1, code, out, err)
+    guides = [path.relative_to(TOP).with_suffix(".html") for path in TOP.glob("docs/**/*.md")]
+    for page in ("index.html", "manual.html", "names.html", *guides):
+        expect((PAGES / page).is_file(), page)
+
+
+def every_exported_symbol_has_a_place_and_a_text():
+    symbols = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
+    expect(len(symbols) > 30, symbols)
+    items = manual().split('<div class="item">')[1:]
+    for symbol in symbols:
+        own = [item for item in items if f'<b id="{symbol}">' in item]
+        expect(len(own) == 1 and "<p>" in own[0].split("<pre>")[0], symbol, own)
+
+
+def names_are_those_the_compiler_sees():
+    if not shutil.which("clang"):
+        raise Skip("clang is not installed")
+    code, out, err = call("clang", "-x", "c", "-fsyntax-only", "-Xclang", "-ast-dump=json", HEADER)
+    expect(code == 0, err)
+    seen, todo = set(), [json.loads(out)]
+    while todo:
+        node = todo.pop()
+        todo += node.get("inner", [])
+        if node.get("kind") in ("FunctionDecl", "RecordDecl", "EnumDecl", "EnumConstantDecl", "TypedefDecl"):
+            seen.add(node.get("name", ""))
+    code, out, err = call("clang", "-x", "c", "-dM", "-E", HEADER)
+    expect(code == 0, err)
+    seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - {"SHOAL_H", "SHOAL_API", "SHOAL_MUST_USE"}
+    seen = {name for name in seen if name.lower().startswith("shoal_")}
+    found = {name for name in ids() if name.lower().startswith("shoal_")}
+    expect(len(seen) > 50 and found == seen, "in one only:", sorted(found ^ seen))
+
+
+def sections_keep_their_order():
+    wanted = re.findall(r"^/\* -{4} (\d+\. .*?) -+ \*/", HEADER.read_text(), re.M)
+    expect(len(wanted) >= 10 and re.findall(r"<h2[^>]*>(.*?)</h2>", manual()) == wanted, wanted)
+    functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", HEADER.read_text(), re.M | re.S)
+    places = [manual().index(f'<b id="{name}">') for name in functions]
+    expect(places == sorted(places), "functions are not in the order of the header")
+
+
+def no_link_is_dead():
+    manual()
+    count = 0
+    for page in PAGES.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^":]+)"', page.read_text()):
+            path, _, place = html.unescape(link).partition("#")
+            target = page.parent / path if path else page
+            expect(target.is_file(), page, link)
+            expect(not place or f' id="{place}"' in target.read_text(), page, link)
+            count += 1
+    expect(count > 1000, count)
+
+
+def texts_link_to_names_and_pages():
+    errors = (PAGES / "docs/errors.html").read_text()
+    expect('<a href="../manual.html#SHOAL_ERR_TIMEOUT"><code>ERR_TIMEOUT</code></a>' in errors, errors)
+    expect('<a href="docs/errors.html"><code>docs/errors.md</code></a>' in manual(), "docs/errors.md")
+    expect('<a href="#shoal_mem_alloc"><code>shoal_mem_alloc</code></a>' in manual(), "shoal_mem_alloc")
+
+
+def copy_with(name, path, old, new):
+    tree = ROOT / name
+    for source in ("dev/docs.py", "dev/docs.css", "src/shoal.map", "include/shoal/shoal.h", "README.md", "CHANGELOG.md",
+                   "CONTRIBUTING.md"):
+        (tree / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TOP / source, tree / source)
+    shutil.copytree(TOP / "docs", tree / "docs")
+    text = (tree / path).read_text()
+    expect(text.count(old) == 1, path, old, text.count(old))
+    (tree / path).write_text(text.replace(old, new))
+    return tree
+
+
+FAULTS = (  # what is changed, where; what must be said
+    ("include/shoal/shoal.h", "/* What one rank holds:", "struct shoal_bare;\n\n/* What one rank holds:",
+     "shoal_bare has no text"),
+    ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "the text names shoal_conjure"),
+    ("include/shoal/shoal.h", "/* What one rank holds:", "/* A union. */\nunion shoal_odd;\n\n/* What one rank holds:",
+     "cannot read this declaration"),
+    ("src/shoal.map", "        shoal_version;", "        shoal_version;\n        shoal_secretive;",
+     "shoal_secretive has no place"),
+    ("docs/errors.md", "# Errors", "# Errors\n\n[more](nowhere.md)", "the link to nowhere.html leads nowhere"),
+    ("docs/errors.md", "# Errors", "# Errors\n\n[more](style.md#no-such-place)",
+     "the link to style.html#no-such-place leads nowhere"),
+    ("docs/errors.md", "# Errors", "# Errors\n\n## Twice\n\n## Twice", "#twice is there more than once"),
+)
+
+
+def faults_of_the_sources_are_told():
+    for number, (path, old, new, told) in enumerate(FAULTS):
+        tree = copy_with(f"fault-{number}", path, old, new)
+        code, out, err = render(tree, tree / "html")
+        expect(code == 1 and len(out.splitlines()) == 1 and told in out, code, told, out, err)
+
+
+def a_folder_with_other_things_stays_as_it_is():
+    other = ROOT / "other"
+    other.mkdir()
+    (other / "letter").write_text("dear")
+    code, out, err = render(out=other)
+    expect(code == 2 and "holds other things" in err and (other / "letter").read_text() == "dear", code, out, err)
+    code, out, err = render(out=other / "letter")
+    expect(code == 2 and "is no folder" in err and (other / "letter").read_text() == "dear", code, out, err)
+
+
+def what_is_missing_is_told():
+    bin = ROOT / "bin"
+    bin.mkdir()
+    (bin / "python3").symlink_to(shutil.which("python3"))
+    code, out, err = call(TOP / "dev/docs.py", ROOT / "none", env={**os.environ, "PATH": str(bin)})
+    expect(code == 2 and "there is no cmark-gfm here; dev/deps.sh docs" in err, code, out, err)
+
+
+try:
+    run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
+               sections_keep_their_order, no_link_is_dead, texts_link_to_names_and_pages, faults_of_the_sources_are_told,
+               a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
+finally:
+    shutil.rmtree(ROOT, ignore_errors=True)
