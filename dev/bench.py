@@ -3,11 +3,16 @@
 
 Each measurement is a process of its own for one size. A round measures every size with every library, in rotated order. The
 ratio of a size in a round is the faster peer's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not,
-so each run times a bare cache-line exchange first, and ratios are joined only within one state of the machine.
+so each run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run
+verifies a result element by element before it measures.
+
+A size is the bytes of the larger operand: of all parts where an operand has one part per rank. Peers use ordinary memory; in
+place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
 
 Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
 """
 import argparse
+import fnmatch
 import json
 import math
 import os
@@ -35,24 +40,95 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_
 
 
 @dataclass
+class Collective:
+    """switch: bytes with 2 ranks up to which the direct way goes."""
+    title: str
+    switch: int = 4 * K
+    of: str = "float32"
+
+
+COLLECTIVES = {
+    "allreduce": Collective("all-reduce", of="float32, sum"),
+    "reducescatter": Collective("reduce-scatter", of="float32, sum"),
+    "allgather": Collective("all-gather", 8 * K),
+    "broadcast": Collective("broadcast"),
+    "reduce": Collective("reduce", of="float32, sum"),
+    "alltoall": Collective("all-to-all"),
+    "gather": Collective("gather", 8 * K),
+    "scatter": Collective("scatter"),
+}
+
+
+@dataclass
+class Memory:
+    """Where Shoal's operands are."""
+    text: str
+    options: list
+    in_place: bool = False
+
+
+PLAIN = Memory("plain memory, out of place", ["--memory", "plain"])
+PLAIN_INPLACE = Memory("plain memory, in place", ["--memory", "plain", "--in-place"], True)
+SHARED = Memory("shared memory, out of place", ["--memory", "shared"])
+SHARED_INPLACE = Memory("shared memory, in place", ["--memory", "shared", "--in-place"], True)
+
+
+@dataclass
 class Suite:
+    """kind: a curve over sizes, or one of CASES. rounds: at most so many; 0: as --rounds says. seconds: for one size, see
+    shoal bench --help."""
     name: str
     title: str
     ranks: int = 2
     shoal: list = field(default_factory=list)
     in_place: bool = False
     kind: str = "curve"
+    collective: str = "allreduce"
+    rounds: int = 0
+    seconds: int = 4
 
+
+def place(ranks):
+    return f"{ranks} ranks on {CORES} cores" if ranks > 2 else f"{ranks} ranks"
+
+
+def curve(name, collective, ranks, memory, probe=()):
+    """With more ranks than cores one operation of a peer may take 10 ms: a second for each size is enough there."""
+    title = f"{COLLECTIVES[collective].title}, {place(ranks)}, {memory.text}"
+    is_long = ranks > 2 and collective != "allreduce"
+    return Suite(name, title[0].upper() + title[1:], ranks, [*memory.options, *probe], memory.in_place, "curve", collective,
+                 rounds=3 if is_long else 0, seconds=1 if ranks > 2 else 4)
+
+
+def cliffs(collective):
+    title = COLLECTIVES[collective].title
+    name, rounds = ("cliffs", 0) if collective == "allreduce" else (f"cliffs-{title}", 3)
+    return Suite(name, f"Shoal against its own smooth curve, {title}", kind="cliffs", collective=collective, rounds=rounds)
+
+
+def sixteen(name, ranks):
+    title = f"bfloat16 and float16: time over that of float32 of the same bytes, {place(ranks)}"
+    return Suite(name, title, ranks, kind="sixteen", rounds=3, seconds=1 if ranks > 2 else 4)
+
+
+OTHERS = [("reduce-scatter", "reducescatter", PLAIN), ("all-gather", "allgather", PLAIN),
+          ("all-gather-shared", "allgather", SHARED), ("all-gather-inplace", "allgather", SHARED_INPLACE),
+          ("broadcast", "broadcast", PLAIN_INPLACE), ("reduce", "reduce", PLAIN), ("all-to-all", "alltoall", PLAIN),
+          ("gather", "gather", PLAIN), ("scatter", "scatter", PLAIN)]
 
 SUITES = {suite.name: suite for suite in [
-    Suite("plain", "2 ranks, plain memory, out of place", 2, ["--memory", "plain"]),
-    Suite("inplace", "2 ranks, shared memory, in place", 2, ["--memory", "shared", "--in-place", "--probe", "memory"], True),
-    Suite("shared", "2 ranks, shared memory, out of place", 2, ["--memory", "shared"]),
-    Suite("four", f"4 ranks on {CORES} cores, plain memory, out of place", 4, ["--memory", "plain"]),
-    Suite("four-inplace", f"4 ranks on {CORES} cores, shared memory, in place", 4, ["--memory", "shared", "--in-place"], True),
-    Suite("cliffs", "Shoal against its own smooth curve", kind="cases"),
-    Suite("late", "8 B with a peer 20 ms late, counted from its arrival", kind="cases"),
-    Suite("quota", "4 ranks, 8 B, each rank held to half a core", 4, kind="cases"),
+    curve("plain", "allreduce", 2, PLAIN),
+    curve("inplace", "allreduce", 2, SHARED_INPLACE, ["--probe", "memory"]),
+    curve("shared", "allreduce", 2, SHARED),
+    *[curve(name, collective, 2, memory) for name, collective, memory in OTHERS],
+    sixteen("sixteen", 2),
+    curve("four", "allreduce", 4, PLAIN),
+    curve("four-inplace", "allreduce", 4, SHARED_INPLACE),
+    *[curve(f"four-{name}", collective, 4, memory) for name, collective, memory in OTHERS],
+    sixteen("four-sixteen", 4),
+    *[cliffs(collective) for collective in COLLECTIVES],
+    Suite("late", "8 B with a peer 20 ms late, counted from its arrival", kind="late"),
+    Suite("quota", "4 ranks, 8 B, each rank held to half a core", 4, kind="quota"),
 ]}
 
 
@@ -89,14 +165,11 @@ class Shoal:
     def __init__(self, program):
         self.program = program
 
-    def command(self, ranks, size, options):
-        return [str(self.program), "bench", "allreduce", "-n", str(ranks), "--min", str(size), "--max", str(size),
-                "--format", "json", *options]
-
-    def measure(self, ranks, size, options):
-        """The line of the all-reduce; with --probe memory it also carries probe_us."""
-        lines = run(self.command(ranks, size, options))
-        result = next(line for line in lines if line["collective"] == "allreduce")
+    def measure(self, suite, ranks, size, options):
+        """The line of the collective; with --probe memory it also carries probe_us."""
+        lines = run([str(self.program), "bench", suite.collective, "-n", str(ranks), "--min", str(size), "--max", str(size),
+                     "--seconds", str(suite.seconds), "--format", "json", *options])
+        result = next(line for line in lines if line["collective"] == suite.collective)
         for line in lines:
             if line["collective"] == "probe":
                 result["probe_us"] = line["median_us"]
@@ -113,17 +186,18 @@ class Peer:
     def build(self):
         subprocess.run([f"mpicc.{self.name}", "-O3", "-std=gnu11", "-o", self.program, ROOT / "dev/mpi_bench.c"], check=True)
 
-    def command(self, ranks, size, in_place, setting, wrapper=()):
-        return [*self.launch, *setting, "-n", str(ranks), *wrapper, str(self.program), str(size), str(size), "2",
-                "in-place" if in_place else "out-of-place"]
+    def command(self, suite, size, setting, wrapper=()):
+        return [*self.launch, *setting, "-n", str(suite.ranks), *wrapper, str(self.program), suite.collective, str(size),
+                str(size), "2", "in-place" if suite.in_place else "out-of-place", str(suite.seconds)]
 
-    def measure(self, ranks, size, in_place):
-        key = (ranks, size, in_place)
-        settings = self.settings(ranks)
+    def measure(self, suite, size):
+        key = (suite.collective, suite.ranks, suite.in_place, size)
+        settings = self.settings(suite.ranks)
         if key not in self.best:
-            times = [run(self.command(*key, setting))[0]["median_us"] for setting in settings] if len(settings) > 1 else [0]
+            commands = [self.command(suite, size, setting) for setting in settings]
+            times = [run(command)[0]["median_us"] for command in commands] if len(settings) > 1 else [0]
             self.best[key] = settings[times.index(min(times))]
-        result = run(self.command(*key, self.best[key]))[0]
+        result = run(self.command(suite, size, self.best[key]))[0]
         result["setting"] = " ".join(self.best[key])
         return result
 
@@ -158,12 +232,16 @@ def state_of(results):
 # ---- Curves: Shoal and the peers over sizes --------------------------------------------------------------------------------
 
 def curve_point(suite, size, number, shoal, peers):
-    runners = [(shoal.name, lambda: shoal.measure(suite.ranks, size, suite.shoal))]
-    runners += [(peer.name, lambda peer=peer: peer.measure(suite.ranks, size, suite.in_place)) for peer in peers]
+    """bytes is what was measured: where there are parts, a size below one element for each of them is that of one for each."""
+    runners = [(shoal.name, lambda: shoal.measure(suite, suite.ranks, size, suite.shoal))]
+    runners += [(peer.name, lambda peer=peer: peer.measure(suite, size)) for peer in peers]
     turn = number % len(runners)
     results = {name: measure() for name, measure in runners[turn:] + runners[:turn]}
+    sizes = {result["bytes"] for result in results.values()}
+    if len(sizes) > 1:
+        sys.exit(f"bench: {suite.name}: for {size} bytes the libraries measured {sizes}")
     fastest = min(results[peer.name]["median_us"] for peer in peers)
-    return {"round": number, "bytes": size, "state": state_of(results.values()),
+    return {"round": number, "bytes": sizes.pop(), "state": state_of(results.values()),
             "ratio": fastest / results["shoal"]["median_us"], "results": results}
 
 
@@ -198,23 +276,37 @@ def point(ranks, size, options, x=None):
     return (x or size, ranks, size, options)
 
 
-def cliff_cases():
+def cliff_cases_in(memory, options, switches):
     cases = []
-    for memory, options in (("plain", ["--memory", "plain"]), ("shared in place", ["--memory", "shared", "--in-place"])):
-        for size in (8, 4 * K, 256 * K, 16 * M):
-            # Where ranks begin to share cores every curve has a step. On fewer than 4 cores, 3 ranks are laid beside 4.
-            beside = [point(4, size, options, 4)] if os.cpu_count() < 4 else [point(2, size, options, 2), point(4, size, options, 4)]
-            cases.append(Case(f"3 ranks, {report.size_text(size)}, {memory}", point(3, size, options, 3), beside))
-        cases.append(Case(f"12,345,678 bytes, {memory}", point(2, 12345678, options),
-                          [point(2, 8 * M, options), point(2, 16 * M, options)]))
-        for size in (4 * K, 256 * K, 16 * M):
-            cases.append(Case(f"pointers 4 bytes off, {report.size_text(size)}, {memory}",
-                              point(2, size, [*options, "--offset", "4"]), [point(2, size, options)]))
-        for switch in (4 * K, 256 * K, 512 * K, M, 4 * M):
-            for size in (switch * 95 // 100 // 4 * 4, switch * 105 // 100 // 4 * 4):
-                cases.append(Case(f"{report.size_text(switch)} {'-' if size < switch else '+'} 5 %, {memory}",
-                                  point(2, size, options), [point(2, switch // 2, options), point(2, switch * 2, options)]))
-    for memory in ("plain", "shared"):
+    for size in (8, 4 * K, 256 * K, 16 * M):
+        # Where ranks begin to share cores every curve has a step. On fewer than 4 cores, 3 ranks are laid beside 4.
+        beside = [point(ranks, size, options, ranks) for ranks in ((4,) if CORES < 4 else (2, 4))]
+        cases.append(Case(f"3 ranks, {report.size_text(size)}, {memory}", point(3, size, options, 3), beside))
+    cases.append(Case(f"12,345,678 bytes, {memory}", point(2, 12345678, options),
+                      [point(2, 8 * M, options), point(2, 16 * M, options)]))
+    for size in (4 * K, 256 * K, 16 * M):
+        cases.append(Case(f"pointers 4 bytes off, {report.size_text(size)}, {memory}",
+                          point(2, size, [*options, "--offset", "4"]), [point(2, size, options)]))
+    for switch in switches:
+        for size in (switch * 95 // 100 // 4 * 4, switch * 105 // 100 // 4 * 4):
+            cases.append(Case(f"{report.size_text(switch)} {'-' if size < switch else '+'} 5 %, {memory}",
+                              point(2, size, options), [point(2, switch // 2, options), point(2, switch * 2, options)]))
+    return cases
+
+
+CLIFF_MEMORIES = {
+    "allreduce": [("plain", PLAIN), ("shared in place", SHARED_INPLACE)],
+    "allgather": [("plain", PLAIN), ("shared in place", SHARED_INPLACE)],
+    "broadcast": [("plain in place", PLAIN_INPLACE)],
+}
+
+
+def cliff_cases(collective):
+    switches = (COLLECTIVES[collective].switch, 256 * K, 512 * K, M, 4 * M)
+    cases = []
+    for text, memory in CLIFF_MEMORIES.get(collective, [("plain", PLAIN)]):
+        cases += cliff_cases_in(text, memory.options, switches)
+    for memory in ("plain", "shared") if collective == "allreduce" else ():
         for size in (256 * K, 16 * M):
             options = ["--memory", memory]
             cases.append(Case(f"buffers 256 MiB apart, {report.size_text(size)}, {memory}",
@@ -231,19 +323,42 @@ def interpolate(x, points):
     return math.exp(math.log(y0) + part * (math.log(y1) - math.log(y0)))
 
 
-def cliff_point(case, number, shoal):
-    results = [shoal.measure(*place[1:]) for place in [case.at, *case.beside]]
+def cliff_point(suite, case, number, shoal):
+    results = [shoal.measure(suite, *place[1:]) for place in [case.at, *case.beside]]
     smooth = interpolate(case.at[0], [(place[0], result["median_us"]) for place, result in zip(case.beside, results[1:])])
     return {"round": number, "case": case.text, "state": state_of(results), "value": results[0]["median_us"] / smooth,
             "median_us": results[0]["median_us"], "smooth_us": smooth}
 
 
 def cliffs_round(suite, number, shoal, peers, quick):
-    return [cliff_point(case, number, shoal) for case in cliff_cases() if not quick or "shared" not in case.text]
+    for case in cliff_cases(suite.collective):
+        if not quick or "shared" not in case.text:
+            yield cliff_point(suite, case, number, shoal)
+
+
+SIXTEEN_MEMORIES = [("plain", PLAIN), ("shared", SHARED), ("shared in place", SHARED_INPLACE)]
+
+
+def sixteen_points(suite, number, shoal, size, memory):
+    text, options = memory[0], memory[1].options
+    names = ["float32", "bfloat16", "float16"]
+    turn = number % len(names)
+    results = {name: shoal.measure(suite, suite.ranks, size, [*options, "--type", name])
+               for name in names[turn:] + names[:turn]}
+    times = {name: result["median_us"] for name, result in results.items()}
+    return [{"round": number, "case": f"{name}, {report.size_text(size)}, {text}", "state": state_of(results.values()),
+             "value": times[name] / times["float32"], "median_us": times[name], "float32_us": times["float32"]}
+            for name in names[1:]]
+
+
+def sixteen_round(suite, number, shoal, peers, quick):
+    for memory in SIXTEEN_MEMORIES:
+        for size in QUICK_SIZES if quick else SIZES:
+            yield from sixteen_points(suite, number, shoal, size, memory)
 
 
 def late_round(suite, number, shoal, peers, quick):
-    result = shoal.measure(2, 8, ["--late", "20", "--iterations", "50"])
+    result = shoal.measure(suite, 2, 8, ["--late", "20", "--iterations", "50"])
     return [{"round": number, "case": f"{which}, us", "state": state_of([result]), "value": result[key]}
             for which, key in (("median", "median_us"), ("99th percentile", "p99_us"))]
 
@@ -302,7 +417,7 @@ def quota_round(suite, number, shoal, peers, quick):
         return []
     try:
         mine = shoal_launched(shoal, suite.ranks, 8, wrapper)["median_us"]
-        times = [run(openmpi.command(suite.ranks, 8, False, setting, wrapper))[0]["median_us"]
+        times = [run(openmpi.command(suite, 8, setting, wrapper))[0]["median_us"]
                  for setting in openmpi.settings(suite.ranks)]
     finally:
         for group in [*base.glob("*/"), base]:
@@ -311,12 +426,13 @@ def quota_round(suite, number, shoal, peers, quick):
              "value": mine / min(times), "shoal_us": mine, "openmpi_us": min(times)}]
 
 
-CASES = {"cliffs": cliffs_round, "late": late_round, "quota": quota_round}
+CASES = {"cliffs": cliffs_round, "sixteen": sixteen_round, "late": late_round, "quota": quota_round}
 
 
 def cases_round(suite, number, shoal, peers, quick):
-    points = CASES[suite.name](suite, number, shoal, peers, quick)
-    for one in points:
+    points = []
+    for one in CASES[suite.kind](suite, number, shoal, peers, quick):
+        points.append(one)
         say(f"  round {number + 1}  {one['case']}: {one['value']:.2f} ({one['state']})")
     return points
 
@@ -337,7 +453,7 @@ def command_text(suite, options):
 def suite_run(suite, options, shoal, peers):
     """At least one round, then more while the time allows."""
     points, start = [], time.monotonic()
-    for number in range(options.rounds):
+    for number in range(min(options.rounds, suite.rounds or options.rounds)):
         if number and time.monotonic() - start > options.limit:
             say(f"bench: {suite.name} ends after {number} rounds: --limit {options.limit} s")
             break
@@ -345,9 +461,15 @@ def suite_run(suite, options, shoal, peers):
             points += curve_round(suite, options.sizes, number, shoal, peers)
         else:
             points += cases_round(suite, number, shoal, peers, options.quick)
-    return {"suite": suite.name, "kind": suite.kind, "title": suite.title, "machine": machine(),
-            "command": command_text(suite, options),
-            "shoal_command": f"shoal bench allreduce -n {suite.ranks} {' '.join(suite.shoal)}" if suite.kind == "curve" else "",
+    return record_make(suite, options, points)
+
+
+def record_make(suite, options, points):
+    collective, is_curve = COLLECTIVES[suite.collective], suite.kind == "curve"
+    of = "16 and 32 bits, sum" if suite.kind == "sixteen" else collective.of
+    return {"suite": suite.name, "kind": "curve" if is_curve else "cases", "title": suite.title,
+            "what": f"{collective.title} of {of}", "machine": machine(), "command": command_text(suite, options),
+            "shoal_command": f"shoal bench {suite.collective} -n {suite.ranks} {' '.join(suite.shoal)}" if is_curve else "",
             "points": points}
 
 
@@ -358,11 +480,14 @@ def sizes_parse(text):
 
 
 def arguments():
-    listed = "suites:\n" + "\n".join(f"  {name:13} {suite.title}" for name, suite in SUITES.items())
+    listed = "suites:\n" + "\n".join(f"  {name:24} {suite.title}{f', {suite.rounds} rounds at most' if suite.rounds else ''}"
+                                    for name, suite in SUITES.items())
     parser = argparse.ArgumentParser(description=__doc__, epilog=listed,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="which to run, of those below (all)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each suite (5)")
+    parser.add_argument("suites", nargs="*", metavar="SUITE",
+                        help="which to run, of those below; 'four-*' is all whose names begin so (all)")
+    parser.add_argument("--rounds", type=int, default=5,
+                        help="rounds of each suite (5); fewer where the list says so")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and cases")
     parser.add_argument("--sizes", type=sizes_parse, metavar="LIST", help="sizes of the curves, such as 8,64K,16M")
     parser.add_argument("--limit", type=int, default=900, metavar="S",
@@ -373,11 +498,11 @@ def arguments():
     parser.add_argument("--targets", action="store_true", help="measure nothing; judge the figures on record")
     options = parser.parse_args()
     for name in options.suites:
-        if name not in SUITES:
+        if not fnmatch.filter(SUITES, name):
             parser.error(f"there is no suite {name}; there are {', '.join(SUITES)}")
     if options.rounds < 1:
         parser.error("--rounds takes a number from 1 on")
-    options.suites = options.suites or list(SUITES)
+    options.suites = [name for name in SUITES if any(fnmatch.fnmatchcase(name, one) for one in options.suites or "*")]
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
     options.shoal = options.shoal.resolve()
     return options
@@ -392,8 +517,10 @@ def main():
         return 2
     peers = peers_open(options.shoal.parent)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.suites:
-        say(f"{name}: {SUITES[name].title}")
+    start = time.monotonic()
+    for number, name in enumerate(options.suites, 1):
+        so_far = f"suite {number} of {len(options.suites)}, {(time.monotonic() - start) / 60:.0f} min so far"
+        say(f"{so_far}: {name}: {SUITES[name].title}")
         record = suite_run(SUITES[name], options, Shoal(options.shoal), peers)
         if record["points"]:
             report.record_write(options.out, record)

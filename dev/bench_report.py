@@ -114,7 +114,7 @@ def markdown(record):
     text = f"### {record['title']}\n\n"
     text += f"`{record['command']}` on {what['cpu']}, {what['cores']} cores, Linux {what['kernel']}."
     text += f" Shoal's part: `{record['shoal_command']}`." if record["shoal_command"] else ""
-    text += " Median over rounds (least .. most); all-reduce of float32, sum.\n\n"
+    text += f" Median over rounds (least .. most); {record['what']}.\n\n"
     return text + "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
@@ -181,7 +181,7 @@ def curve_plot(record, rows):
     ratios = powers(min(1, *(row["ratio"]["least"] for row in rows)), max(2, *(row["ratio"]["most"] for row in rows)))
     x = Axis(sizes[0], sizes[-1], LEFT + 15, WIDTH - RIGHT - 15)
     y = Axis(ratios[0], ratios[-1], HEIGHT - BOTTOM, TOP)
-    parts = [text_svg(WIDTH / 2, 22, f"All-reduce, {record['title']}", size=15),
+    parts = [text_svg(WIDTH / 2, 22, record["title"], size=15),
              text_svg(WIDTH / 2, 40, "time of the faster of Open MPI and MPICH over Shoal's; above 1 Shoal is faster", size=11)]
     parts += curve_grid(x, y, sizes, ratios)
     for index, state in enumerate(state for state in STATES if any(row["state"] == state for row in rows)):
@@ -240,7 +240,18 @@ TARGETS = [
     Target("four", "from 16 MiB", "ratio", 2, size_from=16 * M),
     Target("four-inplace", "never slower", "ratio", 0.9),
     Target("four-inplace", "from 64 MiB", "ratio", 4, size_from=64 * M),
-    Target("cliffs", "over the smooth curve", "value", 1.3, False),
+    Target("reduce-scatter", "never slower", "ratio", 0.95),
+    Target("reduce-scatter", "from 16 MiB", "ratio", 2.5, size_from=16 * M),
+    Target("all-gather", "never slower", "ratio", 0.95),
+    Target("all-gather-shared", "from 16 MiB", "ratio", 1.5, size_from=16 * M),
+    Target("all-gather-inplace", "from 16 MiB", "ratio", 2.5, size_from=16 * M),
+    *[Target(suite, "never slower", "ratio", 0.95) for suite in ("broadcast", "reduce", "all-to-all")],
+    *[Target(suite, "over float32's time", "value", 1.2, False) for suite in ("sixteen", "four-sixteen")],
+    *[Target(f"four-{suite}", "never slower", "ratio", 0.9) for suite in (
+        "reduce-scatter", "all-gather", "all-gather-shared", "all-gather-inplace", "broadcast", "reduce", "all-to-all")],
+    *[Target(suite, "over the smooth curve", "value", 1.3, False) for suite in (
+        "cliffs", "cliffs-reduce-scatter", "cliffs-all-gather", "cliffs-broadcast", "cliffs-reduce", "cliffs-all-to-all",
+        "cliffs-gather", "cliffs-scatter")],
     Target("late", "from the late peer's arrival, us", "value", 100, False),
     Target("quota", "over Open MPI's", "value", 3, False),
 ]
@@ -261,7 +272,7 @@ def is_met(target, row):
 def target_print(target, row):
     name = row["case"] if "case" in row else size_text(row["bytes"])
     sign = ">=" if target.least else "<="
-    print(f"{'met' if is_met(target, row) else 'NOT MET':8} {target.suite:13} {target.text}: {name}, {row['state']}: "
+    print(f"{'met' if is_met(target, row) else 'NOT MET':8} {target.suite:24} {target.text}: {name}, {row['state']}: "
           f"{spread_text(row[target.metric])} in {row['rounds']} rounds, wants {sign} {target.limit:g}")
 
 
@@ -274,7 +285,7 @@ def targets_print(folder, suites):
             continue
         rows = target_rows(target, json.loads(path.read_text())["summary"]) if path.exists() else []
         if not rows:
-            print(f"{'-':8} {target.suite:13} {target.text}: no figure on record")
+            print(f"{'-':8} {target.suite:24} {target.text}: no figure on record")
         for row in rows:
             target_print(target, row)
         missed += not rows or not all(is_met(target, row) for row in rows)

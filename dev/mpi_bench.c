@@ -1,8 +1,12 @@
-/* Times an MPI library's all-reduce exactly as `shoal bench` times Shoal's: float32 sum, one JSON object per line and size.
- *     mpicc -O2 dev/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench 8 268435456 8 [in-place]
- * Arguments: smallest bytes, largest bytes, factor. Each iteration rewrites the input (untimed), starts at a barrier and counts
- * the slowest rank; three warm-ups, then 500 iterations below 64 KiB, 60 below 8 MiB, 12 above, fewer where they take over 4 s.
+/* Times an MPI library's collectives exactly as `shoal bench` times Shoal's: float32, sums, root 0, one JSON object per line
+ * and size.
+ *     mpicc -O2 dev/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench allgather 8 268435456 8 out-of-place 4
+ * Arguments: collective, smallest bytes, largest bytes, factor, in-place or out-of-place, seconds. Bytes are those of the
+ * larger operand: of all parts where it has one part per rank. Each iteration rewrites the input (untimed), starts at a barrier
+ * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then 500 iterations
+ * below 64 KiB, 60 below 8 MiB, 12 above, fewer where they take longer than the seconds given, but 5 at least.
  * exchange_ns is a bare cache-line exchange between ranks 0 and 1, timed just before each size while the others sleep. */
+#include <limits.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -12,7 +16,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { WARMUPS = 3, ITERATIONS_MAX = 500, ITERATIONS_MIN = 5, CAP_S = 4, CHUNKS = 10, CHUNK_ROUNDS = 2000, SPINS = 4096 };
+enum { WARMUPS = 3, ITERATIONS_MAX = 500, ITERATIONS_MIN = 5, CHUNKS = 10, CHUNK_ROUNDS = 2000, SPINS = 4096 };
+enum { PERIOD = 7, LEAD = 8, BLOCK = PERIOD * 32 };
+enum operand { VECTOR, PARTS };
 
 struct line {
     _Alignas(128) _Atomic uint64_t value;
@@ -23,10 +29,22 @@ struct area {
 };
 
 struct bench {
-    int rank, ranks, in_place;
-    float *input, *output;
+    const struct row *row;
+    int rank, ranks, in_place, seconds;
+    int count; /* elements of a vector or of one part */
+    float *input, *output, *buffers[2];
     struct area *area; /* shared by all ranks */
     uint64_t turn, exchanges;
+    uint64_t fresh; /* inputs written so far; the pattern moves on with it */
+};
+
+/* What a collective does with its operands, and its call. */
+struct row {
+    const char *name;
+    enum operand input, output;
+    int input_at_root, output_at_root; /* the other ranks have none */
+    int reduces;
+    void (*call)(const struct bench *bench);
 };
 
 static int by_value(const void *a, const void *b)
@@ -90,48 +108,245 @@ static double exchange_measure(struct bench *bench)
     return ns;
 }
 
-static double iterate(struct bench *bench, size_t count)
+/* ---- Collectives --------------------------------------------------------------------------------------------------------- */
+
+/* In place is said in the call: by all ranks, or by root alone. */
+static void *or_in_place(const struct bench *bench, void *buffer)
+{
+    return bench->in_place ? MPI_IN_PLACE : buffer;
+}
+
+static void *or_in_place_at_root(const struct bench *bench, void *buffer)
+{
+    return bench->rank ? buffer : or_in_place(bench, buffer);
+}
+
+static void allreduce(const struct bench *bench)
+{
+    MPI_Allreduce(or_in_place(bench, bench->input), bench->output, bench->count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void reduce(const struct bench *bench)
+{
+    MPI_Reduce(or_in_place_at_root(bench, bench->input), bench->output, bench->count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+}
+
+static void reduce_scatter(const struct bench *bench)
+{
+    MPI_Reduce_scatter_block(or_in_place(bench, bench->input), bench->output, bench->count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+/* It has one buffer: it is always in place. */
+static void broadcast(const struct bench *bench)
+{
+    MPI_Bcast(bench->output, bench->count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+}
+
+static void allgather(const struct bench *bench)
+{
+    MPI_Allgather(or_in_place(bench, bench->input), bench->count, MPI_FLOAT, bench->output, bench->count, MPI_FLOAT,
+                  MPI_COMM_WORLD);
+}
+
+static void gather(const struct bench *bench)
+{
+    MPI_Gather(or_in_place_at_root(bench, bench->input), bench->count, MPI_FLOAT, bench->output, bench->count, MPI_FLOAT, 0,
+               MPI_COMM_WORLD);
+}
+
+static void scatter(const struct bench *bench)
+{
+    MPI_Scatter(bench->input, bench->count, MPI_FLOAT, or_in_place_at_root(bench, bench->output), bench->count, MPI_FLOAT, 0,
+                MPI_COMM_WORLD);
+}
+
+static void alltoall(const struct bench *bench)
+{
+    MPI_Alltoall(or_in_place(bench, bench->input), bench->count, MPI_FLOAT, bench->output, bench->count, MPI_FLOAT,
+                 MPI_COMM_WORLD);
+}
+
+/* name, input, output, only root has the input, the output, reduces, call */
+static const struct row rows[] = {
+    {"allreduce", VECTOR, VECTOR, 0, 0, 1, allreduce},
+    {"reduce", VECTOR, VECTOR, 0, 1, 1, reduce},
+    {"reducescatter", PARTS, VECTOR, 0, 0, 1, reduce_scatter},
+    {"broadcast", VECTOR, VECTOR, 1, 0, 0, broadcast},
+    {"allgather", VECTOR, PARTS, 0, 0, 0, allgather},
+    {"gather", VECTOR, PARTS, 0, 1, 0, gather},
+    {"scatter", PARTS, VECTOR, 1, 0, 0, scatter},
+    {"alltoall", PARTS, PARTS, 0, 0, 0, alltoall},
+};
+
+static const struct row *row_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (!strcmp(rows[i].name, name))
+            return &rows[i];
+    return NULL;
+}
+
+static size_t parts_of(const struct bench *bench, enum operand operand)
+{
+    return operand == PARTS ? (size_t)bench->ranks : 1;
+}
+
+static size_t parts_most(const struct bench *bench)
+{
+    return parts_of(bench, bench->row->input == PARTS ? PARTS : bench->row->output);
+}
+
+/* Elements of a vector or of one part: rounded down, but one at least. */
+static size_t count_of(const struct bench *bench, size_t bytes)
+{
+    const size_t count = bytes / (parts_most(bench) * sizeof(float));
+    return count ? count : 1;
+}
+
+/* In place the input of an all-gather is this rank's part of the output; MPI's other operands in place begin together. */
+static void operands_set(struct bench *bench, size_t count)
+{
+    const int in_parts = bench->in_place && bench->row->call == allgather;
+    bench->count = (int)count;
+    bench->output = bench->buffers[1];
+    bench->input = in_parts ? bench->output + (size_t)bench->rank * count : bench->buffers[0];
+}
+
+/* ---- Inputs and results -------------------------------------------------------------------------------------------------- */
+
+/* What an element is: factor * ((k + turn) % 7) + lead. Sums are exact in any order, and a stale result never looks right. */
+struct formula {
+    size_t factor, lead;
+    uint64_t turn;
+};
+
+static void block_build(float *block, const struct formula *formula)
+{
+    for (uint64_t k = 0; k < BLOCK; k++)
+        block[k] = (float)(formula->factor * ((k + formula->turn) % PERIOD) + formula->lead);
+}
+
+static void pattern_write(float *at, size_t count, const struct formula *formula)
+{
+    float block[BLOCK];
+    block_build(block, formula);
+    for (; count >= BLOCK; count -= BLOCK, at += BLOCK)
+        memcpy(at, block, sizeof block);
+    memcpy(at, block, count * sizeof at[0]);
+}
+
+static int pattern_is(const float *at, size_t count, const struct formula *formula)
+{
+    float block[BLOCK];
+    block_build(block, formula);
+    for (; count >= BLOCK; count -= BLOCK, at += BLOCK)
+        if (memcmp(at, block, sizeof block))
+            return 0;
+    return !memcmp(at, block, count * sizeof at[0]);
+}
+
+/* Part i has the turn i later, so that parts taken one for another are seen. */
+static void input_rewrite(struct bench *bench)
+{
+    struct formula formula = {1, (size_t)bench->rank % LEAD, ++bench->fresh};
+    const size_t parts = bench->row->input_at_root && bench->rank ? 0 : parts_of(bench, bench->row->input);
+    for (size_t part = 0; part < parts; part++, formula.turn++)
+        pattern_write(bench->input + part * (size_t)bench->count, (size_t)bench->count, &formula);
+}
+
+/* Of an input in parts this rank gets its own; part i of an output is rank i's, a vector is all ranks' or root's. */
+static int output_is_right(const struct bench *bench)
+{
+    struct formula formula = {1, 0, bench->fresh + (bench->row->input == PARTS ? (uint64_t)bench->rank : 0)};
+    const size_t parts = bench->row->output_at_root && bench->rank ? 0 : parts_of(bench, bench->row->output);
+    int right = 1;
+    for (int rank = 1; bench->row->reduces && rank < bench->ranks; rank++, formula.factor++)
+        formula.lead += (size_t)rank % LEAD;
+    for (size_t part = 0; part < parts; part++) {
+        formula.lead = bench->row->reduces ? formula.lead : part % LEAD;
+        right &= pattern_is(bench->output + part * (size_t)bench->count, (size_t)bench->count, &formula);
+    }
+    return right;
+}
+
+static void result_check(struct bench *bench)
+{
+    input_rewrite(bench);
+    bench->row->call(bench);
+    if (output_is_right(bench))
+        return;
+    fprintf(stderr, "mpi_bench: rank %d: a result of %s of %d elements is wrong\n", bench->rank, bench->row->name,
+            bench->count);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+/* ---- One size ------------------------------------------------------------------------------------------------------------ */
+
+static double iterate(struct bench *bench)
 {
     double mine, slowest;
-    for (size_t k = 0; k < count; k++)
-        bench->input[k] = (float)bench->rank + (float)(k % 7);
+    input_rewrite(bench);
     MPI_Barrier(MPI_COMM_WORLD);
     const double start = MPI_Wtime();
-    MPI_Allreduce(bench->in_place ? MPI_IN_PLACE : bench->input, bench->output, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    bench->row->call(bench);
     mine = MPI_Wtime() - start;
     MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     return slowest;
 }
 
-/* Warms up; returns how many iterations fit the cap, the same on every rank. */
-static int iterations_choose(struct bench *bench, size_t count)
+/* Warms up; returns how many iterations fit the seconds, the same on every rank. */
+static int iterations_choose(struct bench *bench, size_t bytes)
 {
-    const size_t bytes = count * sizeof(float);
     const int usual = bytes < 65536 ? 500 : bytes < (8u << 20) ? 60 : 12;
     double slowest;
     const double start = MPI_Wtime();
     for (int i = 0; i < WARMUPS; i++)
-        iterate(bench, count);
+        iterate(bench);
     const double mine = (MPI_Wtime() - start) / WARMUPS;
     MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    const double fit = CAP_S / slowest;
+    const double fit = bench->seconds / slowest;
     return fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : (int)fit;
 }
 
-static void size_run(struct bench *bench, size_t count)
+static void size_run(struct bench *bench, size_t asked)
 {
     double took[ITERATIONS_MAX];
+    operands_set(bench, count_of(bench, asked));
+    const size_t bytes = (size_t)bench->count * parts_most(bench) * sizeof(float);
     const double exchange_ns = exchange_measure(bench);
-    const int iterations = iterations_choose(bench, count);
+    result_check(bench);
+    const int iterations = iterations_choose(bench, bytes);
     for (int i = 0; i < iterations; i++)
-        took[i] = iterate(bench, count);
+        took[i] = iterate(bench);
     qsort(took, (size_t)iterations, sizeof took[0], by_value);
     if (bench->rank == 0)
-        printf("{\"collective\":\"allreduce\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"float32\",\"in_place\":%s,"
-               "\"iterations\":%d,\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%.1f}\n",
-               bench->ranks, count * sizeof(float), bench->in_place ? "true" : "false", iterations, took[iterations / 2] * 1e6,
-               took[iterations * 99 / 100] * 1e6, exchange_ns);
+        printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"float32\",\"in_place\":%s,\"iterations\":%d,"
+               "\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%.1f}\n",
+               bench->row->name, bench->ranks, bytes, bench->in_place ? "true" : "false", iterations,
+               took[iterations / 2] * 1e6, took[iterations * 99 / 100] * 1e6, exchange_ns);
     fflush(stdout);
+}
+
+/* Ends the job when the arguments make no sense or there is no memory. */
+static void refuse(const struct bench *bench, const char *why)
+{
+    if (bench->rank == 0)
+        fprintf(stderr, "mpi_bench: %s\n", why);
+    MPI_Abort(MPI_COMM_WORLD, 2);
+}
+
+/* Both buffers have room for the larger operand. */
+static void buffers_open(struct bench *bench, size_t most)
+{
+    const size_t bytes = count_of(bench, most) * parts_most(bench) * sizeof(float);
+    if (bytes / sizeof(float) > INT_MAX)
+        refuse(bench, "MPI counts up to 2147483647 elements: choose fewer bytes");
+    bench->buffers[0] = malloc(bytes);
+    bench->buffers[1] = bench->in_place ? bench->buffers[0] : malloc(bytes);
+    if (!bench->buffers[0] || !bench->buffers[1])
+        refuse(bench, "no memory for the buffers: choose fewer bytes");
+    memset(bench->buffers[0], 0, bytes);
+    memset(bench->buffers[1], 0, bytes);
 }
 
 int main(int argc, char **argv)
@@ -140,18 +355,18 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &bench.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &bench.ranks);
-    const size_t least = argc > 1 ? strtoull(argv[1], NULL, 10) : 8, most = argc > 2 ? strtoull(argv[2], NULL, 10) : 1u << 28;
-    const size_t factor = argc > 3 ? strtoull(argv[3], NULL, 10) : 8;
-    bench.in_place = argc > 4 && !strcmp(argv[4], "in-place");
+    if (argc != 7)
+        refuse(&bench, "wants: collective, smallest bytes, largest bytes, factor, in-place or out-of-place, seconds");
+    const size_t least = strtoull(argv[2], NULL, 10), most = strtoull(argv[3], NULL, 10), factor = strtoull(argv[4], NULL, 10);
+    bench.row = row_find(argv[1]);
+    bench.seconds = atoi(argv[6]);
+    if (!bench.row || least < sizeof(float) || most < least || factor < 2 || bench.seconds < 1)
+        refuse(&bench, "no such collective, or a number that makes no sense");
+    bench.in_place = bench.row->call == broadcast || !strcmp(argv[5], "in-place");
     bench.area = area_open(bench.rank);
-    bench.input = malloc(most);
-    bench.output = bench.in_place ? bench.input : malloc(most);
-    if (!bench.input || !bench.output || least < sizeof(float) || factor < 2)
-        MPI_Abort(MPI_COMM_WORLD, 2);
-    memset(bench.input, 0, most);
-    memset(bench.output, 0, most);
+    buffers_open(&bench, most);
     for (size_t bytes = least; bytes <= most; bytes *= factor)
-        size_run(&bench, bytes / sizeof(float));
+        size_run(&bench, bytes);
     MPI_Finalize();
     return 0;
 }

@@ -7,9 +7,34 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum bench_collective { BENCH_ALLREDUCE, BENCH_BROADCAST, BENCH_BARRIER, BENCH_PROBE };
+enum bench_collective {
+    BENCH_ALLREDUCE,
+    BENCH_REDUCE,
+    BENCH_REDUCESCATTER,
+    BENCH_BROADCAST,
+    BENCH_ALLGATHER,
+    BENCH_GATHER,
+    BENCH_SCATTER,
+    BENCH_ALLTOALL,
+    BENCH_BARRIER,
+    BENCH_PROBE,
+    BENCH_COLLECTIVES
+};
 
-enum { BENCH_WARMUPS = 3, BENCH_ITERATIONS_MAX = 100000, BENCH_RANKS_MAX = 1024 };
+enum bench_operand { BENCH_NONE, BENCH_VECTOR, BENCH_PARTS };
+
+/* What a collective does with its operands. */
+struct bench_kind {
+    const char *name;
+    enum bench_operand input, output;
+    bool input_at_root, output_at_root; /* the other ranks have none */
+    bool reduces;
+    int bus_trips;   /* how often the memory or wire of one rank must carry the larger operand, */
+    bool bus_others; /* without this rank's share of it */
+};
+const struct bench_kind *bench_kind(enum bench_collective collective);
+
+enum { BENCH_WARMUPS = 3, BENCH_ITERATIONS_MAX = 100000, BENCH_RANKS_MAX = 1024, BENCH_ROOT = 0, BENCH_SCALE = 2 };
 
 struct bench_options {
     bool help;
@@ -26,6 +51,7 @@ struct bench_options {
     int json;       /* 0 table, 1 json */
     int probe;      /* 0 none, 1 memory */
     int iterations; /* 0: chosen by size */
+    int seconds;    /* one size takes about this long at most */
     size_t offset_bytes, gap_bytes;
     int timeout_s;
     int late_ms; /* the last rank comes this much later, and time counts from its arrival; 0: off */
@@ -34,15 +60,14 @@ struct bench_options {
 /* Reads the arguments after the command's name. When one makes no sense it prints one line on stderr and returns false. */
 bool bench_options_parse(int argc, char **argv, struct bench_options *options_out);
 
-/* "sum" and so on; "allreduce" and so on. Static storage. */
+/* "sum" and so on. Static storage. */
 const char *bench_op_name(int op);
-const char *bench_collective_name(int collective);
 
 /* One line of results; times are the slowest rank's. */
 struct bench_result {
     enum bench_collective collective;
     int ranks;
-    size_t bytes;
+    size_t bytes; /* of the larger operand */
     const char *algorithm;
     size_t iterations;
     double median_us, p99_us;
@@ -77,17 +102,20 @@ bool bench_exchange_measure(struct bench_area *area, int rank, uint64_t number, 
 /* Reads and writes bytes at memory once, with ordinary stores. */
 void bench_memory_touch(void *memory, size_t bytes);
 
-/* Fills count elements with rank % 8 + (k + turn) % 7: sums are exact in any order, and a stale result never looks right. */
-void bench_pattern_write(void *memory, size_t count, enum shoal_type type, int rank, uint64_t turn);
-
-/* What a collective makes of these inputs. Returns the number of wrong elements. */
-struct bench_expectation {
-    enum bench_collective collective;
+/* What a buffer holds. The input of rank r is r % 8 + (k + turn) % 7: sums are exact in any order, and a stale result never
+ * looks right. Each part of an operand in parts has a turn of its own. */
+struct bench_pattern {
     enum shoal_type type;
-    int op, ranks;
+    enum shoal_op op;
+    int first, ranks; /* the operator was applied to the inputs of so many ranks, from first on */
     uint64_t turn;
 };
-uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_expectation *expectation);
+
+/* Fills count elements with what pattern->first gives, before the operator. */
+void bench_pattern_write(void *memory, size_t count, const struct bench_pattern *pattern);
+
+/* Returns the number of elements that are not what the pattern says. */
+uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_pattern *pattern);
 
 /* Runs the whole measurement as one rank of the job its environment describes. area is NULL under a foreign launcher.
  * Returns the exit code; has printed why when it is not 0. */

@@ -9,10 +9,24 @@ static const char *const memories[] = {"plain", "shared", NULL};
 static const char *const inputs[] = {"fresh", "warm", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const probes[] = {"none", "memory", NULL};
-static const char *const ops[] = {"sum", "avg", "max", NULL};
-static const char *const collectives[] = {"allreduce", "broadcast", "barrier", NULL};
+static const char *const ops[] = {"sum", "avg", "max", "min", "prod", "bitand", "bitor", "bitxor", "scaled-sum", NULL};
 
-enum { SECONDS_MAX = 86400, LATE_MS_MAX = 10000, FACTOR_MAX = 1 << 20 };
+/* name, input, output, only root has the input, the output, reduces, trips over the bus, of the others' shares */
+static const struct bench_kind kinds[BENCH_COLLECTIVES] = {
+    [BENCH_ALLREDUCE] = {"allreduce", BENCH_VECTOR, BENCH_VECTOR, false, false, true, 2, true},
+    [BENCH_REDUCE] = {"reduce", BENCH_VECTOR, BENCH_VECTOR, false, true, true, 1, false},
+    [BENCH_REDUCESCATTER] = {"reducescatter", BENCH_PARTS, BENCH_VECTOR, false, false, true, 1, true},
+    [BENCH_BROADCAST] = {"broadcast", BENCH_VECTOR, BENCH_VECTOR, true, false, false, 1, false},
+    [BENCH_ALLGATHER] = {"allgather", BENCH_VECTOR, BENCH_PARTS, false, false, false, 1, true},
+    [BENCH_GATHER] = {"gather", BENCH_VECTOR, BENCH_PARTS, false, true, false, 1, true},
+    [BENCH_SCATTER] = {"scatter", BENCH_PARTS, BENCH_VECTOR, true, false, false, 1, true},
+    [BENCH_ALLTOALL] = {"alltoall", BENCH_PARTS, BENCH_PARTS, false, false, false, 1, true},
+    [BENCH_BARRIER] = {"barrier", BENCH_NONE, BENCH_NONE, false, false, false, 1, false},
+    [BENCH_PROBE] = {"probe", BENCH_VECTOR, BENCH_NONE, false, false, false, 2, false},
+};
+#define NAMES "allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier"
+
+enum { NAME_MAX_BYTES = 32, SECONDS_MAX = 86400, LATE_MS_MAX = 10000, FACTOR_MAX = 1 << 20 };
 #define SIZE_MOST (SIZE_MAX / 8)
 
 /* Each is an index into rows. */
@@ -24,12 +38,13 @@ enum {
     MEMORY,
     IN_PLACE,
     INPUTS,
-    DTYPE,
+    ELEMENT,
     OP,
     CHECK,
     FORMAT,
     PROBE,
     ITERATIONS,
+    SECONDS,
     OFFSET,
     GAP,
     LATE,
@@ -45,12 +60,14 @@ static const struct tool_option options_known[] = {
     {"--memory", MEMORY, "plain|shared"},
     {"--in-place", IN_PLACE, NULL},
     {"--inputs", INPUTS, "fresh|warm"},
-    {"--dtype", DTYPE, "TYPE"},
-    {"--op", OP, "sum|avg|max"},
+    {"--type", ELEMENT, "TYPE"},
+    {"--dtype", ELEMENT, "TYPE"}, /* as `shoal explain` has it */
+    {"--op", OP, "OPERATOR"},
     {"--check", CHECK, NULL},
     {"--format", FORMAT, "table|json"},
     {"--probe", PROBE, "memory"},
     {"--iterations", ITERATIONS, "N"},
+    {"--seconds", SECONDS, "S"},
     {"--offset", OFFSET, "SIZE"},
     {"--gap", GAP, "SIZE"},
     {"--late", LATE, "MS"},
@@ -77,12 +94,13 @@ static const struct row rows[] = {
     [MEMORY] = {WORD, TO(shared), memories, 0, 0},
     [IN_PLACE] = {FLAG, TO(in_place), NULL, 0, 0},
     [INPUTS] = {WORD, TO(warm), inputs, 0, 0},
-    [DTYPE] = {TYPE, TO(type), NULL, 0, 0},
+    [ELEMENT] = {TYPE, TO(type), NULL, 0, 0},
     [OP] = {WORD, TO(op), ops, 0, 0},
     [CHECK] = {FLAG, TO(check), NULL, 0, 0},
     [FORMAT] = {WORD, TO(json), formats, 0, 0},
     [PROBE] = {WORD, TO(probe), probes, 0, 0},
     [ITERATIONS] = {NUMBER, TO(iterations), NULL, 1, BENCH_ITERATIONS_MAX},
+    [SECONDS] = {NUMBER, TO(seconds), NULL, 1, SECONDS_MAX},
     [OFFSET] = {SIZE, TO(offset_bytes), NULL, 0, 0},
     [GAP] = {SIZE, TO(gap_bytes), NULL, 0, 0},
     [LATE] = {NUMBER, TO(late_ms), NULL, 1, LATE_MS_MAX},
@@ -95,9 +113,9 @@ const char *bench_op_name(int op)
     return ops[op];
 }
 
-const char *bench_collective_name(int collective)
+const struct bench_kind *bench_kind(enum bench_collective collective)
 {
-    return collective == BENCH_PROBE ? "probe" : collectives[collective];
+    return &kinds[collective];
 }
 
 static bool word_find(const char *const *words, const char *text, int *index_out)
@@ -113,7 +131,7 @@ static bool word_find(const char *const *words, const char *text, int *index_out
 
 static bool word_read(const struct tool_args *args, const char *const *words, int *index_out)
 {
-    char takes[64] = "one of ";
+    char takes[128] = "one of ";
     if (word_find(words, args->value, index_out))
         return true;
     for (int i = 0; words[i]; i++)
@@ -139,13 +157,47 @@ static bool option_read(const struct tool_args *args, const struct row *row, str
     return false;
 }
 
+/* The name without its dashes: reduce-scatter is reducescatter, all-to-all is alltoall. */
+static void dashes_drop(const char *text, char name_out[NAME_MAX_BYTES])
+{
+    size_t length = 0;
+    for (; *text && length + 1 < NAME_MAX_BYTES; text++)
+        if (*text != '-')
+            name_out[length++] = *text;
+    name_out[length] = 0;
+}
+
 static bool collective_read(const char *text, struct bench_options *options)
 {
+    const char *names[BENCH_PROBE + 1] = {NULL};
+    char name[NAME_MAX_BYTES];
     if (options->collective >= 0)
         return !tool_usage_fail("bench", "one collective at a time: '%s' is one too many", text);
-    if (word_find(collectives, text, &options->collective))
+    for (int i = 0; i < BENCH_PROBE; i++)
+        names[i] = kinds[i].name;
+    dashes_drop(text, name);
+    if (word_find(names, name, &options->collective))
         return true;
-    return !tool_usage_fail("bench", "it measures allreduce, broadcast and barrier, not '%s'", text);
+    const char *nearest = tool_word_nearest(name, names);
+    if (nearest)
+        return !tool_usage_fail("bench", "there is no collective '%s'; did you mean %s?", text, nearest);
+    return !tool_usage_fail("bench", "it measures " NAMES ", not '%s'", text);
+}
+
+static bool is_integer(enum shoal_type type)
+{
+    return type == SHOAL_INT64 || type == SHOAL_INT32 || type == SHOAL_INT8 || type == SHOAL_UINT8;
+}
+
+static bool operator_agrees(const struct bench_options *options)
+{
+    const struct bench_kind *kind = &kinds[options->collective];
+    const bool is_bitwise = options->op == SHOAL_BITAND || options->op == SHOAL_BITOR || options->op == SHOAL_BITXOR;
+    if (options->op != SHOAL_SUM && !kind->reduces)
+        return !tool_usage_fail("bench", "--op %s makes no sense: %s reduces nothing", ops[options->op], kind->name);
+    if (is_bitwise && !is_integer(options->type))
+        return !tool_usage_fail("bench", "--op %s takes integers, not %s", ops[options->op], tool_type_name(options->type));
+    return true;
 }
 
 /* What no single option can tell. */
@@ -154,7 +206,7 @@ static bool options_agree(const struct bench_options *options)
     const size_t element = shoal_type_bytes(options->type);
     const char *type = tool_type_name(options->type);
     if (options->collective < 0)
-        return !tool_usage_fail("bench", "say what to measure: allreduce, broadcast or barrier");
+        return !tool_usage_fail("bench", "say what to measure: " NAMES);
     if (options->bytes_min < element)
         return !tool_usage_fail("bench", "--min %zu is less than one %s", options->bytes_min, type);
     if (options->bytes_max < options->bytes_min)
@@ -169,7 +221,7 @@ static bool options_agree(const struct bench_options *options)
         return !tool_usage_fail("bench", "--gap must hold --max %zu bytes, in whole elements", options->bytes_max);
     if (options->check && options->warm)
         return !tool_usage_fail("bench", "--check needs --inputs fresh, so that a stale result is seen");
-    return true;
+    return operator_agrees(options);
 }
 
 /* Options and the collective may come in any order. */
@@ -188,7 +240,8 @@ static bool arguments_read(struct tool_args *args, struct bench_options *options
 bool bench_options_parse(int argc, char **argv, struct bench_options *options_out)
 {
     struct tool_args args = {.command = "bench", .argc = argc, .argv = argv, .at = 1};
-    struct bench_options options = {.collective = -1, .bytes_min = 8, .bytes_max = 256u << 20, .factor = 8, .timeout_s = 60};
+    struct bench_options options = {
+        .collective = -1, .bytes_min = 8, .bytes_max = 256u << 20, .factor = 8, .seconds = 4, .timeout_s = 60};
     if (!arguments_read(&args, &options) || (!options.help && !options_agree(&options)))
         return false;
     *options_out = options;

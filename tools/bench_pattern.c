@@ -13,60 +13,101 @@ static uint16_t bfloat16_round(float value)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Writes sum / divisor, rounded as the header promises for the type. */
-static void element_write(unsigned char *at, enum shoal_type type, int64_t sum, int64_t divisor)
+/* For zero and for magnitudes from 2^-14 to 65504; the patterns have no others. */
+static uint16_t float16_round(float value)
 {
-    const float single = (float)sum / (float)divisor;
-    const double twice = (double)sum / (double)divisor;
-    const uint16_t brief = bfloat16_round(single);
-    const int64_t whole = sum / divisor;
-    const void *from = type == SHOAL_FLOAT32    ? (const void *)&single
-                       : type == SHOAL_FLOAT64  ? (const void *)&twice
-                       : type == SHOAL_BFLOAT16 ? (const void *)&brief
-                                                : (const void *)&whole;
-    memcpy(at, from, shoal_type_bytes(type));
+    enum { DROPPED = 13, EXPONENT_SHIFT = 23, BIAS_LESS = 127 - 15 };
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    const uint32_t nearest = magnitude + 0xfff + (magnitude >> DROPPED & 1) - ((uint32_t)BIAS_LESS << EXPONENT_SHIFT);
+    return (uint16_t)(sign | (magnitude ? nearest >> DROPPED : 0));
 }
 
-/* What one element is made of: factor * ((k + turn) % 7) + lead, divided by divisor. */
-struct formula {
-    int64_t factor, lead, divisor;
-    uint64_t turn;
-};
-
-static void block_build(unsigned char *block, enum shoal_type type, const struct formula *formula)
+static int64_t integer_wrap(enum shoal_type type, int64_t value)
 {
-    const size_t element = shoal_type_bytes(type);
-    for (uint64_t k = 0; k < BLOCK_ELEMENTS; k++) {
-        const int64_t step = (int64_t)((k + formula->turn) % PERIOD);
-        element_write(block + k * element, type, formula->factor * step + formula->lead, formula->divisor);
+    switch (type) {
+    case SHOAL_INT32:
+        return (int32_t)value;
+    case SHOAL_INT8:
+        return (int8_t)value;
+    case SHOAL_UINT8:
+        return (uint8_t)value;
+    default:
+        return value;
     }
 }
 
-void bench_pattern_write(void *memory, size_t count, enum shoal_type type, int rank, uint64_t turn)
+/* Writes value / divisor, rounded or wrapped as the header promises for the type. Bytes of an integer begin with the lowest. */
+static void element_write(unsigned char *at, enum shoal_type type, int64_t value, int64_t divisor)
+{
+    const float single = (float)value / (float)divisor;
+    const double twice = (double)value / (double)divisor;
+    const uint16_t brain = bfloat16_round(single), half = float16_round(single);
+    const int64_t whole = integer_wrap(type, value) / divisor;
+    const void *const from[SHOAL_TYPE_END] = {
+        [SHOAL_FLOAT32] = &single, [SHOAL_FLOAT64] = &twice, [SHOAL_BFLOAT16] = &brain, [SHOAL_FLOAT16] = &half,
+        [SHOAL_INT64] = &whole,    [SHOAL_INT32] = &whole,   [SHOAL_INT8] = &whole,     [SHOAL_UINT8] = &whole,
+    };
+    memcpy(at, from[type], shoal_type_bytes(type));
+}
+
+/* values: the period of the pattern, from its step 0 on. */
+static void block_build(unsigned char *block, const struct bench_pattern *pattern, const int64_t *values, int64_t divisor)
+{
+    const size_t element = shoal_type_bytes(pattern->type);
+    for (uint64_t k = 0; k < BLOCK_ELEMENTS; k++)
+        element_write(block + k * element, pattern->type, values[(k + pattern->turn) % PERIOD], divisor);
+}
+
+/* What a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few turns the
+ * sign. */
+static int64_t value_of(enum shoal_op op, int rank, int step)
+{
+    if (op != SHOAL_PROD)
+        return rank % LEAD + step;
+    return ((rank + step) % 2 ? -1 : 1) * (rank ? 1 : 1 + step);
+}
+
+static int64_t combine(enum shoal_op op, int64_t a, int64_t b)
+{
+    switch (op) {
+    case SHOAL_MAX:
+        return a > b ? a : b;
+    case SHOAL_MIN:
+        return a < b ? a : b;
+    case SHOAL_PROD:
+        return a * b;
+    case SHOAL_BITAND:
+        return a & b;
+    case SHOAL_BITOR:
+        return a | b;
+    case SHOAL_BITXOR:
+        return a ^ b;
+    default:
+        return a + b;
+    }
+}
+
+static int64_t result_of(const struct bench_pattern *pattern, int step)
+{
+    int64_t value = value_of(pattern->op, pattern->first, step);
+    for (int rank = pattern->first + 1; rank < pattern->first + pattern->ranks; rank++)
+        value = combine(pattern->op, value, value_of(pattern->op, rank, step));
+    return pattern->op == SHOAL_SCALED_SUM ? BENCH_SCALE * value : value;
+}
+
+void bench_pattern_write(void *memory, size_t count, const struct bench_pattern *pattern)
 {
     unsigned char block[BLOCK_BYTES], *at = memory;
-    const size_t element = shoal_type_bytes(type);
-    block_build(block, type, &(struct formula){1, rank % LEAD, 1, turn});
+    int64_t values[PERIOD];
+    const size_t element = shoal_type_bytes(pattern->type);
+    for (int step = 0; step < PERIOD; step++)
+        values[step] = value_of(pattern->op, pattern->first, step);
+    block_build(block, pattern, values, 1);
     for (; count >= BLOCK_ELEMENTS; count -= BLOCK_ELEMENTS, at += BLOCK_ELEMENTS * element)
         memcpy(at, block, BLOCK_ELEMENTS * element);
     memcpy(at, block, count * element);
-}
-
-static struct formula formula_of(const struct bench_expectation *expectation)
-{
-    const int ranks = expectation->ranks;
-    struct formula formula = {1, 0, 1, expectation->turn};
-    if (expectation->collective == BENCH_BROADCAST)
-        return formula;
-    if (expectation->op == SHOAL_MAX) {
-        formula.lead = ranks < LEAD ? ranks - 1 : LEAD - 1;
-        return formula;
-    }
-    formula.factor = ranks;
-    for (int rank = 0; rank < ranks; rank++)
-        formula.lead += rank % LEAD;
-    formula.divisor = expectation->op == SHOAL_AVG ? ranks : 1;
-    return formula;
 }
 
 static uint64_t elements_differ(const unsigned char *a, const unsigned char *b, size_t count, size_t element)
@@ -79,14 +120,16 @@ static uint64_t elements_differ(const unsigned char *a, const unsigned char *b, 
     return wrong;
 }
 
-uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_expectation *expectation)
+uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_pattern *pattern)
 {
     unsigned char block[BLOCK_BYTES];
     const unsigned char *at = memory;
-    const size_t element = shoal_type_bytes(expectation->type);
-    const struct formula formula = formula_of(expectation);
+    int64_t values[PERIOD];
+    const size_t element = shoal_type_bytes(pattern->type);
     uint64_t wrong = 0;
-    block_build(block, expectation->type, &formula);
+    for (int step = 0; step < PERIOD; step++)
+        values[step] = result_of(pattern, step);
+    block_build(block, pattern, values, pattern->op == SHOAL_AVG ? pattern->ranks : 1);
     for (; count >= BLOCK_ELEMENTS; count -= BLOCK_ELEMENTS, at += BLOCK_ELEMENTS * element)
         wrong += elements_differ(at, block, BLOCK_ELEMENTS, element);
     return wrong + elements_differ(at, block, count, element);

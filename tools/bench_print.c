@@ -9,10 +9,9 @@ double bench_algbw_gb_s(const struct bench_result *result)
 
 double bench_busbw_gb_s(const struct bench_result *result)
 {
-    const double algbw = bench_algbw_gb_s(result);
-    if (result->collective == BENCH_ALLREDUCE)
-        return algbw * 2 * (result->ranks - 1) / result->ranks;
-    return result->collective == BENCH_PROBE ? 2 * algbw : algbw;
+    const struct bench_kind *kind = bench_kind(result->collective);
+    const double share = kind->bus_others ? (double)(result->ranks - 1) / result->ranks : 1;
+    return bench_algbw_gb_s(result) * kind->bus_trips * share;
 }
 
 char *bench_size_print(size_t bytes, char text_out[24])
@@ -38,14 +37,13 @@ static const char *state_text(double exchange_ns)
 
 void bench_header_print(const struct bench_options *options, int ranks, double exchange_ns)
 {
+    const struct bench_kind *kind = bench_kind((enum bench_collective)options->collective);
     if (options->json)
         return;
-    printf("# shoal %s, %s, %d rank%s on 1 host", shoal_version(), bench_collective_name(options->collective), ranks,
-           ranks == 1 ? "" : "s");
-    if (options->collective != BENCH_BARRIER)
-        printf(", %s%s%s, %s memory, %s, inputs %s", tool_type_name(options->type),
-               options->collective == BENCH_ALLREDUCE ? " " : "",
-               options->collective == BENCH_ALLREDUCE ? bench_op_name(options->op) : "", options->shared ? "shared" : "plain",
+    printf("# shoal %s, %s, %d rank%s on 1 host", shoal_version(), kind->name, ranks, ranks == 1 ? "" : "s");
+    if (kind->output != BENCH_NONE)
+        printf(", %s%s%s, %s memory, %s, inputs %s", tool_type_name(options->type), kind->reduces ? " " : "",
+               kind->reduces ? bench_op_name(options->op) : "", options->shared ? "shared" : "plain",
                options->in_place ? "in place" : "out of place", options->warm ? "warm" : "rewritten before each operation");
     if (exchange_ns >= 0)
         printf("\n# exchange at the start %.0f ns (%s)", exchange_ns, state_text(exchange_ns));
@@ -63,16 +61,14 @@ void bench_header_print(const struct bench_options *options, int ranks, double e
     fflush(stdout);
 }
 
-static void row_print(const struct bench_options *options, const struct bench_result *result, const struct bench_result *probe)
+static void row_print(const struct bench_result *result, const struct bench_result *probe)
 {
-    char size[24], exchange[24] = "-", errors[24] = "-";
+    char size[24], exchange[24] = "-";
     if (result->exchange_ns >= 0)
         snprintf(exchange, sizeof exchange, "%.0f", result->exchange_ns);
-    if (options->check)
-        snprintf(errors, sizeof errors, "%llu", (unsigned long long)result->errors);
     printf("%10s %12.2f %12.2f %8.2f %8.2f %11s ", bench_size_print(result->bytes, size), result->median_us, result->p99_us,
            bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange);
-    printf("%12.2f %6zu %8s", result->cpu_us, result->iterations, errors);
+    printf("%12.2f %6zu %8llu", result->cpu_us, result->iterations, (unsigned long long)result->errors);
     if (probe)
         printf(" %12.2f %8.2fx", probe->median_us, result->median_us / probe->median_us);
     printf("  %s\n", result->algorithm);
@@ -80,23 +76,26 @@ static void row_print(const struct bench_options *options, const struct bench_re
 
 static void object_print(const struct bench_options *options, const struct bench_result *result)
 {
-    char exchange[24] = "null";
+    char exchange[24] = "null", op[24] = "null";
     if (result->exchange_ns >= 0)
         snprintf(exchange, sizeof exchange, "%.1f", result->exchange_ns);
+    if (bench_kind(result->collective)->reduces)
+        snprintf(op, sizeof op, "\"%s\"", bench_op_name(options->op));
     printf("{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":1,\"bytes\":%zu,\"dtype\":\"%s\",\"memory\":\"%s\",\"in_place\":%s,"
            "\"inputs\":\"%s\",\"algorithm\":\"%s\",\"iterations\":%zu,\"median_us\":%.3f,\"p99_us\":%.3f,\"algbw_gb_s\":%.4f,"
-           "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu}\n",
-           bench_collective_name((int)result->collective), result->ranks, result->bytes, tool_type_name(options->type),
+           "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu,\"op\":%s}\n",
+           bench_kind(result->collective)->name, result->ranks, result->bytes, tool_type_name(options->type),
            options->shared ? "shared" : "plain", options->in_place || result->collective == BENCH_PROBE ? "true" : "false",
            options->warm ? "warm" : "fresh", result->algorithm, result->iterations, result->median_us, result->p99_us,
-           bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors);
+           bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors,
+           op);
 }
 
 void bench_result_print(const struct bench_options *options, const struct bench_result *result,
                         const struct bench_result *probe)
 {
     if (!options->json) {
-        row_print(options, result, probe);
+        row_print(result, probe);
     } else {
         if (probe)
             object_print(options, probe);

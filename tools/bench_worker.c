@@ -6,8 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* One size takes about this long at most; fewer iterations then, but never fewer than ITERATIONS_MIN. */
-enum { CAP_S = 4, ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
+/* Where one size would take longer than --seconds it gets fewer iterations, but never fewer than ITERATIONS_MIN. */
+enum { ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
 
 struct worker {
     const struct bench_options *options;
@@ -17,18 +17,26 @@ struct worker {
     int rank, ranks;
     void *memory; /* holds both buffers */
     size_t memory_bytes;
-    char *input, *output;
-    double *took_s; /* of each iteration; with --late the time of its end */
-    double *late_s; /* with --late, on the last rank: the time it arrived; elsewhere 0 */
+    char *input, *output; /* each has room for the larger operand */
+    double *took_s;       /* of each iteration; with --late the time of its end */
+    double *late_s;       /* with --late, on the last rank: the time it arrived; elsewhere 0 */
     uint64_t exchanges;
     uint64_t turn; /* iterations so far; the pattern moves on with it */
     uint64_t errors;
 };
 
+/* An operand as this rank has it: so many parts of the task's count; 0 and NULL where it has none. */
+struct operand {
+    char *at;
+    size_t parts;
+};
+
 /* What is measured now. */
 struct task {
     enum bench_collective collective;
-    size_t count, bytes;
+    size_t count; /* elements of a vector or of one part */
+    size_t bytes; /* of the larger operand */
+    struct operand input, output;
 };
 
 #define TRY(expression)                                    \
@@ -58,12 +66,30 @@ static enum shoal_status memory_map(struct worker *worker)
     return complain(worker, text);
 }
 
+/* How many parts the larger operand has. */
+static size_t parts_of(const struct worker *worker, const struct bench_kind *kind)
+{
+    return kind->input == BENCH_PARTS || kind->output == BENCH_PARTS ? (size_t)worker->ranks : 1;
+}
+
+/* Elements of a vector or of one part where the larger operand has so many bytes: rounded down, but one at least, if any. */
+static size_t count_of(const struct worker *worker, const struct bench_kind *kind, size_t bytes)
+{
+    const size_t count = bytes / (parts_of(worker, kind) * shoal_type_bytes(worker->options->type));
+    return !count && bytes ? 1 : count;
+}
+
 /* Input and output lie in one allocation. Without --gap they are a page further apart than they are long: buffers that agree
  * modulo a large power of two are slow on some processors, and that is measured only when asked for. */
 static enum shoal_status buffers_open(struct worker *worker)
 {
     const struct bench_options *options = worker->options;
-    const size_t pages = (options->bytes_max + PAGE_BYTES - 1) / PAGE_BYTES;
+    const struct bench_kind *kind = bench_kind((enum bench_collective)options->collective);
+    const size_t count = count_of(worker, kind, options->bytes_max);
+    const size_t bytes = count * parts_of(worker, kind) * shoal_type_bytes(options->type);
+    const size_t pages = (bytes + PAGE_BYTES - 1) / PAGE_BYTES;
+    if (options->gap_bytes && options->gap_bytes < bytes)
+        return complain(worker, "--gap does not hold one element for each rank; choose a larger one");
     const size_t apart = options->in_place ? 0 : options->gap_bytes ? options->gap_bytes : (pages + 1) * PAGE_BYTES;
     worker->memory_bytes = options->offset_bytes + apart + pages * PAGE_BYTES;
     if (options->shared)
@@ -72,8 +98,8 @@ static enum shoal_status buffers_open(struct worker *worker)
         TRY(memory_map(worker));
     worker->input = (char *)worker->memory + options->offset_bytes;
     worker->output = worker->input + apart;
-    memset(worker->input, 0, options->bytes_max);
-    memset(worker->output, 0, options->bytes_max);
+    memset(worker->input, 0, bytes);
+    memset(worker->output, 0, bytes);
     return SHOAL_OK;
 }
 
@@ -89,37 +115,96 @@ static void buffers_close(struct worker *worker)
 
 /* ---- One operation ------------------------------------------------------------------------------------------------------- */
 
+static struct operand operand_make(const struct worker *worker, enum bench_operand operand, bool at_root, char *at)
+{
+    if (operand == BENCH_NONE || (at_root && worker->rank != BENCH_ROOT))
+        return (struct operand){NULL, 0};
+    return (struct operand){at, operand == BENCH_PARTS ? (size_t)worker->ranks : 1};
+}
+
+/* In place, where one operand is in parts, the other is this rank's part of it. */
+static struct task task_make(const struct worker *worker, enum bench_collective collective, size_t bytes)
+{
+    const struct bench_kind *kind = bench_kind(collective);
+    const size_t count = count_of(worker, kind, bytes), part_bytes = count * shoal_type_bytes(worker->options->type);
+    struct task task = {.collective = collective, .count = count, .bytes = part_bytes * parts_of(worker, kind)};
+    task.input = operand_make(worker, kind->input, kind->input_at_root, worker->input);
+    task.output = operand_make(worker, kind->output, kind->output_at_root, worker->output);
+    if (worker->options->in_place && task.input.parts == 1 && task.output.parts > 1)
+        task.input.at += (size_t)worker->rank * part_bytes;
+    if (worker->options->in_place && task.output.parts == 1 && task.input.parts > 1)
+        task.output.at += (size_t)worker->rank * part_bytes;
+    return task;
+}
+
 static enum shoal_status operate(struct worker *worker, const struct task *task)
 {
+    static const struct shoal_options scaled = {.struct_bytes = sizeof scaled, .scale = BENCH_SCALE};
     const enum shoal_type type = worker->options->type;
+    const enum shoal_op op = (enum shoal_op)worker->options->op;
+    const struct shoal_options *options = op == SHOAL_SCALED_SUM ? &scaled : NULL;
+    struct shoal_comm *comm = worker->comm;
+    const void *input = task->input.at;
+    void *output = task->output.at;
     switch (task->collective) {
     case BENCH_ALLREDUCE:
-        return shoal_allreduce(worker->comm, worker->input, worker->output, task->count, type,
-                               (enum shoal_op)worker->options->op, NULL);
+        return shoal_allreduce(comm, input, output, task->count, type, op, options);
+    case BENCH_REDUCE:
+        return shoal_reduce(comm, input, output, task->count, type, op, BENCH_ROOT, options);
+    case BENCH_REDUCESCATTER:
+        return shoal_reduce_scatter(comm, input, output, task->count, type, op, options);
     case BENCH_BROADCAST:
-        return shoal_broadcast(worker->comm, worker->rank ? NULL : worker->input, worker->output, task->count, type, 0, NULL);
+        return shoal_broadcast(comm, input, output, task->count, type, BENCH_ROOT, NULL);
+    case BENCH_ALLGATHER:
+        return shoal_allgather(comm, input, output, task->count, type, NULL);
+    case BENCH_GATHER:
+        return shoal_gather(comm, input, output, task->count, type, BENCH_ROOT, NULL);
+    case BENCH_SCATTER:
+        return shoal_scatter(comm, input, output, task->count, type, BENCH_ROOT, NULL);
+    case BENCH_ALLTOALL:
+        return shoal_alltoall(comm, input, output, task->count, type, NULL);
     case BENCH_BARRIER:
-        return shoal_barrier(worker->comm, NULL);
+        return shoal_barrier(comm, NULL);
     case BENCH_PROBE:
-        bench_memory_touch(worker->input, task->bytes);
+        bench_memory_touch(task->input.at, task->bytes);
         return SHOAL_OK;
+    case BENCH_COLLECTIVES:
+        break;
     }
     return SHOAL_ERR_ARGUMENT;
 }
 
+/* Part i has the turn i later, so that parts taken one for another are seen. */
 static void input_rewrite(struct worker *worker, const struct task *task)
 {
-    const bool reads_input = task->collective != BENCH_BROADCAST || worker->rank == 0;
-    if (task->count && reads_input)
-        bench_pattern_write(worker->input, task->count, worker->options->type, worker->rank, worker->turn);
+    const size_t part_bytes = task->count * shoal_type_bytes(worker->options->type);
+    struct bench_pattern pattern = {worker->options->type, (enum shoal_op)worker->options->op, worker->rank, 1, worker->turn};
+    for (size_t part = 0; part < task->input.parts; part++, pattern.turn++)
+        bench_pattern_write(task->input.at + part * part_bytes, task->count, &pattern);
 }
 
+/* Of an input in parts this rank gets its own; part i of an output is rank i's, a vector is all ranks' or root's. */
 static void output_verify(struct worker *worker, const struct task *task)
 {
-    const struct bench_expectation expectation = {task->collective, worker->options->type, worker->options->op, worker->ranks,
-                                                  worker->turn};
-    if (task->count && task->collective != BENCH_PROBE)
-        worker->errors += bench_pattern_verify(worker->output, task->count, &expectation);
+    const struct bench_kind *kind = bench_kind(task->collective);
+    const size_t part_bytes = task->count * shoal_type_bytes(worker->options->type);
+    struct bench_pattern pattern = {worker->options->type, (enum shoal_op)worker->options->op, BENCH_ROOT, 1, worker->turn};
+    if (kind->input == BENCH_PARTS)
+        pattern.turn += (uint64_t)worker->rank;
+    if (kind->reduces)
+        pattern.ranks = worker->ranks;
+    for (size_t part = 0; part < task->output.parts; part++, pattern.first++)
+        worker->errors += bench_pattern_verify(task->output.at + part * part_bytes, task->count, &pattern);
+}
+
+/* One operation, untimed, whose result is compared element by element. */
+static enum shoal_status result_check(struct worker *worker, const struct task *task)
+{
+    worker->turn++;
+    input_rewrite(worker, task);
+    TRY(operate(worker, task));
+    output_verify(worker, task);
+    return SHOAL_OK;
 }
 
 static bool is_late(const struct worker *worker)
@@ -171,7 +256,7 @@ static enum shoal_status warm_up(struct worker *worker, const struct task *task,
     took_s = (bench_now() - start) / BENCH_WARMUPS;
     TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     const size_t usual = iterations_usual(task->bytes);
-    const double fit = CAP_S / slowest_s;
+    const double fit = worker->options->seconds / slowest_s;
     const size_t capped = fit >= (double)usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : (size_t)fit;
     *iterations_out = worker->options->iterations ? (size_t)worker->options->iterations : capped;
     return SHOAL_OK;
@@ -248,6 +333,7 @@ static enum shoal_status measure(struct worker *worker, const struct task *task,
     size_t iterations;
     worker->errors = 0;
     TRY(exchange_measure(worker, &result.exchange_ns));
+    TRY(result_check(worker, task));
     TRY(warm_up(worker, task, &iterations));
     for (size_t i = 0; i < iterations; i++)
         TRY(iterate(worker, task, i));
@@ -275,9 +361,8 @@ static void progress_print(const struct worker *worker, size_t bytes, bool done)
 
 static enum shoal_status size_run(struct worker *worker, size_t bytes, uint64_t *errors)
 {
-    const size_t element = shoal_type_bytes(worker->options->type), count = bytes / element;
-    struct task task = {(enum bench_collective)worker->options->collective, count, count * element};
-    struct task touch = {BENCH_PROBE, task.count, task.bytes};
+    const struct task task = task_make(worker, (enum bench_collective)worker->options->collective, bytes);
+    const struct task touch = task_make(worker, BENCH_PROBE, task.bytes);
     struct bench_result result, probe;
     progress_print(worker, task.bytes, false);
     if (worker->options->probe)

@@ -23,7 +23,9 @@ static const char help[] =
     "\n"
     "Examples:\n"
     "    shoal info\n"
-    "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n";
+    "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n"
+    "\n"
+    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments make no sense.\n";
 
 static void version_print(void)
 {

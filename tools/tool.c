@@ -187,7 +187,9 @@ struct type_word {
 
 static const struct type_word type_words[] = {
     {"f32", SHOAL_FLOAT32},   {"float32", SHOAL_FLOAT32},   {"f64", SHOAL_FLOAT64}, {"float64", SHOAL_FLOAT64},
-    {"bf16", SHOAL_BFLOAT16}, {"bfloat16", SHOAL_BFLOAT16}, {"i64", SHOAL_INT64},   {"int64", SHOAL_INT64},
+    {"bf16", SHOAL_BFLOAT16}, {"bfloat16", SHOAL_BFLOAT16}, {"f16", SHOAL_FLOAT16}, {"float16", SHOAL_FLOAT16},
+    {"i64", SHOAL_INT64},     {"int64", SHOAL_INT64},       {"i32", SHOAL_INT32},   {"int32", SHOAL_INT32},
+    {"i8", SHOAL_INT8},       {"int8", SHOAL_INT8},         {"u8", SHOAL_UINT8},    {"uint8", SHOAL_UINT8},
 };
 enum { TYPE_WORDS = sizeof type_words / sizeof type_words[0] };
 
@@ -199,7 +201,7 @@ bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out)
             return true;
         }
     }
-    return tool_value_fail(args, "one of f32, f64, bf16, i64");
+    return tool_value_fail(args, "one of float32, float64, bfloat16, float16, int64, int32, int8, uint8");
 }
 
 /* The long names stand at the odd places of the table. */

@@ -70,6 +70,13 @@ def groups_split_and_pass_round():
         expect_lines(workers, "03_groups", expected)
 
 
+def sharded_ends_at_the_average_of_all_targets():
+    for workers in (1, 2, 3):
+        expected = [f"rank {rank} of {workers} keeps {1003 // workers + (rank < 1003 % workers)} of 1003 parameters; after 60 steps "
+                    "the worst is 0.000" for rank in range(workers)]
+        expect_lines(workers, "04_sharded", expected)
+
+
 # ---- fashion_mnist: training ----
 
 
@@ -317,6 +324,7 @@ CASES = (
     (hello_sums_the_ranks, None),
     (async_sums_every_buffer, None),
     (groups_split_and_pass_round, None),
+    (sharded_ends_at_the_average_of_all_targets, None),
     (help_lists_the_options, need_fashion),
     (loss_curves_agree, need_dataset),
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),
