@@ -1,5 +1,5 @@
-/* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own part
- * where the vector is in parts, and reduces it for all that take it. It reads a peer's input and writes a peer's output where
+/* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own
+ * part where the vector is in parts, and reduces it for all that take it. It reads a peer's input and writes a peer's output where
  * these are shared; else the block goes through a window: that of the peer on the way in, that of the owner on the way out.
  * Ranks may differ.
  * Cost, n bytes and p ranks: when all is shared each rank reads n, and writes n (all-reduce) or n/p, in one step between two

@@ -123,7 +123,7 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     return status;
 }
 
-/* ---- Entry points --------------------------------------------------------------------------------------------------------- */
+/* ---- Entry points -------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                   enum shoal_op op, const struct shoal_options *options)

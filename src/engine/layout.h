@@ -49,8 +49,8 @@ struct shoal_call {
 };
 
 /* Make layouts; NULL: no memory. The arrays are copied. Sums of counts must fit into size_t.
- * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where the operand
- * is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
+ * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where
+ * the operand is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
 struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors, size_t tensor_count);
 struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
                                            const size_t *taken_at, bool has_notices);
