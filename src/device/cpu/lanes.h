@@ -100,33 +100,32 @@ struct work {
     }
 
 /* No processor divides vectors of integers: so averages are made one by one, out of line; and in a float that is wider than the
- * integer, where there is one: compilers make vectors of that, and the quotient without its fraction is exact. */
-#define DEFINE_INTEGER(LANE, ONE, UNSIGNED, QUOTIENT)                                                  \
-    typedef ONE LANE##_one;                                                                            \
-    typedef ONE LANE##_lanes VECTOR;                                                                   \
-    typedef UNSIGNED LANE##_wrapping VECTOR;                                                           \
-    DEFINE_INTEGER_FORM(LANE##_one, UNSIGNED, UNSIGNED, PICK_ONE)                                      \
-    DEFINE_INTEGER_FORM(LANE##_lanes, LANE##_wrapping, UNSIGNED, PICK_LANES)                           \
-    INLINE LANE##_one LANE##_one_finish(enum shoal_op op, LANE##_one x, const struct work *work)       \
-    {                                                                                                  \
-        if (op == SHOAL_AVG)                                                                           \
-            return (ONE)AVERAGE(QUOTIENT, (QUOTIENT)x, work);                                          \
-        return x;                                                                                      \
-    }                                                                                                  \
-    NOINLINE LANE##_lanes LANE##_lanes_average(LANE##_lanes x, const struct work *work)                \
-    {                                                                                                  \
-        LANE##_one each[sizeof(x) / sizeof(LANE##_one)];                                               \
-        memcpy(each, &x, sizeof(x));                                                                   \
-        for (size_t i = 0; i < SHOAL_COUNT_OF(each); i++)                                              \
-            each[i] = LANE##_one_finish(SHOAL_AVG, each[i], work);                                     \
-        memcpy(&x, each, sizeof(x));                                                                   \
-        return x;                                                                                      \
-    }                                                                                                  \
-    INLINE LANE##_lanes LANE##_lanes_finish(enum shoal_op op, LANE##_lanes x, const struct work *work) \
-    {                                                                                                  \
-        if (op == SHOAL_AVG)                                                                           \
-            return LANE##_lanes_average(x, work);                                                      \
-        return x;                                                                                      \
+ * integer, where there is one: compilers make vectors of that, and the quotient without its fraction is exact. Pure: then an
+ * average that nobody needs is not made. */
+#define DEFINE_INTEGER(LANE, ONE, UNSIGNED, QUOTIENT)                                                         \
+    typedef ONE LANE##_one;                                                                                   \
+    typedef ONE LANE##_lanes VECTOR;                                                                          \
+    typedef UNSIGNED LANE##_wrapping VECTOR;                                                                  \
+    DEFINE_INTEGER_FORM(LANE##_one, UNSIGNED, UNSIGNED, PICK_ONE)                                             \
+    DEFINE_INTEGER_FORM(LANE##_lanes, LANE##_wrapping, UNSIGNED, PICK_LANES)                                  \
+    INLINE LANE##_one LANE##_one_finish(enum shoal_op op, LANE##_one x, const struct work *work)              \
+    {                                                                                                         \
+        if (op == SHOAL_AVG)                                                                                  \
+            return (ONE)AVERAGE(QUOTIENT, (QUOTIENT)x, work);                                                 \
+        return x;                                                                                             \
+    }                                                                                                         \
+    __attribute__((pure)) NOINLINE LANE##_lanes LANE##_lanes_average(LANE##_lanes x, const struct work *work) \
+    {                                                                                                         \
+        LANE##_one *each = (LANE##_one *)&x;                                                                  \
+        for (size_t i = 0; i < sizeof(x) / sizeof(*each); i++)                                                \
+            each[i] = LANE##_one_finish(SHOAL_AVG, each[i], work);                                            \
+        return x;                                                                                             \
+    }                                                                                                         \
+    INLINE LANE##_lanes LANE##_lanes_finish(enum shoal_op op, LANE##_lanes x, const struct work *work)        \
+    {                                                                                                         \
+        if (op == SHOAL_AVG)                                                                                  \
+            return LANE##_lanes_average(x, work);                                                             \
+        return x;                                                                                             \
     }
 
 /* ---- The lanes -------------------------------------------------------------------------------------------------------- */
