@@ -33,7 +33,7 @@ INLINE bits plain_pack(struct wide wide)
     return wide.low;
 }
 
-/* ---- bfloat16: the upper half of a float32 ---------------------------------------------------------------------------- */
+/* ---- The bits of a float32 -------------------------------------------------------------------------------------------- */
 
 INLINE f32_one f32_one_from(u32_one word)
 {
@@ -58,6 +58,8 @@ INLINE u32_lanes f32_lanes_bits(f32_lanes x)
 {
     return (u32_lanes)x;
 }
+
+/* ---- bfloat16: the upper half of a float32 ---------------------------------------------------------------------------- */
 
 /* In the upper half of the word: to nearest, ties to even; the carry turns what is too large into infinity, and NaN stays. */
 #define BFLOAT16_ROUND(word) ((word) + 0x7fff + ((word) >> 16 & 1))
