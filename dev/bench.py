@@ -43,18 +43,18 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_
 class Collective:
     """switch: bytes with 2 ranks up to which the direct way goes."""
     title: str
-    switch: int = 4 * K
+    switch: int = 16 * K
     of: str = "float32"
 
 
 COLLECTIVES = {
     "allreduce": Collective("all-reduce", of="float32, sum"),
     "reducescatter": Collective("reduce-scatter", of="float32, sum"),
-    "allgather": Collective("all-gather", 8 * K),
+    "allgather": Collective("all-gather", 32 * K),
     "broadcast": Collective("broadcast"),
     "reduce": Collective("reduce", of="float32, sum"),
     "alltoall": Collective("all-to-all"),
-    "gather": Collective("gather", 8 * K),
+    "gather": Collective("gather", 32 * K),
     "scatter": Collective("scatter"),
 }
 

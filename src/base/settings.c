@@ -29,7 +29,7 @@ static const struct {
     uint64_t least, most;
 } ranges[] = {
     {"SHOAL_DEPTH", 1, 16},
-    {"SHOAL_DIRECT_BYTES", 0, 4096},
+    {"SHOAL_DIRECT_BYTES", 0, 16384},
     {"SHOAL_PIECE_BYTES", 4096, UINT64_C(64) << 20},
     {"SHOAL_PORT", 0, 65535},
     {"SHOAL_TIMEOUT_MS", 1, UINT32_MAX},

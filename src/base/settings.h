@@ -24,7 +24,8 @@
     X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart")                \
     X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
     X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
-    X(DIRECT_BYTES, direct_bytes, BYTES, "4K", 1, "up to so many bytes travel beside the arrival record, 0 to 4K")             \
+    X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
+      "up to so many bytes of a rank travel beside its arrival record, 0 to 16K; of an all-reduce by many ranks, fewer")       \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
       "algorithms before the table's: rules such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file")          \
     X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \

@@ -22,10 +22,11 @@ static bool is_root_best(const struct shoal_view *view, int root)
     {                                                 \
         name "-staged", name "-mixed", name "-shared" \
     }
-#define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES"
+#define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES of each that gives"
 
 static const struct shoal_row rows[] = {
-    {SHOAL_KIND_ALLREDUCE, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written, p*n read per rank; one exchange"},
+    {SHOAL_KIND_ALLREDUCE, "direct", DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES, 2/p of it, at least 1/4",
+     "n written, p*n read per rank; one exchange"},
     {SHOAL_KIND_ALLREDUCE, "owners", VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
     {SHOAL_KIND_REDUCE, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written per rank, p*n read by root"},
@@ -89,6 +90,15 @@ const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selecti
     return next_rule(selection, &at);
 }
 
+/* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. */
+static size_t direct_limit(const struct shoal_selection *selection)
+{
+    const size_t limit = selection->direct_bytes;
+    if (selection->kind != SHOAL_KIND_ALLREDUCE || selection->size <= 2)
+        return limit;
+    return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
+}
+
 bool shoal_select_is_direct(const struct shoal_selection *selection)
 {
     if (selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE)
@@ -97,7 +107,7 @@ bool shoal_select_is_direct(const struct shoal_selection *selection)
         return false;
     const bool has_rules = selection->rules && selection->rules->count && selection->bytes;
     const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
-    return rule ? !shoal_select_find(rule->kind, rule->name)->build : selection->payload_bytes <= selection->direct_bytes;
+    return rule ? !shoal_select_find(rule->kind, rule->name)->build : selection->payload_bytes <= direct_limit(selection);
 }
 
 const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,

@@ -12,6 +12,8 @@ struct attempt {
     const struct shoal_shape *shape;
 };
 
+_Static_assert(SHOAL_NOTICES_MAX >= SHOAL_SHM_PEERS_MAX, "an all-to-all of different lengths serves every communicator");
+
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *why)
@@ -230,7 +232,8 @@ static enum shoal_status make_layout(const struct attempt *attempt)
         call->output = extra->tensors[0].output;
         return SHOAL_OK;
     }
-    call->layout = extra->has_tensors ? shoal_layout_of_tensors(extra->tensors, extra->tensor_count)
+    call->layout = extra->has_tensors ? shoal_layout_of_tensors(call->kind, call->type, attempt->comm->size, extra->tensors,
+                                                                extra->tensor_count)
                                       : shoal_layout_of_parts(attempt->comm->size, extra->given, extra->given_at, extra->taken,
                                                               extra->taken_at, extra->given && extra->taken);
     if (call->layout)
@@ -255,10 +258,6 @@ enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *na
     call->output = has_output(attempt) ? call->output : NULL;
     if (SHOAL_LIKELY(!extra))
         return check_plain(attempt);
-    if (call->kind == SHOAL_KIND_ALLTOALL && (size_t)comm->size > SHOAL_NOTICES_MAX)
-        return shoal_log_fail(&comm->context->log, SHOAL_ERR_UNSUPPORTED, "comm",
-                              "%s on communicator %s: it has %d ranks, but at most %zu can be served; use shoal_exchange", name,
-                              comm->name, comm->size, SHOAL_NOTICES_MAX);
     SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
     return make_layout(attempt);
 }

@@ -15,8 +15,8 @@ struct shoal_extra {
 };
 
 /* Checks a collective call and fills in what follows from the rest: the operands that the rank does not have become NULL, extra
- * (NULL: none) becomes count and layout. `name` is the public function's, for messages. ERR_ARGUMENT, ERR_UNSUPPORTED (more
- * ranks than a call can serve), ERR_STATE, ERR_MEMORY. On OK the caller owns call->layout until the call is posted. */
+ * (NULL: none) becomes count and layout. `name` is the public function's, for messages. ERR_ARGUMENT,
+ * ERR_STATE, ERR_MEMORY. On OK the caller owns call->layout until the call is posted. */
 SHOAL_MUST_USE enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                                   const struct shoal_extra *extra, const struct shoal_options *options);
 

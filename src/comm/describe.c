@@ -107,7 +107,7 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     usage.local_bytes = sizeof *comm + sizeof *engine + SHOAL_RECORDS * sizeof(struct shoal_record);
     for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++)
         usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) + 4 * (size_t)engine->size : 0;
-    usage.local_bytes += 2 * SHOAL_PAYLOAD_MAX + (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
+    usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
     shoal_driver_unlock(&comm->context->driver);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
     return SHOAL_OK;

@@ -15,10 +15,8 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->sources = calloc(size, sizeof(const void *));
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
-    engine->scratch = malloc(2 * SHOAL_PAYLOAD_MAX);
     const enum shoal_status status = shoal_recorder_init(&engine->recorder);
-    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || !engine->scratch ||
-        status != SHOAL_OK)
+    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -111,7 +109,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->sources);
     free(engine->dests);
     free(engine->slot_base);
-    free(engine->scratch);
     free(engine->stores);
     free(engine);
 }

@@ -138,7 +138,6 @@ struct shoal_engine {
     void **addresses;     /* [SHOAL_ACTIVE_MAX][2 * size] */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
-    char *scratch;        /* 2 * SHOAL_PAYLOAD_MAX: several tensors in a row, those given, then those taken */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
     uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
@@ -238,7 +237,7 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
 
-/* The input of several tensors in a row, in the engine's scratch memory; a direct operation's. */
+/* The input of several tensors in a row, in the layout's scratch memory; a direct operation's. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
 
 /* What a peer publishes beside its record of a direct operation. */

@@ -14,15 +14,16 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     const size_t part_bytes = call->count * request->element_bytes;
     for (int part = 0; part < parts; part++)
         shoal_call_pack(call, engine->rank, request->element_bytes, part, call->count,
-                        engine->scratch + (size_t)part * part_bytes);
-    return engine->scratch;
+                        call->layout->given_scratch + (size_t)part * part_bytes);
+    return call->layout->given_scratch;
 }
 
 /* What a rank has given, in a row. Of tensors the own input was packed again by the caller. */
 static const char *given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     if (from == engine->rank)
-        return request->call.layout && request->call.layout->tensors ? engine->scratch : request->call.input;
+        return request->call.layout && request->call.layout->tensors ? request->call.layout->given_scratch
+                                                                     : request->call.input;
     const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
@@ -43,7 +44,7 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     const struct shoal_call *call = &request->call;
     const bool has_tensors = call->layout && call->layout->tensors;
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
-    void *const dest = has_tensors ? engine->scratch + SHOAL_PAYLOAD_MAX : call->output;
+    void *const dest = has_tensors ? call->layout->taken_scratch : call->output;
     for (int r = 0; r < engine->size; r++)
         engine->sources[r] = given_by(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
@@ -77,7 +78,8 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
     if (!request->bytes || !shoal_shape_takes(shape, engine->rank, request->call.root))
         return;
-    if (request->call.layout && request->call.layout->tensors)
+    const bool gives = shoal_shape_gives(shape, engine->rank, request->call.root);
+    if (gives && request->call.layout && request->call.layout->tensors)
         shoal_engine_pack(engine, request);
     if (shape->is_reduced) {
         reduce_payloads(engine, request);

@@ -13,7 +13,21 @@ static uint32_t fold(uint64_t hash)
     return folded ? folded : 1;
 }
 
-struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors, size_t tensor_count)
+/* A call that is small enough may go the direct way. */
+static bool make_scratch(struct shoal_layout *layout, enum shoal_kind kind, enum shoal_type type, int size)
+{
+    const struct shoal_shape *shape = &shoal_kind_row(kind)->shape;
+    const size_t bytes = layout->starts[layout->tensor_count] * shoal_type_bytes(type);
+    const size_t given_bytes = bytes * (size_t)(shape->is_input_cut ? size : 1);
+    if (given_bytes > SHOAL_PAYLOAD_MAX)
+        return true;
+    layout->given_scratch = malloc(given_bytes + 1);
+    layout->taken_scratch = malloc(bytes * (size_t)(shape->is_output_cut ? size : 1) + 1);
+    return layout->given_scratch && layout->taken_scratch;
+}
+
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_kind kind, enum shoal_type type, int size,
+                                             const struct shoal_tensor *tensors, size_t tensor_count)
 {
     struct shoal_layout *layout = calloc(1, sizeof *layout);
     if (!layout)
@@ -35,7 +49,10 @@ struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors,
     }
     layout->starts[tensor_count] = start;
     layout->detail = fold(hash);
-    return layout;
+    if (make_scratch(layout, kind, type, size))
+        return layout;
+    shoal_layout_free(layout);
+    return NULL;
 }
 
 /* A copy of the counts, and where the parts begin; false: no memory. */
@@ -105,6 +122,8 @@ void shoal_layout_free(struct shoal_layout *layout)
         return;
     free(layout->tensors);
     free(layout->starts);
+    free(layout->given_scratch);
+    free(layout->taken_scratch);
     free(layout->given);
     free(layout->given_at);
     free(layout->taken);

@@ -21,6 +21,8 @@ struct shoal_layout {
     struct shoal_tensor *tensors;
     size_t *starts; /* [tensor_count + 1]: element of a part where each begins */
     size_t tensor_count;
+    char *given_scratch; /* scratch: what is given, and what is taken, in a row; NULL where it would not fit beside a record */
+    char *taken_scratch;
     /* Parts of different lengths, [size] each; NULL: equal, or the operand is a whole. */
     size_t *given; /* elements for each rank */
     size_t *given_at;
@@ -51,7 +53,8 @@ struct shoal_call {
 /* Make layouts; NULL: no memory. The arrays are copied. Sums of counts must fit into size_t.
  * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where
  * the operand is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
-struct shoal_layout *shoal_layout_of_tensors(const struct shoal_tensor *tensors, size_t tensor_count);
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_kind kind, enum shoal_type type, int size,
+                                             const struct shoal_tensor *tensors, size_t tensor_count);
 struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
                                            const size_t *taken_at, bool has_notices);
 void shoal_layout_free(struct shoal_layout *layout);

@@ -16,9 +16,9 @@
 
 #define SHOAL_ARRIVALS 32       /* records kept per rank: twice the operations that may be active */
 #define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
-#define SHOAL_PAYLOADS 8        /* payloads kept per rank */
+#define SHOAL_PAYLOADS 4        /* payloads kept per rank */
 #define SHOAL_PAYLOAD_INLINE 16 /* bytes that fit into the record itself */
-#define SHOAL_PAYLOAD_MAX 4096  /* bytes that fit beside it */
+#define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
 /* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done

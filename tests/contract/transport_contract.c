@@ -184,7 +184,7 @@ static void arrival_is_seen_by_every_peer_with_payload(void **state)
 
 static void arrival_inline_and_beside_payload_sizes(void **state)
 {
-    static const size_t sizes[] = {0, 1, SHOAL_PAYLOAD_INLINE, SHOAL_PAYLOAD_INLINE + 1, SHOAL_PAYLOAD_MAX};
+    static const size_t sizes[] = {0, SHOAL_PAYLOAD_INLINE, SHOAL_PAYLOAD_INLINE + 1, SHOAL_PAYLOAD_MAX};
     struct contract_world world;
     open_world(&world, state, 2);
     for (uint64_t i = 0; i < SHOAL_COUNT_OF(sizes); i++)

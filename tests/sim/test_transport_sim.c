@@ -445,7 +445,7 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     sim = open_sim(options);
     for (uint64_t n = 1; n <= SHOAL_PAYLOADS + 1; n++)
         arrive(sim, 0, n, 17);
-    assert_breach_and_close(sim, "rank 0 arrives at operation 9");
+    assert_breach_and_close(sim, "rank 0 arrives at operation 5");
 
     sim = open_sim(options);
     assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);

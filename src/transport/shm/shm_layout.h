@@ -3,7 +3,7 @@
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, the group's failure (rank 0's segment only)
  *     arrivals       SHOAL_ARRIVALS records, each alone on a pair of cache lines        written by the owner
- *     payloads       SHOAL_PAYLOADS of 4 KiB                                            written by the owner
+ *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
  *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
  *     queue tails    size counters: bytes ever taken from the queue of each rank        written by the owner
