@@ -303,8 +303,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv(struct shoal_co
                                                                  const struct shoal_options *options);
 
 /* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
- * (output_counts[i] there). In place (input == output) needs equal counts and offsets on both sides. At most 256 ranks:
- * ERR_UNSUPPORTED with more. */
+ * (output_counts[i] there). In place (input == output) needs equal counts and offsets on both sides. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input,
                                                            const size_t *input_counts, const size_t *input_offsets,
                                                            void *output, const size_t *output_counts,
