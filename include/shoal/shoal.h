@@ -233,8 +233,8 @@ struct shoal_options {
  * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, both calls are logged, and no byte has moved.
  *
  * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more. A rank
- * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come; who
- * takes compares the calls then, and where they differ the next call returns ERR_MISMATCH there.
+ * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come:
+ * that they called something else it is told by a later call, shoal_comm_finalize at the latest.
  * Errors of every collective: ERR_ARGUMENT (nothing happened), ERR_MISMATCH, ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
  * ERR_MEMORY. After any but the first the communicator is broken for good: all its operations, on all ranks, return
  * the first cause. Outputs then hold undefined bytes; memory from shoal_mem_alloc may still be written until
@@ -303,7 +303,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv(struct shoal_co
                                                                  const struct shoal_options *options);
 
 /* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
- * (output_counts[i] there). In place (input == output) needs equal counts and offsets on both sides. */
+ * (output_counts[i] there); where it is not, every rank gets ERR_MISMATCH, but others may have moved their bytes. In place (input == output) needs equal counts and offsets on both sides. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input,
                                                            const size_t *input_counts, const size_t *input_offsets,
                                                            void *output, const size_t *output_counts,
@@ -312,7 +312,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *co
 
 /* Several tensors in one operation: one announcement, one request, one deadline, and pieces that run across the borders
  * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
- * ranks. The array is read during the call only. Peers are given the data through windows, also from shared memory. */
+ * ranks. No output may overlap
+ * an operand of another tensor. The array is read during the call only. Peers are given the data through windows, also from shared memory. */
 struct shoal_tensor {
     const void *input;
     void *output;

@@ -190,6 +190,8 @@ static enum shoal_status check_parts(const struct attempt *attempt)
         SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
     if (extra->taken)
         SHOAL_TRY(check_counts(attempt, extra->taken, extra->taken_at, &taken_end, &own_at));
+    if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
+        return shoal_call_refuse(attempt->comm, attempt->name, "this rank gives itself another count than it takes");
     if (extra->taken && extra->taken_at)
         SHOAL_TRY(check_apart(attempt, extra->taken, extra->taken_at));
     const size_t input = extra->given ? given_end : extra->taken[rank], output = extra->taken ? taken_end : extra->given[rank];
@@ -198,6 +200,65 @@ static enum shoal_status check_parts(const struct attempt *attempt)
 }
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
+
+/* Memory of an operand of a tensor. */
+struct range {
+    uintptr_t begin, end;
+    size_t tensor;
+    bool is_output;
+};
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const struct range *one = a, *other = b;
+    return (one->begin > other->begin) - (one->begin < other->begin);
+}
+
+static size_t add_range(struct range *ranges, size_t used, const void *begin, size_t bytes, size_t tensor, bool is_output)
+{
+    if (bytes)
+        ranges[used++] = (struct range){(uintptr_t)begin, (uintptr_t)begin + bytes, tensor, is_output};
+    return used;
+}
+
+/* In the order of memory: nothing begins before the end of another tensor's output, nor an output before that of an input. */
+static bool are_apart(const struct range *ranges, size_t count)
+{
+    const struct range *furthest[2] = {NULL, NULL}; /* of inputs, of outputs */
+    for (size_t i = 0; i < count; i++) {
+        const struct range *range = &ranges[i], *input = furthest[0], *output = furthest[1];
+        if (output && range->begin < output->end && range->tensor != output->tensor)
+            return false;
+        if (range->is_output && input && range->begin < input->end && range->tensor != input->tensor)
+            return false;
+        if (!furthest[range->is_output] || range->end > furthest[range->is_output]->end)
+            furthest[range->is_output] = range;
+    }
+    return true;
+}
+
+static enum shoal_status check_tensors_apart(const struct attempt *attempt)
+{
+    const struct shoal_extra *extra = attempt->extra;
+    const size_t element = shoal_type_bytes(attempt->call->type), size = (size_t)attempt->comm->size;
+    struct range *ranges = malloc((2 * extra->tensor_count + 1) * sizeof *ranges);
+    size_t used = 0;
+    if (!ranges)
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
+    for (size_t t = 0; t < extra->tensor_count; t++) {
+        const struct shoal_tensor *tensor = &extra->tensors[t];
+        const size_t part = tensor->count * element;
+        if (has_input(attempt))
+            used = add_range(ranges, used, tensor->input, part * (attempt->shape->is_input_cut ? size : 1), t, false);
+        if (has_output(attempt))
+            used = add_range(ranges, used, tensor->output, part * (attempt->shape->is_output_cut ? size : 1), t, true);
+    }
+    qsort(ranges, used, sizeof *ranges, compare_ranges);
+    const bool is_apart = are_apart(ranges, used);
+    free(ranges);
+    return is_apart ? SHOAL_OK
+                    : shoal_call_refuse(attempt->comm, attempt->name, "an output overlaps an operand of another tensor");
+}
 
 static enum shoal_status check_tensors(const struct attempt *attempt)
 {
@@ -218,7 +279,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
             return shoal_call_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
     }
     call->count = total;
-    return SHOAL_OK;
+    return check_tensors_apart(attempt);
 }
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */

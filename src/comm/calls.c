@@ -111,7 +111,7 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     SHOAL_TRY(shoal_comm_check(comm, name));
     if (count && !messages)
         return shoal_call_refuse(comm, name, "messages is NULL, but their number is not 0");
-    struct shoal_call *calls = calloc(count + 1, sizeof *calls);
+    struct shoal_call *calls = count < SIZE_MAX / 4096 ? calloc(count + 1, sizeof *calls) : NULL;
     if (!calls)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory for %zu messages", name, count);
     enum shoal_status status = SHOAL_OK;

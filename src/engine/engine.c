@@ -47,7 +47,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->depth = (unsigned)options->settings->depth;
     engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size);
     engine->next_sequence = start + 1;
-    engine->done_sequence = engine->completed_by_all = start;
+    engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
     const enum shoal_status status = allocate(engine);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
@@ -74,6 +74,9 @@ void shoal_engine_close(struct shoal_engine *engine)
 {
     if (shoal_engine_is_busy(engine) && !engine->is_broken)
         give_up(engine);
+    /* Whoever needs no more of this rank may go on; what was not compared yet nobody compares here any more. */
+    if (engine->told_sequence < engine->done_sequence)
+        engine->ops->complete(engine->transport, engine->done_sequence);
 }
 
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out)
@@ -197,7 +200,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     }
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = "alone";
-    engine->done_sequence = request->sequence;
+    engine->done_sequence = engine->agreed_sequence = engine->told_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
 }
 
@@ -247,7 +250,7 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
 }
 
 /* A direct operation needs the data of those that give to this rank; a barrier, and whatever has a plan, needs all. So a rank
- * that only gives goes on at once: that all called the same is found by who takes. */
+ * that only gives goes on at once; it sees later whether all have called the same (agree_up_to). */
 static int find_needed(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_shape *shape = request->shape;
@@ -280,6 +283,8 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->cached = NULL;
     request->next_missing = 0;
     request->posted_ticks = shoal_clock_ticks();
+    request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
+                           (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     measure(engine, request);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
     if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
@@ -288,8 +293,6 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         shoal_request_complete(request, engine->failure.status);
         return;
     }
-    request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
-                           (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV || call->kind == SHOAL_KIND_DRAIN) {
         request->sequence = 0;
         start_record(engine, request);
@@ -315,9 +318,40 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
+/* Tells the others how far this rank is done with their records. They may be waiting to reuse them. */
+static void tell(struct shoal_engine *engine)
+{
+    const uint64_t told = engine->agreed_sequence < engine->done_sequence ? engine->agreed_sequence : engine->done_sequence;
+    if (told == engine->told_sequence)
+        return;
+    engine->told_sequence = told;
+    engine->ops->complete(engine->transport, told);
+    engine->must_flush = true;
+}
+
+/* Compares the calls of operations that this rank did not wait for the others in. False: not all are there yet, or they differ
+ * and the engine is broken. */
+static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
+{
+    while (engine->agreed_sequence < last) {
+        const uint64_t sequence = engine->agreed_sequence + 1;
+        for (int r = 0; r < engine->size; r++) {
+            const struct shoal_arrival *other = r == engine->rank ? NULL : engine->ops->arrival(engine->transport, r, sequence);
+            if (r == engine->rank)
+                continue;
+            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
+                return false;
+        }
+        engine->agreed_sequence = sequence;
+    }
+    return true;
+}
+
 static uint64_t find_completed_by_all(struct shoal_engine *engine)
 {
-    uint64_t least = engine->done_sequence;
+    if (agree_up_to(engine, engine->done_sequence))
+        tell(engine);
+    uint64_t least = engine->told_sequence;
     for (int r = 0; r < engine->size; r++) {
         const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
         least = done < least ? done : least;
@@ -334,7 +368,7 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     if (request->sequence - engine->completed_by_all <= kept)
         return true;
     engine->completed_by_all = find_completed_by_all(engine);
-    return request->sequence - engine->completed_by_all <= kept;
+    return !engine->is_broken && request->sequence - engine->completed_by_all <= kept;
 }
 
 /* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
@@ -398,6 +432,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
         locate_operands(engine, request, arrival);
         arrival->descriptor.hints = shoal_stores_hint(engine, request);
     }
+    engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
@@ -406,7 +441,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
 static bool announce_queued(struct shoal_engine *engine)
 {
     bool did = false;
-    while (engine->queue_head && may_announce(engine, engine->queue_head)) {
+    while (!engine->is_broken && engine->queue_head && may_announce(engine, engine->queue_head)) {
         struct shoal_request *request = engine->queue_head;
         engine->queue_head = request->next;
         request->next = NULL;
@@ -437,9 +472,9 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
-    record->last_rank = engine->rank;
-    for (int r = 0; r < engine->size; r++) {
-        if (!is_needed(engine, request, r))
+    record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
+    for (int r = 0; r < engine->size && request->needed == SHOAL_NEEDED_ALL; r++) {
+        if (r == engine->rank)
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
@@ -477,6 +512,11 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
         if (!shoal_engine_agrees(engine, request, r, other))
             return false; /* the engine is broken now, and the request done */
     }
+    if (request->needed == SHOAL_NEEDED_ALL) {
+        if (!agree_up_to(engine, request->sequence - 1))
+            return false;
+        engine->agreed_sequence = request->sequence;
+    }
     blame(engine, request);
     return true;
 }
@@ -511,6 +551,9 @@ static bool start_arrived(struct shoal_engine *engine)
 
 /* ---- The end of operations ----------------------------------------------------------------------------------------------- */
 
+/* Operations whose calls were not compared may gather, but not so many that peers wait for this rank. */
+#define UNCOMPARED_MAX (SHOAL_PAYLOADS / 2)
+
 static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
@@ -521,12 +564,15 @@ static bool retire_done(struct shoal_engine *engine)
             engine->start_next = request->next;
         engine->active_count--;
         engine->done_sequence = request->sequence;
-        engine->ops->complete(engine->transport, request->sequence);
+        tell(engine);
         if (request->cached)
             shoal_stores_learn(engine, request);
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }
+    if (SHOAL_UNLIKELY(engine->done_sequence - engine->told_sequence > UNCOMPARED_MAX) &&
+        agree_up_to(engine, engine->done_sequence))
+        tell(engine);
     return did;
 }
 

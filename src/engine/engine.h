@@ -130,14 +130,17 @@ struct shoal_engine {
 
     uint64_t next_sequence;
     uint64_t done_sequence;                          /* all up to it are done */
+    uint64_t agreed_sequence;                        /* of all up to it every rank's call was seen, and is the same */
+    uint64_t told_sequence;                          /* what peers were told: both of the above */
     uint64_t completed_by_all;                       /* what was last known of all peers */
     struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
     struct shoal_request *start_next;                /* the first active one with pieces to start */
     unsigned active_count;
-    void **addresses;     /* [SHOAL_ACTIVE_MAX][2 * size] */
-    const void **sources; /* [size] scratch */
-    void **dests;         /* [size + 1] scratch */
+    void **addresses;                               /* [SHOAL_ACTIVE_MAX][2 * size] */
+    struct shoal_descriptor called[SHOAL_ARRIVALS]; /* own calls of late, by sequence */
+    const void **sources;                           /* [size] scratch */
+    void **dests;                                   /* [size + 1] scratch */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
     uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
@@ -251,6 +254,9 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
 
 /* engine_fail.c: everything that goes wrong. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                                        const struct shoal_arrival *other);
+/* The same for an operation that is done here: whether the peer called what this rank did. */
+SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, int peer,
                                         const struct shoal_arrival *other);
 /* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first
  * cause. */

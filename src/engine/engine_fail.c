@@ -232,7 +232,7 @@ static bool heed_notice(struct shoal_engine *engine, struct shoal_request *reque
         engine->ops->payload(engine->transport, peer, request->sequence, (size_t)engine->size * sizeof *notices);
     const struct shoal_part_notice notice = notices[engine->rank];
     struct shoal_failure failure;
-    layout->peer_at[peer] = (size_t)notice.offset;
+    layout->peer_at[peer] = notice.count ? (size_t)notice.offset : 0;
     if (notice.count == layout->taken[peer])
         return true;
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
@@ -245,21 +245,39 @@ static bool heed_notice(struct shoal_engine *engine, struct shoal_request *reque
     return false;
 }
 
-bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                         const struct shoal_arrival *other)
+/* request is NULL when the own call is done. */
+static void fail_different(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_descriptor *own,
+                           int peer, const struct shoal_descriptor *other)
 {
     struct shoal_failure failure;
     char theirs[96];
-    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)))
-        return !request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
-    shoal_engine_print_call(&other->descriptor, theirs, sizeof theirs);
+    failure.sequence = own->sequence;
+    shoal_engine_print_call(own, failure.operation, sizeof failure.operation);
+    shoal_engine_print_call(other, theirs, sizeof theirs);
     snprintf(failure.text, sizeof failure.text,
              "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on "
              "%s) called %s%s",
-             (unsigned long long)request->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid,
-             failure.host, theirs, hint_at_detail(&request->arrival.descriptor, &other->descriptor));
+             (unsigned long long)own->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid, failure.host,
+             theirs, hint_at_detail(own, other));
     shoal_engine_fail(engine, &failure);
+}
+
+bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                         const struct shoal_arrival *other)
+{
+    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)))
+        return !request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer);
+    fail_different(engine, request, &request->arrival.descriptor, peer, &other->descriptor);
+    return false;
+}
+
+bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, int peer,
+                         const struct shoal_arrival *other)
+{
+    if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
+        return true;
+    fail_different(engine, NULL, own, peer, &other->descriptor);
     return false;
 }
 
@@ -308,6 +326,18 @@ static int find_stopped(struct shoal_engine *engine, int peer)
     return peer;
 }
 
+/* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
+ * be reused, it has not done with them. */
+static bool is_waited_for(struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    if (peer == engine->rank)
+        return false;
+    if (request->state != SHOAL_REQUEST_QUEUED)
+        return !engine->ops->arrival(engine->transport, peer, request->sequence);
+    const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
+}
+
 /* Whom the request waits for: those that have not arrived, or the peer of its step. Names at most eight. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
@@ -319,9 +349,7 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     if (is_message(request->call.kind))
         peer = request->call.root;
     for (int r = 0; r < engine->size; r++) {
-        const bool is_missing = peer >= 0 ? r == peer
-                                          : !is_message(request->call.kind) && r != engine->rank &&
-                                                !engine->ops->arrival(engine->transport, r, request->sequence);
+        const bool is_missing = peer >= 0 ? r == peer : !is_message(request->call.kind) && is_waited_for(engine, request, r);
         struct shoal_peer_name name;
         char state[96];
         if (!is_missing)

@@ -197,9 +197,9 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
         if (r == rank || (!named[r] && !named[size + r]))
             continue;
         const struct shoal_arrival *arrival = engine->ops->arrival(engine->transport, r, request->sequence);
-        if (named[r] && arrival->input && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input,
-                                                    shoal_call_input_bytes(call, rank, size, element, r), &status);
+        const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
+        if (named[r] && arrival->input && input_bytes && status == SHOAL_OK)
+            request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input, input_bytes, &status);
         if (named[size + r] && arrival->output && status == SHOAL_OK)
             request->outputs[r] = engine->ops->reach(engine->transport, r, arrival->output,
                                                      shoal_call_output_bytes(call, rank, size, element, r), &status);
@@ -225,6 +225,9 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
         request->arrival.descriptor.hints = engine->ops->arrival(engine->transport, 0, request->sequence)->descriptor.hints;
     if (request->call.layout && request->call.layout->notices)
         agree_on_count(engine, request);
+    request->piece_count = request->pieces_started = request->pieces_done = 0;
+    if (!request->call.count) /* no rank waits for another: operands may be gone */
+        return SHOAL_OK;
     SHOAL_TRY(find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
@@ -234,7 +237,6 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     request->piece_elements =
         shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, request->element_bytes);
     request->piece_count = (request->call.count + request->piece_elements - 1) / request->piece_elements;
-    request->pieces_started = request->pieces_done = 0;
     return SHOAL_OK;
 }
 

@@ -45,11 +45,14 @@ enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const str
     begin(engine, request, count ? calls[0].timeout_ms : 0);
     group->request = request;
     group->left = count + 1;
+    if (!engine->is_in_progress)
+        shoal_engine_heed_failure(engine);
+    group->status = engine->is_broken ? engine->failure.status : SHOAL_OK;
     for (size_t i = 0; i < count; i++) {
         group->members[i].done_fn = end_one;
         group->members[i].done_arg = group;
         shoal_engine_post(engine, &calls[i], &group->members[i]);
     }
-    end_one(group, SHOAL_OK);
+    end_one(group, group->status);
     return SHOAL_OK;
 }

@@ -184,7 +184,7 @@ size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size,
     if (!layout->given)
         return layout->taken[owner] * element_bytes;
     if (owner != rank && layout->peer_at)
-        return (layout->peer_at[owner] + layout->taken[owner]) * element_bytes;
+        return layout->taken[owner] ? (layout->peer_at[owner] + layout->taken[owner]) * element_bytes : 0;
     return end_of_parts(layout->given, layout->given_at, size) * element_bytes;
 }
 

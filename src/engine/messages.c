@@ -43,6 +43,7 @@ struct shoal_messages {
     struct early *early_head, *early_tail;
     unsigned early_count;
     uint64_t next_id;
+    bool is_full[]; /* [size], while progress goes through the list: the queue to that peer takes no more */
 };
 
 static enum phase phase_of(const struct shoal_request *request)
@@ -195,7 +196,7 @@ static bool keep_early(struct shoal_messages *messages, int peer, const struct s
 static bool has_tables(struct shoal_engine *engine)
 {
     if (!engine->messages)
-        engine->messages = calloc(1, sizeof *engine->messages);
+        engine->messages = calloc(1, sizeof *engine->messages + (size_t)engine->size * sizeof(bool));
     return engine->messages != NULL;
 }
 
@@ -333,18 +334,6 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
     }
 }
 
-/* An earlier send to the same peer that is not announced yet keeps later ones back. */
-static bool is_behind(const struct shoal_messages *messages, const struct shoal_request *request)
-{
-    if (phase_of(request) != TO_ANNOUNCE)
-        return false;
-    for (const struct shoal_request *other = messages->head; other != request; other = other->next) {
-        if (phase_of(other) == TO_ANNOUNCE && is_send(other) && peer_of(other) == peer_of(request))
-            return true;
-    }
-    return false;
-}
-
 static void fail_push(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
     struct shoal_failure failure;
@@ -353,17 +342,24 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
+/* In the order posted: a send to a peer that cannot be announced now keeps later ones to that peer back. */
 bool shoal_messages_progress(struct shoal_engine *engine)
 {
     bool did = drain(engine);
     struct shoal_request *next;
+    if (engine->messages)
+        memset(engine->messages->is_full, 0, (size_t)engine->size * sizeof *engine->messages->is_full);
     for (struct shoal_request *request = engine->is_broken || !engine->messages ? NULL : engine->messages->head; request;
          request = next) {
         next = request->next;
-        if (is_behind(engine->messages, request))
+        const bool is_unannounced = phase_of(request) == TO_ANNOUNCE;
+        const int peer = peer_of(request);
+        if (is_unannounced && engine->messages->is_full[peer])
             continue;
         const size_t offset = request->message_offset;
         const enum shoal_status status = advance(engine, request);
+        if (is_unannounced && status == SHOAL_PENDING)
+            engine->messages->is_full[peer] = true;
         if (engine->is_broken)
             return true; /* a callback may have broken it: the list is gone */
         did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message_offset != offset);

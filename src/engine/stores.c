@@ -26,7 +26,8 @@ static bool is_in_place_shared(const struct shoal_request *request)
 /* NULL: no memory to learn with. */
 static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const unsigned size_class = 63u - (unsigned)__builtin_clzll(request->bytes | 1);
+    const uint64_t bytes = request->arrival.descriptor.count * request->element_bytes; /* as it was when it was announced */
+    const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
     const unsigned row = (unsigned)request->call.kind * 32 + size_class % 32;
     if (!engine->stores)
