@@ -1,6 +1,10 @@
-/* Inputs that every rank can compute from a formula, and the exact results of operations on them. Values are whole numbers of
- * small size: their sums are exact in every type and any order. The sequence repeats after REFERENCE_PERIOD elements, a prime,
- * so that one period says all and yet a block taken from the wrong place shows. For tests; reentrant. */
+/* What ranks give and what becomes of it, one period of elements at a time: from formulas, so that every rank can compute what
+ * every other one has.
+ *
+ * Integers, and all that is only moved, are any bits. Floats that are reduced are whole numbers so small that their sums and
+ * products are exact in any order; a result is rounded once, where its type is too narrow for it. The sequence repeats after
+ * REFERENCE_PERIOD elements, a prime, so that one period says all and yet a block taken from the wrong place shows. For tests;
+ * reentrant. */
 #ifndef SHOAL_TESTS_REFERENCE_H
 #define SHOAL_TESTS_REFERENCE_H
 
@@ -13,20 +17,108 @@
 
 #define REFERENCE_PERIOD 1021
 #define REFERENCE_ELEMENT_MAX 8
+#define REFERENCE_MOVED SHOAL_OP_END /* the operator of what is only moved */
 
-/* One period of elements, as bytes. */
+/* Up to one period of elements, as bytes. */
 struct reference {
     size_t element;
     unsigned char bytes[REFERENCE_PERIOD * REFERENCE_ELEMENT_MAX];
 };
 
-/* What `rank` gives at `index`: -15 to 15. */
-static inline int reference_value(int rank, uint64_t salt, size_t index)
+/* What is asked for: `count` elements from number `first` on, of what is given for an operator, or of its result. */
+struct reference_question {
+    enum shoal_type type;
+    enum shoal_op op;
+    double scale;
+    uint64_t salt;
+    size_t first;
+    size_t count; /* above a period: a period */
+};
+
+/* ---- Random numbers ------------------------------------------------------------------------------------------------------ */
+
+static inline uint64_t reference_mix(uint64_t z)
 {
-    return (int)((index * 11 + index / 7 + (uint64_t)rank * 5 + (uint64_t)rank * index + salt * 13) % 31) - 15;
+    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return z ^ (z >> 31);
 }
 
-/* Rounded to nearest even. */
+/* The next number of a splitmix64 sequence. */
+static inline uint64_t reference_random(uint64_t *state)
+{
+    return reference_mix(*state += UINT64_C(0x9E3779B97F4A7C15));
+}
+
+static inline size_t reference_below(uint64_t *state, size_t limit)
+{
+    return (size_t)(reference_random(state) % limit);
+}
+
+static inline uint64_t reference_bits(int rank, uint64_t salt, size_t index)
+{
+    return reference_mix((uint64_t)(index % REFERENCE_PERIOD + 1) * UINT64_C(0x9E3779B97F4A7C15) +
+                         (uint64_t)(rank + 1) * UINT64_C(0xD1B54A32D192ED03) + salt * UINT64_C(0x8CB92BA72F3D8DD7));
+}
+
+/* ---- Elements ------------------------------------------------------------------------------------------------------------ */
+
+static inline bool reference_is_integer(enum shoal_type type)
+{
+    return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;
+}
+
+/* What a variable of the integer type holds of a number. */
+static inline int64_t reference_wrap(enum shoal_type type, uint64_t number)
+{
+    switch (type) {
+    case SHOAL_INT8:
+        return (int8_t)number;
+    case SHOAL_UINT8:
+        return (uint8_t)number;
+    case SHOAL_INT32:
+        return (int32_t)number;
+    default:
+        return (int64_t)number;
+    }
+}
+
+/* What `rank` gives to a reduction at `index`. Factors are small, and no term of a scaled sum is 0: its sign would be one more
+ * thing to agree on. */
+static inline int64_t reference_value(const struct reference_question *question, int rank, size_t index)
+{
+    static const int8_t factors[] = {1, 1, 1, -1, -1, -1, 2, -2};
+    const uint64_t bits = reference_bits(rank, question->salt, index);
+    if (reference_is_integer(question->type))
+        return reference_wrap(question->type, bits);
+    if (question->op == SHOAL_PROD)
+        return factors[bits % 8];
+    if (question->op == SHOAL_SCALED_SUM)
+        return (bits & 32 ? 1 : -1) * (int64_t)(bits % 15 + 1);
+    return (int64_t)(bits % 31) - 15;
+}
+
+static inline int64_t reference_combine(enum shoal_op op, int64_t a, int64_t b)
+{
+    switch (op) {
+    case SHOAL_MAX:
+        return a > b ? a : b;
+    case SHOAL_MIN:
+        return a < b ? a : b;
+    case SHOAL_PROD:
+        return (int64_t)((uint64_t)a * (uint64_t)b);
+    case SHOAL_BITAND:
+        return a & b;
+    case SHOAL_BITOR:
+        return a | b;
+    case SHOAL_BITXOR:
+        return a ^ b;
+    default:
+        return (int64_t)((uint64_t)a + (uint64_t)b);
+    }
+}
+
+/* Rounded to nearest even; no NaN. */
 static inline uint16_t reference_bfloat16(float value)
 {
     uint32_t bits;
@@ -34,52 +126,99 @@ static inline uint16_t reference_bfloat16(float value)
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* total / divisor, in the type. */
-static inline void reference_put(struct reference *reference, enum shoal_type type, size_t index, int total, int divisor)
+/* The same. What is too small for a normal number is rounded by adding a half: its last place is the one wanted. */
+static inline uint16_t reference_float16(float value)
 {
-    unsigned char *place = reference->bytes + index * reference->element;
-    const float single = (float)total / (float)divisor;
-    const double twice = (double)total / (double)divisor;
-    const uint16_t half = reference_bfloat16(single);
-    const int64_t whole = total / divisor;
-    switch (type) {
-    case SHOAL_FLOAT32:
+    const uint32_t half_bits = 0x3F000000, least_normal = 0x38800000, infinite_from = 0x477FF000;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000;
+    bits &= 0x7FFFFFFF;
+    if (bits >= infinite_from)
+        return (uint16_t)(sign | 0x7C00);
+    if (bits >= least_normal)
+        return (uint16_t)(sign | (bits - (UINT32_C(112) << 23) + 0xFFF + (bits >> 13 & 1)) >> 13);
+    const float moved = (value < 0 ? -value : value) + 0.5f;
+    memcpy(&bits, &moved, sizeof bits);
+    return (uint16_t)(sign | (bits - half_bits));
+}
+
+/* Writes what the operator makes of the ranks' total. */
+static inline void reference_put(const struct reference_question *question, int64_t total, int size, unsigned char *place)
+{
+    const bool is_avg = question->op == SHOAL_AVG, is_scaled = question->op == SHOAL_SCALED_SUM;
+    const double scaled = total ? (double)total * (is_scaled ? question->scale : 1) : 0; /* not -0 */
+    const double twice = is_avg ? scaled / size : scaled;
+    const float single = is_avg ? (float)scaled / (float)size : (float)scaled;
+    const uint16_t bfloat = reference_bfloat16(single), half = reference_float16(single);
+    int64_t whole = reference_wrap(question->type, (uint64_t)total);
+    if (reference_is_integer(question->type)) {
+        whole = is_scaled ? (int64_t)((uint64_t)total * (uint64_t)(int64_t)question->scale) : is_avg ? whole / size : whole;
+        memcpy(place, &whole, shoal_type_bytes(question->type));
+    } else if (question->type == SHOAL_FLOAT32)
         memcpy(place, &single, sizeof single);
-        return;
-    case SHOAL_FLOAT64:
+    else if (question->type == SHOAL_FLOAT64)
         memcpy(place, &twice, sizeof twice);
-        return;
-    case SHOAL_BFLOAT16:
-        memcpy(place, &half, sizeof half);
-        return;
-    default:
-        memcpy(place, &whole, sizeof whole);
+    else
+        memcpy(place, question->type == SHOAL_BFLOAT16 ? &bfloat : &half, sizeof half);
+}
+
+/* ---- Periods ------------------------------------------------------------------------------------------------------------- */
+
+static inline size_t reference_elements(const struct reference_question *question)
+{
+    return question->count < REFERENCE_PERIOD ? question->count : REFERENCE_PERIOD;
+}
+
+/* What a rank gives. */
+static inline void reference_give(const struct reference_question *question, int rank, struct reference *reference_out)
+{
+    struct reference_question plain = *question;
+    const size_t element = reference_out->element = shoal_type_bytes(question->type);
+    plain.scale = 1;
+    for (size_t i = 0; i < reference_elements(question); i++) {
+        unsigned char *place = reference_out->bytes + i * element;
+        const uint64_t bits = reference_bits(rank, question->salt, question->first + i);
+        if (question->op == REFERENCE_MOVED)
+            memcpy(place, &bits, element);
+        else
+            reference_put(&plain, reference_value(question, rank, question->first + i), 1, place);
     }
 }
 
+/* What the operator makes of what ranks[0] to ranks[size - 1] give; ranks NULL: 0 to size - 1. */
+static inline void reference_reduce(const struct reference_question *question, const int *ranks, int size,
+                                    struct reference *reference_out)
+{
+    const size_t element = reference_out->element = shoal_type_bytes(question->type);
+    for (size_t i = 0; i < reference_elements(question); i++) {
+        int64_t total = reference_value(question, ranks ? ranks[0] : 0, question->first + i);
+        for (int r = 1; r < size; r++)
+            total =
+                reference_combine(question->op, total, reference_value(question, ranks ? ranks[r] : r, question->first + i));
+        reference_put(question, total, size, reference_out->bytes + i * element);
+    }
+}
+
+/* One period of what a rank gives to a sum, an average, a maximum, a minimum. */
 static inline struct reference reference_input(enum shoal_type type, int rank, uint64_t salt)
 {
-    struct reference reference = {.element = shoal_type_bytes(type)};
-    for (size_t i = 0; i < REFERENCE_PERIOD; i++)
-        reference_put(&reference, type, i, reference_value(rank, salt, i), 1);
+    struct reference reference;
+    const struct reference_question question = {type, SHOAL_SUM, 1, salt, 0, REFERENCE_PERIOD};
+    reference_give(&question, rank, &reference);
     return reference;
 }
 
-/* The all-reduce of reference_input of ranks 0 to size - 1. */
+/* One period of their result on ranks 0 to size - 1. */
 static inline struct reference reference_result(enum shoal_type type, enum shoal_op op, int size, uint64_t salt)
 {
-    struct reference reference = {.element = shoal_type_bytes(type)};
-    for (size_t i = 0; i < REFERENCE_PERIOD; i++) {
-        int sum = 0, max = -100;
-        for (int rank = 0; rank < size; rank++) {
-            const int value = reference_value(rank, salt, i);
-            sum += value;
-            max = value > max ? value : max;
-        }
-        reference_put(&reference, type, i, op == SHOAL_MAX ? max : sum, op == SHOAL_AVG ? size : 1);
-    }
+    struct reference reference;
+    const struct reference_question question = {type, op, 1, salt, 0, REFERENCE_PERIOD};
+    reference_reduce(&question, NULL, size, &reference);
     return reference;
 }
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 static inline size_t reference_chunk(const struct reference *reference, size_t left_bytes)
 {
@@ -110,20 +249,6 @@ static inline long reference_compare(const struct reference *reference, const vo
         return (long)(((size_t)(at - (const char *)memory) + i) / reference->element);
     }
     return -1;
-}
-
-/* The next number of a splitmix64 sequence. */
-static inline uint64_t reference_random(uint64_t *state)
-{
-    uint64_t z = *state += UINT64_C(0x9E3779B97F4A7C15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
-    return z ^ (z >> 31);
-}
-
-static inline size_t reference_below(uint64_t *state, size_t limit)
-{
-    return (size_t)(reference_random(state) % limit);
 }
 
 #endif

@@ -31,26 +31,30 @@ static const struct tool_option options[] = {
     {NULL, 0, NULL},
 };
 
-static const char *const collectives[] = {"allreduce", "broadcast", "barrier", NULL};
+static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter", "broadcast", "allgather",
+                                          "gather",    "scatter", "alltoall",      "barrier",   NULL};
 
 static const char help[] =
-    "Usage: shoal explain allreduce|broadcast|barrier [options]\n"
+    "Usage: shoal explain COLLECTIVE [options]\n"
+    "\n"
+    "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier.\n"
     "\n"
     "Shows what a call would do, without doing it: which algorithm would run and why, how the vector is cut, and the plan,\n"
     "the list of steps each rank takes. A real run takes exactly these steps.\n"
     "\n"
     "    --ranks N, -n N          how many ranks, all on one host (default 2)\n"
-    "    --bytes SIZE             the whole vector, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024)\n"
-    "    --dtype TYPE             f32, f64, bf16 or i64 (default f32)\n"
+    "    --bytes SIZE             the larger operand, all parts where it has one per rank, such as 4096, 64K or 3MiB\n"
+    "                             (default 1MiB; powers of 1024)\n"
+    "    --dtype TYPE             the element, such as float32, bfloat16 or int8 (default float32)\n"
     "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
-    "    --in-place               output is input; this changes no plan yet, and is accepted so that the options of\n"
-    "                             'shoal bench' can be pasted here\n"
+    "    --in-place               output is input: an all-to-all then goes through windows also from shared memory\n"
     "    --rank R                 the plan of this rank only (default all)\n"
     "    --hosts 1 --ranks-per-host N   the same as --ranks N; this version explains one host\n"
     "\n"
     "Examples:\n"
     "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
-    "    shoal explain allreduce --ranks 2 --bytes 64M --memory shared --rank 0\n"
+    "    shoal explain allgather --ranks 2 --bytes 64M --memory shared --rank 0\n"
+    "    SHOAL_ALGORITHMS=reduce=owners shoal explain reduce --bytes 1M\n"
     "\n"
     "Exit codes: 0 success, 2 the question makes no sense.\n";
 
@@ -87,9 +91,21 @@ static bool option_apply(int id, const struct tool_args *args, struct request *r
         return memory_read(args, &request->question);
     case OPTION_RANK:
         return tool_number_read(args, 0, RANKS_MAX - 1, &request->question.rank);
+    case OPTION_IN_PLACE:
+        request->question.in_place = 1;
+        return true;
     default:
         return true;
     }
+}
+
+/* Dashes in what the user wrote do not count: "all-to-all". */
+static bool is_same_word(const char *text, const char *word)
+{
+    for (; *text; text++)
+        if (*text != '-' && *text != *word++)
+            return false;
+    return !*word;
 }
 
 static bool collective_read(const char *text, struct shoal_question *question)
@@ -99,7 +115,7 @@ static bool collective_read(const char *text, struct shoal_question *question)
         return false;
     }
     for (const char *const *name = collectives; *name; name++)
-        if (!strcmp(text, *name))
+        if (is_same_word(text, *name))
             question->collective = *name;
     if (question->collective)
         return true;
@@ -107,7 +123,11 @@ static bool collective_read(const char *text, struct shoal_question *question)
     if (nearest)
         tool_usage_fail("explain", "there is no collective '%s'; did you mean %s?", text, nearest);
     else
-        tool_usage_fail("explain", "there is no collective '%s'; this version has allreduce, broadcast and barrier", text);
+        tool_usage_fail(
+            "explain",
+            "there is no collective '%s'; there are allreduce, reduce, reducescatter, broadcast, allgather, gather, "
+            "scatter, alltoall and barrier",
+            text);
     return false;
 }
 

@@ -544,7 +544,8 @@ struct shoal_question {
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
-    int rank; /* whose plan to print; -1: all */
+    int rank;     /* whose plan to print; -1: all */
+    int in_place; /* are input and output the same memory? */
 };
 
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;

@@ -215,10 +215,10 @@ static enum shoal_status compare(const struct shoal_bootstrap *bootstrap, struct
                               "rank %d runs Shoal %.15s and this rank %s; install one version everywhere", rank,
                               theirs->version, mine->version);
     if (mine->settings != theirs->settings)
-        return shoal_log_fail(
-            log, SHOAL_ERR_AUTH, "bootstrap",
-            "settings that must agree differ (hash %016llx on rank %d, %016llx here); compare `shoal info --settings`",
-            (unsigned long long)theirs->settings, rank, (unsigned long long)mine->settings);
+        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
+                              "settings that must agree differ (hash %016llx on rank %d, %016llx here); compare `shoal info "
+                              "--settings`, and with SHOAL_ALGORITHMS `shoal info --algorithms`",
+                              (unsigned long long)theirs->settings, rank, (unsigned long long)mine->settings);
     if (mine->has_secret != theirs->has_secret)
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
                               "%s has a secret and %s none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks (rank %d)",

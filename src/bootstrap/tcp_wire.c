@@ -114,10 +114,10 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
         snprintf(text, text_bytes, "two processes say that they are this rank, or it was there before and ended");
         return;
     case SHOAL_TCP_SETTINGS:
-        snprintf(
-            text, text_bytes,
-            "settings that must agree differ (hash %016llx there, %016llx on rank 0); compare `shoal info --settings` on both",
-            (unsigned long long)client->settings, (unsigned long long)server->settings);
+        snprintf(text, text_bytes,
+                 "settings that must agree differ (hash %016llx there, %016llx on rank 0); compare `shoal info --settings` "
+                 "on both, and with SHOAL_ALGORITHMS `shoal info --algorithms`",
+                 (unsigned long long)client->settings, (unsigned long long)server->settings);
         return;
     case SHOAL_TCP_SECRET_ONE_SIDED:
         snprintf(text, text_bytes, "%s has a secret and %s has none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",

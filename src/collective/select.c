@@ -22,10 +22,10 @@ static bool is_root_best(const struct shoal_view *view, int root)
     {                                                 \
         name "-staged", name "-mixed", name "-shared" \
     }
-#define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES of each that gives"
+#define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 
 static const struct shoal_row rows[] = {
-    {SHOAL_KIND_ALLREDUCE, "direct", DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES, 2/p of it, at least 1/4",
+    {SHOAL_KIND_ALLREDUCE, "direct", DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
      "n written, p*n read per rank; one exchange"},
     {SHOAL_KIND_ALLREDUCE, "owners", VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},

@@ -190,12 +190,13 @@ static enum shoal_status check_parts(const struct attempt *attempt)
         SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
     if (extra->taken)
         SHOAL_TRY(check_counts(attempt, extra->taken, extra->taken_at, &taken_end, &own_at));
-    if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
-        return shoal_call_refuse(attempt->comm, attempt->name, "this rank gives itself another count than it takes");
     if (extra->taken && extra->taken_at)
         SHOAL_TRY(check_apart(attempt, extra->taken, extra->taken_at));
     const size_t input = extra->given ? given_end : extra->taken[rank], output = extra->taken ? taken_end : extra->given[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
+    if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
+        return shoal_call_refuse(attempt->comm, attempt->name,
+                                 "what this rank gives to itself is not what it takes from itself");
     return extra->given && extra->taken && call->input == call->output ? check_same_parts(attempt) : SHOAL_OK;
 }
 

@@ -161,12 +161,12 @@ void shoal_print_algorithms(FILE *out)
     struct shoal_settings settings;
     struct shoal_rules rules;
     char error[600];
-    fprintf(out, "%-14s %-10s %-40s %s\n", "collective", "algorithm", "chosen",
+    fprintf(out, "%-14s %-10s %-42s %s\n", "collective", "algorithm", "chosen",
             "cost (n bytes of the larger operand, p ranks)");
     for (int i = 0; shoal_select_row(i); i++) {
         const struct shoal_row *row = shoal_select_row(i);
         if (row->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-14s %-10s %-40s %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, row->cost);
+            fprintf(out, "%-14s %-10s %-42s %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, row->cost);
     }
     if (shoal_context_configure(&settings, &rules, NULL, error, sizeof error) != SHOAL_OK)
         fprintf(out, "\n%s\n", error);
@@ -289,7 +289,8 @@ enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out
         .question = question, .kind = shoal_kind_find(question->collective), .element = shoal_type_bytes(question->type)};
     enum shoal_status status = SHOAL_ERR_ARGUMENT;
     inquiry.row = shoal_kind_row(inquiry.kind);
-    memset(input, question->shared_input && inquiry.row->is_input_reached, sizeof input);
+    const bool is_overwritten = question->in_place && inquiry.row->shape.is_input_cut && inquiry.row->shape.is_output_cut;
+    memset(input, question->shared_input && inquiry.row->is_input_reached && !is_overwritten, sizeof input);
     memset(output, question->shared_output && inquiry.row->is_output_reached, sizeof output);
     inquiry.view = (struct shoal_view){question->ranks, NULL, input, output, &inquiry.row->shape};
     if (is_question(&inquiry, out)) {

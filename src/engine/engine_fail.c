@@ -326,12 +326,40 @@ static int find_stopped(struct shoal_engine *engine, int peer)
     return peer;
 }
 
+/* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: the
+ * others wait for them, or for one who does. */
+static uint64_t first_open(const struct shoal_engine *engine)
+{
+    uint64_t least = engine->done_sequence;
+    for (int r = 0; r < engine->size; r++) {
+        const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
+        least = done < least ? done : least;
+    }
+    return least + 1;
+}
+
+static bool is_behind(const struct shoal_engine *engine, int peer)
+{
+    return peer != engine->rank && !engine->ops->arrival(engine->transport, peer, first_open(engine));
+}
+
+static bool is_any_behind(const struct shoal_engine *engine)
+{
+    for (int r = 0; r < engine->size; r++) {
+        if (is_behind(engine, r))
+            return true;
+    }
+    return false;
+}
+
 /* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
  * be reused, it has not done with them. */
 static bool is_waited_for(struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     if (peer == engine->rank)
         return false;
+    if (is_any_behind(engine))
+        return is_behind(engine, peer);
     if (request->state != SHOAL_REQUEST_QUEUED)
         return !engine->ops->arrival(engine->transport, peer, request->sequence);
     const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;

@@ -323,6 +323,18 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
+/* In place the source is a destination too: it is not written, for peers may be reading it. */
+static void copy_run(struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores)
+{
+    int dests = 0;
+    for (unsigned d = 0; d < step->dest_count; d++) {
+        if (engine->dests[d] != engine->sources[0])
+            engine->dests[dests++] = engine->dests[d];
+    }
+    if (dests > 0)
+        engine->kernels->copy(engine->dests, dests, engine->sources[0], bytes, stores);
+}
+
 /* Sources and destinations are set. */
 static void reduce_run(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                        size_t elements)
@@ -335,8 +347,8 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
     else if (step->source_count > 1)
         engine->kernels->reduce[call->type][call->op](engine->dests, step->dest_count, engine->sources, step->source_count,
                                                       elements, shoal_engine_argument(engine, call), stores);
-    else if (step->dest_count > 1 || engine->dests[0] != engine->sources[0])
-        engine->kernels->copy(engine->dests, step->dest_count, engine->sources[0], elements * request->element_bytes, stores);
+    else
+        copy_run(engine, step, elements * request->element_bytes, stores);
 }
 
 /* Where operands are several tensors, from border to border. */

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #define POSTED 4
-#define LARGE ((size_t)16 << 20) /* elements: 64 MiB of float32 */
-#define SMALL ((size_t)1000)
+#define LARGE ((size_t)16 << 20) /* elements of all calls under way: 64 MiB of float32 */
+#define SMALL ((size_t)80)       /* of each part or tensor: all travel beside the arrival record */
 #define ROUND_TRIES 1000
 
 static bool is_stalled(const struct fault_scene *scene)
@@ -17,12 +17,63 @@ static bool is_stalled(const struct fault_scene *scene)
     return scene->how == FAULT_STOP || scene->how == FAULT_ABSENT;
 }
 
+static bool is_dead(const struct fault_scene *scene)
+{
+    return scene->how == FAULT_KILL || scene->how == FAULT_EXIT;
+}
+
+static unsigned deadline_of(const struct fault_scene *scene)
+{
+    return (scene->deadline_ms ? scene->deadline_ms : FAULT_DEADLINE_MS) * FAULT_SLOW;
+}
+
+static const struct fault_call *call_of(const struct fault_scene *scene)
+{
+    return scene->call ? scene->call : &fault_calls[FAULT_ALLREDUCE];
+}
+
+/* How many calls are under way at once. */
+static int held_by(const struct fault_scene *scene)
+{
+    return scene->is_posted ? POSTED : 1;
+}
+
 /* Stalled ranks are found at the deadline of the operation; it has to be long enough for the operations before. */
 static size_t count_of(const struct fault_scene *scene)
 {
+    const size_t most = is_stalled(scene) ? LARGE / 16 : LARGE / (size_t)held_by(scene);
     if (scene->when != FAULT_DURING)
         return SMALL;
-    return is_stalled(scene) ? LARGE / 16 : LARGE;
+    return fault_count_for(call_of(scene), scene->size, scene->large ? scene->large : most);
+}
+
+static bool make_operands(struct fault_rank *self, struct fault_operands held[POSTED])
+{
+    const struct fault_scene *scene = self->parameters;
+    const int root = (scene->victim + 1 + (int)scene->how / 2) % scene->size; /* now and then the victim */
+    const struct fault_load load = {call_of(scene), root, count_of(scene), scene->is_shared, !scene->is_apart};
+    for (int i = 0; i < held_by(scene); i++) {
+        if (!fault_operands_make(self, &load, &held[i]))
+            return false;
+    }
+    return true;
+}
+
+/* What a rank does to its memory once it has freed the communicator, it alone does; also when a victim that was stopped goes
+ * on after that. */
+static void look_after_memory(struct fault_rank *self, struct fault_operands held[POSTED])
+{
+    const struct fault_scene *scene = self->parameters;
+    shoal_comm_free(self->comm);
+    self->comm = NULL;
+    for (int i = 0; i < held_by(scene); i++)
+        fault_operands_mark(&held[i]);
+    fault_reach(self, 2);
+    if (scene->how == FAULT_STOP && self->rank != scene->victim && fault_await(self, 2, scene->victim))
+        kill(self->shared->results[scene->victim].pid, SIGCONT);
+    fault_await(self, 2, is_dead(scene) ? scene->victim : -1);
+    for (int i = 0; i < held_by(scene); i++)
+        fault_check(self, fault_operands_are_marked(&held[i]), "memory was written after shoal_comm_free");
 }
 
 /* ---- The victim ---------------------------------------------------------------------------------------------------------- */
@@ -36,6 +87,8 @@ static void end_now(struct fault_rank *self, enum fault_how how)
         kill(getpid(), SIGSTOP);
     else if (how == FAULT_EXIT)
         exit(FAULT_EXIT_CODE);
+    else if (how == FAULT_ABORT)
+        shoal_comm_abort(self->comm);
 }
 
 struct later {
@@ -62,15 +115,14 @@ static unsigned random_us(unsigned most)
 /* ---- Everyone ------------------------------------------------------------------------------------------------------------ */
 
 /* Posts several, waits for all: after the first that fails all fail, with the same status. */
-static enum shoal_status post_some(struct fault_rank *self, float *buffers[POSTED], size_t count, int posts)
+static enum shoal_status post_some(struct fault_rank *self, struct fault_operands held[POSTED], int posts)
 {
     struct shoal_request *requests[POSTED];
     enum shoal_status first = SHOAL_OK;
     int posted = 0;
     for (; posted < posts; posted++) {
-        const enum shoal_status status = shoal_allreduce_post(self->comm, buffers[posted], buffers[posted], count,
-                                                              SHOAL_FLOAT32, SHOAL_SUM, NULL, &requests[posted]);
-        if (!fault_check(self, status == SHOAL_OK, "shoal_allreduce_post: %s", shoal_status_name(status)))
+        const enum shoal_status status = fault_operands_call(&held[posted], self->comm, &requests[posted]);
+        if (!fault_check(self, status == SHOAL_OK, "the post: %s", shoal_status_name(status)))
             break;
     }
     for (int i = 0; i < posted; i++) {
@@ -83,35 +135,31 @@ static enum shoal_status post_some(struct fault_rank *self, float *buffers[POSTE
     return first;
 }
 
-static enum shoal_status call_once(struct fault_rank *self, float *buffers[POSTED])
+static enum shoal_status call_once(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
-    if (scene->is_posted)
-        return post_some(self, buffers, count_of(scene), POSTED);
-    return shoal_allreduce(self->comm, buffers[0], buffers[0], count_of(scene), SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    return scene->is_posted ? post_some(self, held, POSTED) : fault_operands_call(&held[0], self->comm, NULL);
 }
 
-static void call_until_it_fails(struct fault_rank *self, float *buffers[POSTED])
+static void call_until_it_fails(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     enum shoal_status status = SHOAL_OK;
     for (int turns = 0; turns < ROUND_TRIES && status == SHOAL_OK; turns++)
-        status = call_once(self, buffers);
+        status = call_once(self, held);
     fault_note(self, status);
     const enum shoal_status again = shoal_barrier(self->comm, NULL);
     fault_check(self, again == status, "the next call returns %s after %s", shoal_status_name(again),
                 shoal_status_name(status));
 }
 
-static void leave_during(struct fault_rank *self, float *buffers[POSTED])
+static void leave_during(struct fault_rank *self, struct fault_operands held[POSTED])
 {
-    const struct fault_scene *scene = self->parameters;
     struct shoal_request *request;
     enum shoal_status status;
-    for (int i = 0; i < 2 && call_once(self, buffers) == SHOAL_OK; i++)
+    for (int i = 0; i < 2 && call_once(self, held) == SHOAL_OK; i++)
         continue;
-    status =
-        shoal_allreduce_post(self->comm, buffers[0], buffers[0], count_of(scene), SHOAL_FLOAT32, SHOAL_SUM, NULL, &request);
-    if (!fault_check(self, status == SHOAL_OK, "shoal_allreduce_post: %s", shoal_status_name(status)))
+    status = fault_operands_call(&held[0], self->comm, &request);
+    if (!fault_check(self, status == SHOAL_OK, "the post: %s", shoal_status_name(status)))
         return;
     status = shoal_request_wait(request, random_us(20000) / 1000);
     fault_act(self);
@@ -122,27 +170,28 @@ static void leave_during(struct fault_rank *self, float *buffers[POSTED])
     shoal_request_free(request);
 }
 
-static void act_during(struct fault_rank *self, float *buffers[POSTED])
+static void act_during(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
-    struct later later = {self, scene->how, random_us(150000)};
+    struct later later = {self, scene->how, random_us((scene->within_ms ? scene->within_ms : 150) * 1000)};
     pthread_t thread;
     if (scene->how == FAULT_FREE) {
-        leave_during(self, buffers);
+        leave_during(self, held);
         return;
     }
     if (!fault_check(self, pthread_create(&thread, NULL, end_later, &later) == 0, "no thread"))
         return;
-    call_until_it_fails(self, buffers);
+    call_until_it_fails(self, held);
     pthread_join(thread, NULL);
 }
 
 /* The others post one more than the victim calls. */
-static void stay_away_during(struct fault_rank *self, float *buffers[POSTED])
+static void stay_away_during(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
     const bool is_victim = self->rank == scene->victim;
-    const enum shoal_status status = post_some(self, buffers, count_of(scene), is_victim ? POSTED - 1 : POSTED);
+    const int most = held_by(scene);
+    const enum shoal_status status = post_some(self, held, is_victim ? most - 1 : most);
     if (is_victim) {
         fault_check(self, status == SHOAL_OK, "the calls that all made: %s", shoal_status_name(status));
         fault_act(self);
@@ -154,11 +203,11 @@ static void stay_away_during(struct fault_rank *self, float *buffers[POSTED])
     fault_reach(self, 1);
 }
 
-static void act(struct fault_rank *self, float *buffers[POSTED])
+static void act(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
     if (scene->when == FAULT_DURING) {
-        act_during(self, buffers);
+        act_during(self, held);
         return;
     }
     end_now(self, scene->how);
@@ -169,47 +218,59 @@ static void act(struct fault_rank *self, float *buffers[POSTED])
     }
     if (scene->how == FAULT_ABSENT)
         fault_await(self, 1, self->rank);
-    call_until_it_fails(self, buffers);
+    call_until_it_fails(self, held);
+}
+
+/* Nobody goes on before all have done it. */
+static void call_well(struct fault_rank *self, struct fault_operands held[POSTED])
+{
+    for (int i = 0; i < held_by(self->parameters); i++)
+        fault_operands_call_well(self, &held[i], self->comm);
+    const enum shoal_status status = shoal_barrier(self->comm, NULL);
+    fault_check(self, status == SHOAL_OK, "a barrier before the fault: %s", shoal_status_name(status));
 }
 
 static void body(struct fault_rank *self)
 {
     const struct fault_scene *scene = self->parameters;
-    const size_t count = count_of(scene);
-    const int held = scene->is_posted ? POSTED : 1;
-    float *buffers[POSTED] = {NULL};
-    for (int i = 0; i < held; i++) {
-        buffers[i] = fault_floats(self, scene->is_shared, count);
-        if (!buffers[i])
-            return;
-        memset(buffers[i], 0, count * sizeof(float));
-    }
-    for (int i = 0; i < 3 && scene->when == FAULT_BETWEEN; i++)
-        fault_allreduce_once(self, self->comm, buffers[0], count);
+    struct fault_operands held[POSTED] = {0};
+    if (!make_operands(self, held))
+        return;
+    if (scene->when == FAULT_BETWEEN)
+        call_well(self, held);
     if (scene->how == FAULT_ABSENT && scene->when == FAULT_DURING)
-        stay_away_during(self, buffers);
+        stay_away_during(self, held);
     else if (self->rank == scene->victim)
-        act(self, buffers);
+        act(self, held);
     else
-        call_until_it_fails(self, buffers);
+        call_until_it_fails(self, held);
     fault_reach(self, 1);
-    for (int i = 0; i < held && !scene->is_shared; i++)
-        free(buffers[i]);
+    look_after_memory(self, held);
+    for (int i = 0; i < held_by(scene); i++)
+        fault_operands_free(&held[i]);
 }
 
 /* ---- The parent's look --------------------------------------------------------------------------------------------------- */
 
-static const char *way_of(const struct fault_scene *scene)
-{
-    static const char *const ways[] = {"killed by signal 9", "exited with code 3", "freed the communicator", "stopped", "rank"};
-    return ways[scene->how];
-}
+/* What the survivors are told. */
+static const struct {
+    const char *way;
+    enum shoal_status status;
+} endings[] = {
+    [FAULT_KILL] = {"killed by signal 9", SHOAL_ERR_PEER_LOST},
+    [FAULT_EXIT] = {"exited with code 3", SHOAL_ERR_PEER_LOST},
+    [FAULT_FREE] = {"freed the communicator", SHOAL_ERR_PEER_LOST},
+    [FAULT_ABORT] = {"called shoal_comm_abort", SHOAL_ERR_ABORTED},
+    [FAULT_STOP] = {"stopped", SHOAL_ERR_TIMEOUT},
+    [FAULT_ABSENT] = {"passed its deadline", SHOAL_ERR_TIMEOUT},
+};
 
 static void check_failure(struct fault_test *test, const struct fault_scene *scene, int rank)
 {
     const struct fault_result *mine = &test->shared->results[rank], *victim = &test->shared->results[scene->victim];
     const struct shoal_failure *failure = &mine->failure;
-    const enum shoal_status wanted = is_stalled(scene) ? SHOAL_ERR_TIMEOUT : SHOAL_ERR_PEER_LOST;
+    const enum shoal_status wanted = endings[scene->how].status;
+    const bool knows_process = scene->how != FAULT_ABORT; /* composed in a signal handler, perhaps */
     char name[32], process[32];
     snprintf(name, sizeof name, "rank %d", scene->victim);
     snprintf(process, sizeof process, "process %d", (int)victim->pid);
@@ -218,13 +279,14 @@ static void check_failure(struct fault_test *test, const struct fault_scene *sce
     if (!fault_expect(test, mine->has_failure, "rank %d has no failure record", rank))
         return;
     fault_expect(test,
-                 failure->status == wanted && failure->rank == scene->victim && failure->pid == victim->pid && failure->host[0],
-                 "rank %d's record: status %d, rank %d, process %d (not %d), host \"%s\"", rank, failure->status, failure->rank,
-                 failure->pid, (int)victim->pid, failure->host);
-    fault_expect(test,
-                 strstr(failure->text, name) && strstr(failure->text, process) && strstr(failure->text, failure->host) &&
-                     strstr(failure->text, way_of(scene)),
-                 "rank %d's text does not tell \"%s\", \"%s\", \"%s\": %s", rank, name, process, way_of(scene), failure->text);
+                 failure->status == wanted && failure->rank == scene->victim && failure->host[0] &&
+                     (failure->pid == victim->pid || !knows_process),
+                 "rank %d's record: status %d, rank %d, process %d (not %d), host \"%s\": %s", rank, failure->status,
+                 failure->rank, failure->pid, (int)victim->pid, failure->host, failure->text);
+    fault_expect(test, strstr(failure->text, name) && strstr(failure->text, endings[scene->how].way),
+                 "rank %d's text does not tell \"%s\" and \"%s\": %s", rank, name, endings[scene->how].way, failure->text);
+    fault_expect(test, !knows_process || (strstr(failure->text, process) && strstr(failure->text, failure->host)),
+                 "rank %d's text does not tell \"%s\" and the host: %s", rank, process, failure->text);
     fault_expect(test, strstr(mine->log, "broken") != NULL, "rank %d has logged nothing", rank);
 }
 
@@ -233,14 +295,16 @@ static void check_time(struct fault_test *test, const struct fault_scene *scene,
     const struct fault_result *mine = &test->shared->results[rank];
     const int64_t took_ms =
         ((int64_t)mine->failed_ns - (int64_t)test->shared->results[scene->victim].action_ns) / (int64_t)FAULT_MS;
-    const int64_t most_ms = is_stalled(scene) ? FAULT_DEADLINE_MS * FAULT_SLOW + 700 * FAULT_SLOW : 2000 * FAULT_SLOW;
+    const int64_t most_ms = is_stalled(scene) ? deadline_of(scene) + 700 * FAULT_SLOW : 2000 * FAULT_SLOW;
     fault_expect(test, took_ms <= most_ms, "rank %d knew after %lld ms, %lld are allowed", rank, (long long)took_ms,
                  (long long)most_ms);
 }
 
-/* The warning comes before the end, from at least one rank that waited for the victim itself. */
+/* The warning comes before the end, from each rank, and names the victim; of messages, a rank may wait for one that waits
+ * itself. */
 static void check_warnings(struct fault_test *test, const struct fault_scene *scene)
 {
+    const int wanted = call_of(scene)->is_exchange ? 1 : scene->size - 1;
     char name[32];
     int warned = 0, named = 0;
     snprintf(name, sizeof name, "rank %d (process %d", scene->victim, (int)test->shared->results[scene->victim].pid);
@@ -252,7 +316,7 @@ static void check_warnings(struct fault_test *test, const struct fault_scene *sc
         warned += line != NULL;
         named += found && found < end && state && state < end;
     }
-    fault_expect(test, warned == scene->size - 1 && named == warned, "%d ranks warned, %d of them of %s%s)", warned, named,
+    fault_expect(test, warned == scene->size - 1 && named >= wanted, "%d ranks warned, %d of them of %s%s)", warned, named,
                  name, scene->how == FAULT_STOP ? ", stopped" : "");
 }
 
@@ -263,8 +327,8 @@ static void play_once(struct fault_test *test)
     const char *const settings[] = {deadline, warning, NULL};
     struct fault_job job = {
         .size = scene->size, .body = body, .parameters = scene, .settings = is_stalled(scene) ? settings : NULL};
-    snprintf(deadline, sizeof deadline, "SHOAL_TIMEOUT_MS=%d", FAULT_DEADLINE_MS * FAULT_SLOW);
-    snprintf(warning, sizeof warning, "SHOAL_WARN_MS=%d", FAULT_WARN_MS * FAULT_SLOW);
+    snprintf(deadline, sizeof deadline, "SHOAL_TIMEOUT_MS=%u", deadline_of(scene));
+    snprintf(warning, sizeof warning, "SHOAL_WARN_MS=%u", deadline_of(scene) / 3);
     job.killed_by[scene->victim] = scene->how == FAULT_KILL ? SIGKILL : 0;
     job.exits_with[scene->victim] = scene->how == FAULT_EXIT ? FAULT_EXIT_CODE : 0;
     if (!fault_run(test, &job))
@@ -275,11 +339,11 @@ static void play_once(struct fault_test *test)
         check_failure(test, scene, r);
         check_time(test, scene, r);
     }
-    if (!is_stalled(scene))
-        return;
-    check_warnings(test, scene);
-    fault_expect(test, test->shared->results[scene->victim].status == SHOAL_ERR_TIMEOUT, "the victim itself got %s afterwards",
-                 shoal_status_name(test->shared->results[scene->victim].status));
+    if (is_stalled(scene))
+        check_warnings(test, scene);
+    if (is_stalled(scene) || scene->how == FAULT_ABORT)
+        fault_expect(test, test->shared->results[scene->victim].status == endings[scene->how].status,
+                     "the victim itself got %s afterwards", shoal_status_name(test->shared->results[scene->victim].status));
 }
 
 void fault_play(struct fault_test *test)

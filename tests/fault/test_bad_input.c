@@ -246,6 +246,16 @@ static enum shoal_status unknown_setting(struct fault_rank *self)
     return make_context(self, "SHOAL_DEPHT=4");
 }
 
+static enum shoal_status rule_unknown(struct fault_rank *self)
+{
+    return make_context(self, "SHOAL_ALGORITHMS=reduce=owners,gather=ring");
+}
+
+static enum shoal_status rules_missing(struct fault_rank *self)
+{
+    return make_context(self, "SHOAL_ALGORITHMS=/no/such/rules.csv");
+}
+
 static enum shoal_status setting_no_number(struct fault_rank *self)
 {
     return make_context(self, "SHOAL_TIMEOUT_MS=soon");
@@ -336,6 +346,16 @@ static enum shoal_status start_different(struct fault_rank *self, const char *se
 static enum shoal_status different_settings(struct fault_rank *self)
 {
     return start_different(self, self->rank ? "SHOAL_DEPTH=2" : "SHOAL_DEPTH=3");
+}
+
+static enum shoal_status different_rules(struct fault_rank *self)
+{
+    return start_different(self, self->rank ? "SHOAL_ALGORITHMS=reduce=owners" : "SHOAL_ALGORITHMS=reduce=owners@0-4K");
+}
+
+static enum shoal_status rules_on_one_rank(struct fault_rank *self)
+{
+    return start_different(self, self->rank ? "SHOAL_ALGORITHMS=broadcast=copies" : "SHOAL_ALGORITHMS=");
 }
 
 static enum shoal_status different_secrets(struct fault_rank *self)
@@ -430,6 +450,10 @@ int main(int argc, char **argv)
         {"bad_setting_unknown", play, BAD(unknown_setting, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPHT", "shoal info"}, 1, 0)},
         {"bad_setting_no_number", play,
          BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
+        {"bad_setting_rule", play,
+         BAD(rule_unknown, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS, rule 2", "\"ring\"", "direct, copies"}, 1, 0)},
+        {"bad_setting_rules_missing", play,
+         BAD(rules_missing, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS", "/no/such/rules.csv", "No such file"}, 1, 0)},
         {"bad_setting_out_of_range", play,
          BAD(setting_out_of_range, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPTH is 17", "1 to 16"}, 1, 0)},
         {"bad_variable_no_size", play, BAD(variable_no_size, SHOAL_ERR_ARGUMENT, {"SHOAL_PIECE_BYTES", "12Q", "256K"}, 1, 0)},
@@ -442,6 +466,10 @@ int main(int argc, char **argv)
         {"bad_start_port_in_use", play, BAD(port_in_use, SHOAL_ERR_SYSTEM, {"in use", "127.0.0.1"}, 1, 0)},
         {"bad_start_different_settings", play,
          BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "shoal info --settings"}, 2, 1)},
+        {"bad_start_different_rules", play,
+         BAD(different_rules, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
+        {"bad_start_rules_on_one_rank", play,
+         BAD(rules_on_one_rank, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
         {"bad_start_different_secrets", play,
          BAD(different_secrets, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_SECRET"}, 2, 1)},
         {"bad_limit_of_descriptors", play, BAD(no_descriptors, SHOAL_ERR_SYSTEM, {"ulimit -n"}, 1, 0)},

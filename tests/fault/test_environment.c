@@ -1,5 +1,5 @@
-/* Surroundings in which Shoal has to work: a small /dev/shm, a read-only root, no special rights, few descriptors, memory of
- * both kinds. */
+/* Surroundings in which Shoal has to work: a small /dev/shm, a read-only root, no special rights, no libsodium, few
+ * descriptors, memory of both kinds. */
 #include <errno.h>
 #include <grp.h>
 #include <linux/capability.h>
@@ -59,6 +59,32 @@ static void ordinary_user(struct fault_rank *self)
 {
     if (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0)
         fault_cannot(self, "cannot become an ordinary user: %s", strerror(errno));
+}
+
+static enum shoal_status start_with_secret(struct fault_rank *self, struct shoal_context **context_out)
+{
+    static const char *const settings[] = {"SHOAL_SECRET=x", NULL};
+    struct shoal_comm *comm = NULL;
+    struct rlimit before, none;
+    enum shoal_status status = fault_context(self, settings, context_out);
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = (struct rlimit){0, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    if (status == SHOAL_OK)
+        status = shoal_comm_create_at(*context_out, self->address, self->rank, self->size, NULL, &comm);
+    setrlimit(RLIMIT_NOFILE, &before);
+    shoal_comm_free(comm);
+    return status;
+}
+
+/* libsodium is looked for once in a process, when a secret is first asked for: here while no file can be opened. */
+static void no_libsodium(struct fault_rank *self)
+{
+    struct shoal_context *context = NULL;
+    const enum shoal_status status = start_with_secret(self, &context);
+    fault_check(self, status == SHOAL_ERR_AUTH && strstr(self->mine->log, "install libsodium23"), "%s: %s",
+                shoal_status_name(status), self->mine->log);
+    shoal_context_destroy(context);
 }
 
 static void few_descriptors(struct fault_rank *self)
@@ -256,13 +282,14 @@ static void memory_around_split(struct fault_test *test)
 int main(int argc, char **argv)
 {
     static const struct place shm = {small_dev_shm, false}, root = {read_only_root, false}, rights = {no_capabilities, true},
-                              user = {ordinary_user, true};
+                              user = {ordinary_user, true}, sodium = {no_libsodium, true};
     static const int two = 2, four = 4;
     const struct fault_case cases[] = {
         {"environment_dev_shm_of_64_mib", in_place, &shm},
         {"environment_read_only_root", in_place, &root},
         {"environment_no_capabilities", in_place, &rights},
         {"environment_ordinary_user", in_place, &user},
+        {"environment_without_libsodium_and_secret", in_place, &sodium},
         {"environment_256_descriptors_8_ranks_20_groups", many_groups, NULL},
         {"environment_plain_and_shared_2_ranks", mixed_memory, &two},
         {"environment_plain_and_shared_4_ranks", mixed_memory, &four},

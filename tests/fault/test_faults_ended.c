@@ -7,12 +7,6 @@
 
 #include "fault_matrix.h"
 
-#define SCENE(...)              \
-    &(const struct fault_scene) \
-    {                           \
-        __VA_ARGS__             \
-    }
-
 /* ---- A child of the victim outlives it and holds its sockets open -------------------------------------------------------- */
 
 static void leave_a_child(struct fault_rank *self)
@@ -191,18 +185,18 @@ static const struct special another_busy = {wait_while_another_is_busy, {2, 2}, 
 int main(int argc, char **argv)
 {
     const struct fault_case cases[] = {
-        {"killed_before_2_ranks", fault_play, SCENE(FAULT_KILL, FAULT_BEFORE, 2, 1, false, false, 0)},
-        {"killed_before_4_ranks_rank_0", fault_play, SCENE(FAULT_KILL, FAULT_BEFORE, 4, 0, true, true, 0)},
-        {"killed_between_2_ranks_rank_0", fault_play, SCENE(FAULT_KILL, FAULT_BETWEEN, 2, 0, true, false, 0)},
-        {"killed_between_3_ranks", fault_play, SCENE(FAULT_KILL, FAULT_BETWEEN, 3, 1, false, true, 0)},
-        {"exited_before_3_ranks", fault_play, SCENE(FAULT_EXIT, FAULT_BEFORE, 3, 2, false, false, 0)},
-        {"exited_between_2_ranks_rank_0", fault_play, SCENE(FAULT_EXIT, FAULT_BETWEEN, 2, 0, false, true, 0)},
-        {"exited_during_2_ranks", fault_play, SCENE(FAULT_EXIT, FAULT_DURING, 2, 1, false, true, 2)},
-        {"exited_during_4_ranks_rank_0", fault_play, SCENE(FAULT_EXIT, FAULT_DURING, 4, 0, true, false, 2)},
-        {"freed_before_2_ranks_rank_0", fault_play, SCENE(FAULT_FREE, FAULT_BEFORE, 2, 0, false, false, 0)},
-        {"freed_between_4_ranks", fault_play, SCENE(FAULT_FREE, FAULT_BETWEEN, 4, 3, true, true, 0)},
-        {"freed_during_2_ranks", fault_play, SCENE(FAULT_FREE, FAULT_DURING, 2, 1, true, false, 2)},
-        {"freed_during_4_ranks_rank_0", fault_play, SCENE(FAULT_FREE, FAULT_DURING, 4, 0, false, false, 2)},
+        {"killed_before_2_ranks", fault_play, FAULT_SCENE(FAULT_KILL, FAULT_BEFORE, 2, 1, false, false, 0)},
+        {"killed_before_4_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_KILL, FAULT_BEFORE, 4, 0, true, true, 0)},
+        {"killed_between_2_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_KILL, FAULT_BETWEEN, 2, 0, true, false, 0)},
+        {"killed_between_3_ranks", fault_play, FAULT_SCENE(FAULT_KILL, FAULT_BETWEEN, 3, 1, false, true, 0)},
+        {"exited_before_3_ranks", fault_play, FAULT_SCENE(FAULT_EXIT, FAULT_BEFORE, 3, 2, false, false, 0)},
+        {"exited_between_2_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_EXIT, FAULT_BETWEEN, 2, 0, false, true, 0)},
+        {"exited_during_2_ranks", fault_play, FAULT_SCENE(FAULT_EXIT, FAULT_DURING, 2, 1, false, true, 2)},
+        {"exited_during_4_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_EXIT, FAULT_DURING, 4, 0, true, false, 2)},
+        {"freed_before_2_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_FREE, FAULT_BEFORE, 2, 0, false, false, 0)},
+        {"freed_between_4_ranks", fault_play, FAULT_SCENE(FAULT_FREE, FAULT_BETWEEN, 4, 3, true, true, 0)},
+        {"freed_during_2_ranks", fault_play, FAULT_SCENE(FAULT_FREE, FAULT_DURING, 2, 1, true, false, 2)},
+        {"freed_during_4_ranks_rank_0", fault_play, FAULT_SCENE(FAULT_FREE, FAULT_DURING, 4, 0, false, false, 2)},
         {"killed_parent_of_a_living_child", killed_parent_of_a_living_child, NULL},
         {"killed_while_a_receive_is_older", special, &behind_a_receive},
         {"killed_after_another_was_killed", special, &second_dead},

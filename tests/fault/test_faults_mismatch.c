@@ -1,63 +1,168 @@
-/* Ranks that call different operations: every rank gets ERR_MISMATCH, both calls are logged on both sides, and no byte has
- * moved. */
+/* Ranks that call different operations: every rank gets ERR_MISMATCH, both calls are told on both sides, and what differs; who
+ * is told moves no byte. */
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fault_harness.h"
+#include "fault_calls.h"
 
-/* How the odd rank's call differs from an all-reduce of count float32, sum. */
-enum odd { KIND, BARRIER, COUNT, TYPE, OPERATOR };
+/* How the odd rank's call differs from that of the others. */
+enum odd { KIND, BARRIER, COUNT, TYPE, OPERATOR, ROOT, SCALE, LENGTHS, NUMBER, TENSORS, ODD_END };
+
+static const char *const odd_names[ODD_END] = {"kind", "barrier", "count",   "type",   "operator",
+                                               "root", "scale",   "lengths", "number", "tensors"};
 
 /* DURING: behind large ones that agree and are still under way. */
-enum when { BEFORE, BETWEEN, DURING };
+enum when { BEFORE, BETWEEN, DURING, WHEN_END };
 
 struct scene {
+    enum fault_call_id call;
     enum odd odd;
     enum when when;
     int size;
     int odd_rank;
-    size_t count;
+    bool is_large;
     bool is_shared;
 };
 
 #define AHEAD 3
-#define AHEAD_COUNT ((size_t)4 << 20)
-#define MARK -7.5f
+#define AHEAD_COUNT ((size_t)1 << 20)
+#define LARGE ((size_t)300000)
+#define SMALL ((size_t)1024) /* as DIRECT: one more is too much for most calls */
+#define DIRECT "SHOAL_DIRECT_BYTES=4096"
 
-static enum shoal_status call(struct fault_rank *self, float *buffer, struct shoal_request **request_out)
+/* ---- The calls ----------------------------------------------------------------------------------------------------------- */
+
+static bool can_differ_in(enum odd odd, enum fault_call_id id)
 {
-    const struct scene *scene = self->parameters;
-    float *output = buffer + scene->count + 8;
-    enum odd odd = scene->odd;
-    if (self->rank != scene->odd_rank)
-        return shoal_allreduce_post(self->comm, buffer, output, scene->count, SHOAL_FLOAT32, SHOAL_SUM, NULL, request_out);
-    if (odd == KIND)
-        return shoal_broadcast_post(self->comm, buffer, output, scene->count, SHOAL_FLOAT32, 0, NULL, request_out);
-    if (odd == BARRIER)
-        return shoal_barrier_post(self->comm, NULL, request_out);
-    return shoal_allreduce_post(self->comm, buffer, output, scene->count + (odd == COUNT),
-                                odd == TYPE ? SHOAL_BFLOAT16 : SHOAL_FLOAT32, odd == OPERATOR ? SHOAL_MAX : SHOAL_SUM, NULL,
-                                request_out);
+    const struct fault_call *call = &fault_calls[id];
+    const struct operation_row *row = operation_row(call->kind);
+    switch (odd) {
+    case OPERATOR:
+    case SCALE:
+        return row->is_reduced;
+    case ROOT:
+        return row->root_gives || row->root_takes;
+    case LENGTHS:
+        return call->form == FORM_PARTS;
+    case NUMBER:
+    case TENSORS:
+        return call->form == FORM_TENSORS;
+    default:
+        return true;
+    }
 }
 
-static const char *odd_text(const struct scene *scene, char *text, size_t bytes)
+/* An empty tensor is the fourth; the longest of two or more lengths stays when the salt changes. */
+static struct operation usual_operation(const struct scene *scene)
 {
-    const size_t count = scene->count + (scene->odd == COUNT);
+    const size_t elements = scene->is_large ? LARGE : SMALL;
+    const struct fault_call *call = &fault_calls[scene->call];
+    const struct fault_load load = {call, 0, fault_count_for(call, scene->size, elements), scene->is_shared, false};
+    struct operation operation = fault_operation(&load);
+    operation.op = scene->odd == SCALE ? SHOAL_SCALED_SUM : SHOAL_SUM;
+    operation.scale = 2;
+    operation.lengths = LENGTHS_ZEROS;
+    operation.tensors = 3;
+    return operation;
+}
+
+static struct operation odd_operation(const struct scene *scene)
+{
+    struct operation operation = usual_operation(scene);
     switch (scene->odd) {
     case KIND:
-        snprintf(text, bytes, "broadcast of %zu float32, root 0", count);
+        operation.kind = operation.kind == OPERATION_BROADCAST ? OPERATION_ALLREDUCE : OPERATION_BROADCAST;
+        operation.form = FORM_PLAIN;
         break;
     case BARRIER:
-        snprintf(text, bytes, "barrier");
+        operation = (struct operation){.kind = OPERATION_BARRIER};
+        break;
+    case COUNT:
+        operation.count++;
         break;
     case TYPE:
-        snprintf(text, bytes, "all-reduce of %zu bfloat16, sum", count);
+        operation.type = SHOAL_BFLOAT16;
+        break;
+    case OPERATOR:
+        operation.op = SHOAL_MAX;
+        break;
+    case ROOT:
+        operation.root = scene->odd_rank ? scene->odd_rank : 1;
+        break;
+    case SCALE:
+        operation.scale = 3;
+        break;
+    case NUMBER:
+        operation.tensors++;
         break;
     default:
-        snprintf(text, bytes, "all-reduce of %zu float32, %s", count, scene->odd == OPERATOR ? "max" : "sum");
+        operation.salt++;
     }
-    return text;
+    return operation;
 }
+
+/* ---- How they are told --------------------------------------------------------------------------------------------------- */
+
+static void append_word(char *text, size_t bytes, const char *name)
+{
+    size_t used = strlen(text);
+    for (; *name && used + 1 < bytes; name++)
+        text[used++] = *name == '_' ? ' ' : (char)tolower((unsigned char)*name);
+    text[used] = 0;
+}
+
+static const char *const types[] = {
+#define NAME(name, number, bytes) [SHOAL_##name] = #name,
+    SHOAL_TYPE_LIST(NAME)
+#undef NAME
+};
+
+static const char *const ops[] = {
+#define NAME(name, number) [SHOAL_##name] = #name,
+    SHOAL_OP_LIST(NAME)
+#undef NAME
+};
+
+static size_t find_most(const size_t *counts, int size, size_t most)
+{
+    for (int i = 0; counts && i < size; i++)
+        most = counts[i] > most ? counts[i] : most;
+    return most;
+}
+
+/* Of parts the longest, of tensors all elements. */
+static size_t told_count(const struct operation *operation, const struct team *team)
+{
+    const struct operation_side side = {*operation, *team, NULL, NULL};
+    size_t count = operation->form == FORM_PLAIN ? operation->count : 0;
+    struct operation_arguments arguments = operation_open_arguments(&side);
+    for (int t = 0; t < operation->tensors && operation->form == FORM_TENSORS; t++)
+        count += arguments.tensors[t].count;
+    count = find_most(arguments.taken, team->size, find_most(arguments.given, team->size, count));
+    operation_close_arguments(&arguments);
+    return count;
+}
+
+/* Such as "reduce-scatter of 100 float32 per rank, sum". */
+static void print_operation(const struct operation *operation, const struct team *team, char *text, size_t bytes)
+{
+    const struct operation_row *row = operation_row(operation->kind);
+    const bool is_free = operation->kind == OPERATION_ALLTOALL && operation->form == FORM_PARTS;
+    snprintf(text, bytes, "%s", row->name);
+    if (operation->kind == OPERATION_BARRIER)
+        return;
+    snprintf(text, bytes, "%s of %s%zu ", row->name, is_free ? "up to " : "", told_count(operation, team));
+    append_word(text, bytes, types[operation->type]);
+    append_word(text, bytes, row->is_input_cut || row->is_output_cut ? " per rank" : "");
+    append_word(text, bytes, row->is_reduced ? ", " : "");
+    append_word(text, bytes, row->is_reduced ? ops[operation->op] : "");
+    const size_t used = strlen(text);
+    if (row->root_gives || row->root_takes)
+        snprintf(text + used, bytes - used, ", root %d", operation->root);
+}
+
+/* ---- The ranks ----------------------------------------------------------------------------------------------------------- */
 
 static void go_ahead(struct fault_rank *self, struct shoal_request *ahead[AHEAD], float *large)
 {
@@ -70,56 +175,101 @@ static void go_ahead(struct fault_rank *self, struct shoal_request *ahead[AHEAD]
     }
 }
 
-static void body(struct fault_rank *self)
+static void end_ahead(struct fault_rank *self, struct shoal_request *ahead[AHEAD])
 {
-    const struct scene *scene = self->parameters;
-    struct shoal_request *ahead[AHEAD] = {NULL}, *request = NULL;
-    const size_t elements = 2 * scene->count + 16;
-    float *buffer = fault_floats(self, scene->is_shared, elements);
-    float *large = scene->when == DURING ? calloc(AHEAD * AHEAD_COUNT, sizeof(float)) : NULL;
-    if (!buffer || !fault_check(self, large || scene->when != DURING, "no memory"))
-        return;
-    for (int i = 0; i < 3 && scene->when == BETWEEN; i++)
-        fault_allreduce_once(self, self->comm, buffer, 100 < elements ? 100 : elements);
-    for (size_t i = 0; i < elements; i++)
-        buffer[i] = MARK;
-    if (large)
-        go_ahead(self, ahead, large);
-    enum shoal_status status = call(self, buffer, &request);
-    fault_check(self, status == SHOAL_OK, "the post: %s", shoal_status_name(status));
-    if (request)
-        fault_note(self, shoal_request_wait(request, SHOAL_FOREVER));
-    for (int i = 0; i < AHEAD && large; i++) {
-        status = shoal_request_wait(ahead[i], 0);
+    for (int i = 0; i < AHEAD; i++) {
+        const enum shoal_status status = shoal_request_wait(ahead[i], 0);
         fault_check(self, status == SHOAL_OK || status == SHOAL_ERR_MISMATCH, "request %d: %s", i, shoal_status_name(status));
         shoal_request_free(ahead[i]);
     }
+}
+
+/* Small calls may have returned on ranks that compare with nobody, or that were given what they wanted: the next one tells. */
+static enum shoal_status call_and_look(struct fault_rank *self, struct fault_operands *operands)
+{
+    const struct scene *scene = self->parameters;
+    struct shoal_request *request = NULL;
+    fault_operands_mark(operands);
+    enum shoal_status status = fault_operands_call(operands, self->comm, &request);
+    if (!fault_check(self, status == SHOAL_OK, "the post: %s", shoal_status_name(status)))
+        return status;
+    status = shoal_request_wait(request, SHOAL_FOREVER);
     shoal_request_free(request);
-    for (size_t i = 0; i < elements; i++)
-        fault_check(self, buffer[i] == MARK, "element %zu was written: %g", i, (double)buffer[i]);
-    status = shoal_barrier(self->comm, NULL);
+    const struct operation_row *row = operation_row(fault_calls[scene->call].kind);
+    const bool may_return = !scene->is_large && (row->root_gives || row->root_takes);
+    fault_check(self, status == SHOAL_ERR_MISMATCH || (status == SHOAL_OK && may_return), "the call: %s",
+                shoal_status_name(status));
+    if (status != SHOAL_OK)
+        fault_check(self, fault_operands_are_marked(operands), "an operand was written");
+    return status == SHOAL_OK ? shoal_barrier(self->comm, NULL) : status;
+}
+
+static void body(struct fault_rank *self)
+{
+    const struct scene *scene = self->parameters;
+    const struct operation operation = self->rank == scene->odd_rank ? odd_operation(scene) : usual_operation(scene);
+    struct shoal_request *ahead[AHEAD] = {NULL};
+    struct fault_operands operands;
+    float few[100], *large = scene->when == DURING ? calloc(AHEAD * AHEAD_COUNT, sizeof(float)) : NULL;
+    if (!fault_operands_make_as(self, &operation, &operands) || !fault_check(self, large || scene->when != DURING, "no memory"))
+        return;
+    for (int i = 0; i < 3 && scene->when == BETWEEN; i++)
+        fault_allreduce_once(self, self->comm, few, FAULT_COUNT_OF(few));
+    if (large)
+        go_ahead(self, ahead, large);
+    fault_note(self, call_and_look(self, &operands));
+    if (large)
+        end_ahead(self, ahead);
+    const enum shoal_status status = shoal_barrier(self->comm, NULL);
     fault_check(self, status == SHOAL_ERR_MISMATCH, "the next call: %s", shoal_status_name(status));
-    if (!scene->is_shared)
-        free(buffer);
+    fault_operands_free(&operands);
     free(large);
+}
+
+/* ---- The parent ---------------------------------------------------------------------------------------------------------- */
+
+/* Of an all-to-all with parts of different lengths only a pair of ranks knows that they differ. */
+static bool is_told_by_pair(const struct scene *scene)
+{
+    return scene->call == FAULT_ALLTOALLV && (scene->odd == COUNT || scene->odd == LENGTHS);
+}
+
+__attribute__((nonnull)) static void check_text(struct fault_test *test, const struct scene *scene, const char *text,
+                                                const char *where)
+{
+    const struct operation usual = usual_operation(scene), odd = odd_operation(scene);
+    const struct team usual_team = {scene->size, scene->odd_rank == 0, NULL}, odd_team = {scene->size, scene->odd_rank, NULL};
+    char usual_text[96], odd_text[96];
+    print_operation(&usual, &usual_team, usual_text, sizeof usual_text);
+    print_operation(&odd, &odd_team, odd_text, sizeof odd_text);
+    if (is_told_by_pair(scene)) {
+        fault_expect(test, strstr(text, "lengths of parts differ") && strstr(text, "elements to rank"), "%s: %s", where, text);
+        return;
+    }
+    fault_expect(test, strstr(text, usual_text) && strstr(text, odd_text), "%s does not tell \"%s\" and \"%s\": %s", where,
+                 usual_text, odd_text, text);
+    const bool reads_same = strcmp(usual_text, odd_text) == 0;
+    fault_expect(test, !reads_same || strstr(text, "lengths of parts, the counts of tensors, or the scale"),
+                 "%s does not tell what differs: %s", where, text);
+    fault_expect(test, reads_same == (scene->odd == SCALE || scene->odd == LENGTHS || scene->odd == NUMBER),
+                 "\"%s\" and \"%s\"", usual_text, odd_text);
 }
 
 static void play(struct fault_test *test)
 {
+    static const char *const settings[] = {DIRECT, NULL};
     const struct scene *scene = test->parameters;
-    const struct fault_job job = {.size = scene->size, .body = body, .parameters = scene};
-    char usual[96], odd[96];
+    const struct fault_job job = {.size = scene->size, .body = body, .parameters = scene, .settings = settings};
     if (!fault_run(test, &job))
         return;
-    snprintf(usual, sizeof usual, "all-reduce of %zu float32, sum", scene->count);
-    odd_text(scene, odd, sizeof odd);
     for (int r = 0; r < scene->size; r++) {
         const struct fault_result *result = &test->shared->results[r];
-        const char *text = result->failure.text;
         fault_expect(test, result->status == SHOAL_ERR_MISMATCH, "rank %d got %s", r, shoal_status_name(result->status));
-        fault_expect(test, result->has_failure && strstr(text, usual) && strstr(text, odd) && strstr(text, "process"),
-                     "rank %d's text does not tell \"%s\" and \"%s\": %s", r, usual, odd, text);
-        fault_expect(test, strstr(result->log, usual) && strstr(result->log, odd), "rank %d has not logged both calls", r);
+        if (!fault_expect(test, result->has_failure, "rank %d has no failure record", r))
+            continue;
+        check_text(test, scene, result->failure.text, "the text");
+        check_text(test, scene, result->log, "the log");
+        fault_expect(test, strstr(result->failure.text, "process") != NULL, "rank %d: %s", r, result->failure.text);
         fault_expect(test, result->failure.rank >= 0 && result->failure.pid == test->shared->results[result->failure.rank].pid,
                      "rank %d names rank %d, process %d", r, result->failure.rank, result->failure.pid);
     }
@@ -130,8 +280,22 @@ static void play(struct fault_test *test)
 struct message_scene {
     size_t sent;
     size_t wanted;
-    bool is_early; /* the message comes before its receive */
+    bool is_early;    /* the message comes before its receive */
+    bool is_exchange; /* one of several */
 };
+
+static enum shoal_status send_or_receive(struct fault_rank *self, float *buffer)
+{
+    const struct message_scene *scene = self->parameters;
+    const bool is_send = self->rank == 0;
+    const size_t count = is_send ? scene->sent : scene->wanted;
+    const struct shoal_message messages[] = {{is_send, buffer, count, SHOAL_FLOAT32, 1 - self->rank, 5},
+                                             {is_send, buffer, 0, SHOAL_FLOAT32, 1 - self->rank, 6}};
+    if (scene->is_exchange)
+        return shoal_exchange(self->comm, messages, FAULT_COUNT_OF(messages), NULL);
+    return is_send ? shoal_send(self->comm, buffer, count, SHOAL_FLOAT32, 1, 5, NULL)
+                   : shoal_recv(self->comm, buffer, count, SHOAL_FLOAT32, 0, 5, NULL);
+}
 
 static void send_other(struct fault_rank *self)
 {
@@ -143,13 +307,10 @@ static void send_other(struct fault_rank *self)
     memset(buffer, 0, most * sizeof *buffer);
     if (self->rank == !scene->is_early)
         fault_sleep_ms(50);
-    if (self->rank == 0) {
-        const enum shoal_status status = shoal_send(self->comm, buffer, scene->sent, SHOAL_FLOAT32, 1, 5, NULL);
-        /* A small one is done at once; what follows it fails. */
-        fault_note(self, status == SHOAL_OK ? shoal_barrier(self->comm, NULL) : status);
-    } else {
-        fault_note(self, shoal_recv(self->comm, buffer, scene->wanted, SHOAL_FLOAT32, 0, 5, NULL));
-    }
+    const enum shoal_status status = send_or_receive(self, buffer);
+    /* A small send is done at once; what follows it fails. */
+    fault_check(self, status == SHOAL_ERR_MISMATCH || self->rank == 0, "the receive: %s", shoal_status_name(status));
+    fault_note(self, status == SHOAL_OK ? shoal_barrier(self->comm, NULL) : status);
     free(buffer);
 }
 
@@ -169,35 +330,71 @@ static void play_message(struct fault_test *test)
     }
 }
 
-#define SCENE(...)        \
-    &(const struct scene) \
-    {                     \
-        __VA_ARGS__       \
-    }
 #define MESSAGE(...)              \
     &(const struct message_scene) \
     {                             \
         __VA_ARGS__               \
     }
-#define LARGE ((size_t)1 << 20)
+
+/* ---- All of them --------------------------------------------------------------------------------------------------------- */
+
+#define ROWS_MAX ((size_t)FAULT_CALLS * ODD_END)
+
+/* Small calls in which each rank gives, or wants what its own root gives: none of them needs the others' records. */
+static const struct scene self_contained[] = {
+    {FAULT_BROADCAST, ROOT, BEFORE, 3, 2, false, false}, {FAULT_BROADCAST, ROOT, BETWEEN, 2, 1, false, true},
+    {FAULT_SCATTER, ROOT, BEFORE, 2, 1, false, false},   {FAULT_REDUCE, KIND, BEFORE, 2, 0, false, false},
+    {FAULT_GATHER, KIND, BETWEEN, 2, 0, false, false},
+};
+
+static void name_scene(const struct scene *scene, char name[96])
+{
+    static const char *const places[] = {"before", "between", "during"};
+    snprintf(name, 96, "mismatched_%s_%s_%s_%d_ranks_rank_%d%s", odd_names[scene->odd], fault_calls[scene->call].name,
+             places[scene->when], scene->size, scene->odd_rank, scene->is_large ? "_large" : "");
+}
+
+/* Each call with each field it has; places, ranks, sizes and memory take turns. */
+static size_t compose(struct scene scenes[ROWS_MAX], char names[ROWS_MAX][96])
+{
+    size_t rows = 0;
+    for (int odd = 0; odd < ODD_END; odd++) {
+        for (int call = 0; call < FAULT_EXCHANGE; call++) {
+            const int turn = odd + call, size = 2 + turn % 3;
+            if (!can_differ_in((enum odd)odd, (enum fault_call_id)call))
+                continue;
+            scenes[rows] = (struct scene){(enum fault_call_id)call,
+                                          (enum odd)odd,
+                                          (enum when)(turn / 2 % WHEN_END),
+                                          size,
+                                          (turn / 3 + 1) % size,
+                                          turn % 2,
+                                          turn / 2 % 2};
+            rows++;
+        }
+    }
+    memcpy(scenes + rows, self_contained, sizeof self_contained);
+    rows += FAULT_COUNT_OF(self_contained);
+    for (size_t i = 0; i < rows; i++)
+        name_scene(&scenes[i], names[i]);
+    return rows;
+}
 
 int main(int argc, char **argv)
 {
-    const struct fault_case cases[] = {
-        {"mismatched_kind_before_2_ranks", play, SCENE(KIND, BEFORE, 2, 1, 4, false)},
-        {"mismatched_kind_before_4_ranks_large", play, SCENE(KIND, BEFORE, 4, 0, LARGE, true)},
-        {"mismatched_kind_during_3_ranks", play, SCENE(BARRIER, DURING, 3, 2, LARGE, false)},
-        {"mismatched_kind_between_3_ranks", play, SCENE(BARRIER, BETWEEN, 3, 1, 100, false)},
-        {"mismatched_count_before_3_ranks", play, SCENE(COUNT, BEFORE, 3, 0, 4, false)},
-        {"mismatched_count_between_2_ranks_large", play, SCENE(COUNT, BETWEEN, 2, 0, LARGE, true)},
-        {"mismatched_count_during_2_ranks", play, SCENE(COUNT, DURING, 2, 1, LARGE, false)},
-        {"mismatched_type_before_2_ranks_large", play, SCENE(TYPE, BEFORE, 2, 1, LARGE, false)},
-        {"mismatched_type_between_4_ranks", play, SCENE(TYPE, BETWEEN, 4, 3, 4, false)},
-        {"mismatched_type_during_4_ranks", play, SCENE(TYPE, DURING, 4, 2, LARGE, false)},
-        {"mismatched_operator_between_2_ranks", play, SCENE(OPERATOR, BETWEEN, 2, 1, 2000, true)},
-        {"mismatched_message_small_early", play_message, MESSAGE(10, 11, true)},
-        {"mismatched_message_small_late", play_message, MESSAGE(11, 10, false)},
-        {"mismatched_message_large", play_message, MESSAGE(100000, 100001, true)},
+    const struct fault_case messages[] = {
+        {"mismatched_message_small_early", play_message, MESSAGE(10, 11, true, false)},
+        {"mismatched_message_small_late", play_message, MESSAGE(11, 10, false, false)},
+        {"mismatched_message_large", play_message, MESSAGE(100000, 100001, true, false)},
+        {"mismatched_exchange_small", play_message, MESSAGE(10, 11, false, true)},
+        {"mismatched_exchange_large", play_message, MESSAGE(100001, 100000, true, true)},
     };
-    return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));
+    static struct scene scenes[ROWS_MAX];
+    static char names[ROWS_MAX][96];
+    struct fault_case cases[ROWS_MAX + FAULT_COUNT_OF(messages)];
+    const size_t rows = compose(scenes, names);
+    for (size_t i = 0; i < rows; i++)
+        cases[i] = (struct fault_case){names[i], play, &scenes[i]};
+    memcpy(cases + rows, messages, sizeof messages);
+    return fault_main(argc, argv, cases, rows + FAULT_COUNT_OF(messages));
 }

@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include "memory_store.h"
+#include "operations.h"
 #include "reference.h"
 
 #define RANKS_MAX 4
@@ -114,32 +115,90 @@ static void check_result(struct rank *rank, const struct reference *wanted, cons
     CHECK(rank, wrong < 0, "%zu elements, wrong from %ld on", count, wrong);
 }
 
-static void allreduce_once(struct rank *rank, struct shoal_comm *comm, int memory, bool in_place, size_t count, uint64_t salt)
+static struct team team_of(struct shoal_comm *comm)
 {
-    const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(comm), salt);
-    const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(comm), salt);
-    char *input = choose(rank, memory, 0), *output = in_place ? input : choose(rank, memory, 1);
-    reference_fill(&given, input, count);
-    OK(rank, shoal_allreduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
-    check_result(rank, &wanted, output, count);
+    return (struct team){shoal_comm_size(comm), shoal_comm_rank(comm), NULL};
+}
+
+static struct areas areas_of(struct rank *rank)
+{
+    return (struct areas){BYTES, {rank->plain[0], rank->plain[1]}, {rank->shared[0], rank->shared[1]}};
+}
+
+/* Blocks until the request is done; NULL: it is. */
+static void end_request(struct rank *rank, struct shoal_request *request)
+{
+    if (request)
+        OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
+    shoal_request_free(request);
+}
+
+static void run_operation(struct rank *rank, struct shoal_comm *comm, const struct operation *operation, size_t begin,
+                          bool is_posted)
+{
+    const struct team team = team_of(comm);
+    const struct areas areas = areas_of(rank);
+    const struct operation_side side = operation_prepare(operation, &team, &areas, begin);
+    struct shoal_request *request = NULL;
+    char text[512];
+    OK(rank, operation_call(&side, comm, is_posted ? &request : NULL));
+    end_request(rank, request);
+    CHECK(rank, operation_check(&side, text, sizeof text), "%s", text);
+}
+
+static void run_exchange(struct rank *rank, struct shoal_comm *comm, const struct exchange *exchange, size_t begin,
+                         bool is_posted)
+{
+    const struct team team = team_of(comm);
+    const struct areas areas = areas_of(rank);
+    const struct exchange_side side = exchange_prepare(exchange, &team, &areas, begin);
+    struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
+    const size_t count = exchange_list(&side, messages);
+    struct shoal_request *request = NULL;
+    char text[512];
+    OK(rank,
+       is_posted ? shoal_exchange_post(comm, messages, count, NULL, &request) : shoal_exchange(comm, messages, count, NULL));
+    end_request(rank, request);
+    CHECK(rank, exchange_check(&side, text, sizeof text), "%s", text);
+}
+
+/* Everything by turns but calls and sizes. */
+static void run_in_turn(struct rank *rank, enum operation_kind kind, enum operation_form form, size_t bytes, unsigned turn)
+{
+    const struct operation_row *row = operation_row(kind);
+    const enum shoal_type type = (enum shoal_type)(turn % SHOAL_TYPE_END);
+    const size_t parts = (row->is_input_cut || row->is_output_cut) && bytes > 16 ? (size_t)rank->size : 1;
+    struct operation operation = {.kind = kind,
+                                  .form = form,
+                                  .type = type,
+                                  .op = (enum shoal_op)(turn % SHOAL_OP_END),
+                                  .scale = 3,
+                                  .root = (int)(turn % (unsigned)rank->size),
+                                  .count = bytes / shoal_type_bytes(type) / parts,
+                                  .tensors = 5,
+                                  .lengths = (enum operation_lengths)(turn % LENGTHS_END),
+                                  .order = (enum operation_order)(turn / 2 % ORDER_END),
+                                  .place = (enum operation_place)(turn % PLACE_END),
+                                  .memory = (enum operation_memory)(turn / 3 % MEMORY_END),
+                                  .is_offset = turn % 5 == 0,
+                                  .salt = turn};
+    if (!row->is_reduced || !operation_is_legal(type, operation.op))
+        operation.op = SHOAL_SUM;
+    while (operation_room(&operation, rank->size) > BYTES)
+        operation.count /= 2;
+    run_operation(rank, rank->comm, &operation, 0, turn % 2);
 }
 
 static void collectives_body(struct rank *rank)
 {
-    static const size_t counts[] = {0, 1, 4, 5, 1024, 1025, 20000, 100003};
-    uint64_t salt = 0;
-    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        for (int way = 0; way < 6; way++) {
-            allreduce_once(rank, rank->comm, way / 2, way % 2, counts[i], salt++);
-            const int root = (int)(salt % (uint64_t)rank->size);
-            const struct reference given = reference_input(SHOAL_INT64, root, salt);
-            char *input = choose(rank, way / 2, 0), *output = choose(rank, way / 2, 1);
-            const size_t count = counts[i] / 2;
-            if (rank->rank == root)
-                reference_fill(&given, input, count);
-            OK(rank, shoal_broadcast(rank->comm, input, output, count, SHOAL_INT64, root, NULL));
-            check_result(rank, &given, output, count);
-            OK(rank, shoal_barrier(rank->comm, NULL));
+    static const size_t bytes[] = {0, 16, 17, 4096, 4097, 80000, 400000};
+    unsigned turn = 0;
+    for (size_t i = 0; i < sizeof bytes / sizeof bytes[0]; i++) {
+        for (int call = 0; call < OPERATION_KIND_END * FORM_END; call++) {
+            const enum operation_kind kind = (enum operation_kind)(call / FORM_END);
+            const enum operation_form form = (enum operation_form)(call % FORM_END);
+            if (operation_row(kind)->has_form[form])
+                run_in_turn(rank, kind, form, bytes[i], turn++);
         }
     }
 }
@@ -182,12 +241,12 @@ static void threads_messages(void **state)
 /* ---- Asynchronous -------------------------------------------------------------------------------------------------------- */
 
 #define POSTED 40
-#define ROOM 3000 /* elements of each */
+#define MOST 3000 /* elements of each */
 
 static void post_one(struct rank *rank, struct shoal_comm *comm, int i, struct shoal_request **request_out)
 {
-    const size_t count = (size_t)(i * 977 % ROOM);
-    char *memory = choose(rank, i % 3, 0) + (size_t)i * ROOM * 4;
+    const size_t count = (size_t)(i * 977 % MOST);
+    char *memory = choose(rank, i % 3, 0) + (size_t)i * MOST * 4;
     const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(comm), (uint64_t)i);
     reference_fill(&given, memory, count);
     OK(rank, shoal_allreduce_post(comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, request_out));
@@ -196,7 +255,7 @@ static void post_one(struct rank *rank, struct shoal_comm *comm, int i, struct s
 static void check_one(struct rank *rank, struct shoal_comm *comm, int i)
 {
     const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(comm), (uint64_t)i);
-    check_result(rank, &wanted, choose(rank, i % 3, 0) + (size_t)i * ROOM * 4, (size_t)(i * 977 % ROOM));
+    check_result(rank, &wanted, choose(rank, i % 3, 0) + (size_t)i * MOST * 4, (size_t)(i * 977 % MOST));
 }
 
 static void async_body(struct rank *rank)
@@ -305,44 +364,69 @@ struct user {
     int number;
 };
 
+#define ROOM (BYTES / USERS / 64 * 64) /* of each user's operands */
+
 /* Each thread of a rank has a communicator; which of them runs when is anybody's guess. Some calls block, some are posted. */
 static void *use_comm(void *arg)
 {
     struct user *user = arg;
+    const int size = shoal_comm_size(user->comm);
+    const size_t begin = (size_t)user->number * ROOM;
+    uint64_t random = (uint64_t)user->number + 1; /* the same on all ranks */
+    for (int round = 0; round < 60; round++) {
+        const struct operation operation = operation_draw(&random, size, ROOM);
+        run_operation(user->rank, user->comm, &operation, begin, round % 2);
+        if (round % 4)
+            continue;
+        const struct exchange exchange = exchange_draw(&random, size, ROOM);
+        run_exchange(user->rank, user->comm, &exchange, begin, round % 8);
+    }
+    return NULL;
+}
+
+/* Several are under way on each communicator, of any kind, and ended in another order than they began. */
+#define HELD 4
+
+static void *hold_several(void *arg)
+{
+    struct user *user = arg;
     struct rank *rank = user->rank;
-    const size_t most = BYTES / 4 / USERS;
-    for (int round = 0; round < 40; round++) {
-        const size_t count = (size_t)(round * 1201 + 1) % most;
-        const uint64_t salt = (uint64_t)(round * USERS + user->number);
-        const struct reference given = reference_input(SHOAL_FLOAT32, shoal_comm_rank(user->comm), salt);
-        const struct reference wanted = reference_result(SHOAL_FLOAT32, SHOAL_SUM, shoal_comm_size(user->comm), salt);
-        char *memory = choose(rank, round % 3, round % 2) + (size_t)user->number * most * 4;
-        struct shoal_request *request;
-        reference_fill(&given, memory, count);
-        if (round % 4 < 2) {
-            OK(rank, shoal_allreduce(user->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
-        } else {
-            OK(rank, shoal_allreduce_post(user->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL, &request));
-            OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
-            shoal_request_free(request);
+    const struct team team = team_of(user->comm);
+    const struct areas areas = areas_of(rank);
+    uint64_t random = (uint64_t)user->number + 100;
+    for (int round = 0; round < 15; round++) {
+        struct operation_side sides[HELD];
+        struct shoal_request *requests[HELD];
+        char text[512];
+        for (size_t i = 0; i < HELD; i++) {
+            const struct operation operation = operation_draw(&random, team.size, ROOM / HELD / 64 * 64);
+            sides[i] = operation_prepare(&operation, &team, &areas, (size_t)user->number * ROOM + i * (ROOM / HELD / 64 * 64));
+            OK(rank, operation_call(&sides[i], user->comm, &requests[i]));
         }
-        check_result(rank, &wanted, memory, count);
+        for (size_t n = 0; n < HELD; n++) {
+            const size_t i = (n * 3 + (size_t)rank->rank) % HELD;
+            end_request(rank, requests[i]);
+            CHECK(rank, operation_check(&sides[i], text, sizeof text), "%s", text);
+        }
     }
     return NULL;
 }
 
 static void users_body(struct rank *rank)
 {
+    void *(*const ways[])(void *) = {use_comm, hold_several};
     struct user users[USERS];
     pthread_t threads[USERS];
     for (int i = 0; i < USERS; i++) {
         users[i] = (struct user){rank, NULL, i};
         OK(rank, shoal_comm_split(rank->comm, i == 2 ? rank->rank % 2 : 0, i == 1 ? -rank->rank : 0, NULL, &users[i].comm));
     }
-    for (int i = 0; i < USERS; i++)
-        CHECK(rank, pthread_create(&threads[i], NULL, use_comm, &users[(i + rank->rank) % USERS]) == 0, "no thread");
-    for (int i = 0; i < USERS; i++)
-        pthread_join(threads[i], NULL);
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < USERS; i++)
+            CHECK(rank, pthread_create(&threads[i], NULL, ways[way], &users[(i + rank->rank) % USERS]) == 0, "no thread");
+        for (int i = 0; i < USERS; i++)
+            pthread_join(threads[i], NULL);
+    }
     for (int i = 0; i < USERS; i++) {
         OK(rank, shoal_comm_finalize(users[i].comm));
         shoal_comm_free(users[i].comm);

@@ -1,0 +1,178 @@
+/* Collective calls, each told once for all its ranks: what it is called with, what its operands hold and lie in, and what must
+ * come out. All is worked out from the text of shoal.h, by formulas; nothing here is shared with the library. Every test that
+ * asks for exact results uses these: it draws or lists descriptions, and calls them through what it tests.
+ *
+ * Operands lie between guard bytes, and so do their parts and tensors: a check sees whatever else was written. For tests;
+ * reentrant. */
+#ifndef SHOAL_TESTS_OPERATIONS_H
+#define SHOAL_TESTS_OPERATIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shoal/shoal.h"
+
+/* ---- What is called ------------------------------------------------------------------------------------------------------ */
+
+enum operation_kind {
+    OPERATION_ALLREDUCE,
+    OPERATION_REDUCE,
+    OPERATION_REDUCE_SCATTER,
+    OPERATION_BROADCAST,
+    OPERATION_ALLGATHER,
+    OPERATION_GATHER,
+    OPERATION_SCATTER,
+    OPERATION_ALLTOALL,
+    OPERATION_BARRIER,
+    OPERATION_KIND_END
+};
+
+/* The plain call, the one with parts of different lengths, the one of several tensors. */
+enum operation_form { FORM_PLAIN, FORM_PARTS, FORM_TENSORS, FORM_END };
+
+enum operation_lengths { LENGTHS_EQUAL, LENGTHS_ZEROS, LENGTHS_ONE, LENGTHS_RANDOM, LENGTHS_END };
+
+/* Where parts lie: in a row, in another order on each rank, with gaps, by rank. */
+enum operation_order { ORDER_ROW, ORDER_PERMUTED, ORDER_GAPS, ORDER_MIXED, ORDER_END };
+
+/* Input and output apart, in place, by rank and tensor. */
+enum operation_place { PLACE_APART, PLACE_SAME, PLACE_MIXED, PLACE_END };
+
+enum operation_memory { MEMORY_PLAIN, MEMORY_SHARED, MEMORY_MIXED, MEMORY_END };
+
+/* The same on every rank. */
+struct operation {
+    enum operation_kind kind;
+    enum operation_form form;
+    enum shoal_type type;
+    enum shoal_op op; /* where the kind reduces */
+    double scale;
+    int root;
+    size_t count; /* elements of a whole or of each part; FORM_PARTS and FORM_TENSORS: the most that one has */
+    int tensors;  /* FORM_TENSORS: how many */
+    enum operation_lengths lengths;
+    enum operation_order order;
+    enum operation_place place;
+    enum operation_memory memory;
+    bool is_offset; /* operands begin one element behind a cache line */
+    uint64_t salt;
+};
+
+/* What a kind is, in the words of shoal.h. */
+struct operation_row {
+    const char *name;
+    bool root_gives;    /* only root has an input */
+    bool root_takes;    /* only root has an output */
+    bool is_input_cut;  /* in parts */
+    bool is_output_cut; /* in parts */
+    bool is_reduced;
+    bool has_form[FORM_END];
+};
+
+const struct operation_row *operation_row(enum operation_kind kind);
+
+/* The bitwise operators are for integers alone. */
+bool operation_is_legal(enum shoal_type type, enum shoal_op op);
+
+/* Draws a description whose operands need at most `room` bytes (operation_room), 4096 at least. */
+struct operation operation_draw(uint64_t *random, int size, size_t room);
+
+/* One line for people. */
+void operation_describe(const struct operation *operation, char *text, size_t bytes);
+
+/* ---- One rank's side of it ----------------------------------------------------------------------------------------------- */
+
+/* The ranks of a communicator, by numbers that tell them apart everywhere (their ranks in the world). */
+struct team {
+    int size;
+    int rank;           /* own */
+    const int *numbers; /* NULL: 0, 1, ... */
+};
+
+/* Memory for operands, of `bytes` each, all aligned to a cache line: one area for inputs, one for outputs, of each kind. */
+struct areas {
+    size_t bytes;
+    char *plain[2];
+    char *shared[2];
+};
+
+struct operation_side {
+    struct operation operation;
+    struct team team;
+    char *input; /* where the area of the inputs begins, behind its guard */
+    char *output;
+};
+
+/* Bytes that the operation uses of each area. */
+size_t operation_room(const struct operation *operation, int size);
+
+/* Places the operands at byte `begin` of the areas, and fills them. */
+struct operation_side operation_prepare(const struct operation *operation, const struct team *team, const struct areas *areas,
+                                        size_t begin);
+
+/* What is passed to the call. */
+struct operation_arguments {
+    const void *input;
+    void *output;
+    size_t *given, *given_at; /* parts of the input; NULL: in a row, or a whole */
+    size_t *taken, *taken_at; /* parts of the output */
+    struct shoal_tensor *tensors;
+    void *memory; /* of all arrays */
+    size_t bytes;
+};
+
+struct operation_arguments operation_open_arguments(const struct operation_side *side);
+/* Overwrites the arrays before it frees them: nobody may look at them after the call. */
+void operation_close_arguments(struct operation_arguments *arguments);
+
+/* Calls it; request_out NULL: blocking. */
+SHOAL_MUST_USE enum shoal_status operation_call(const struct operation_side *side, struct shoal_comm *comm,
+                                                struct shoal_request **request_out);
+
+/* Whether all is as it must be when the operation is done; else one line says what is not. */
+bool operation_check(const struct operation_side *side, char *text, size_t bytes);
+
+/* When an operation is done here, nobody reads its operands any more, nor writes to them: they are overwritten, and later looked
+ * at again. */
+void operation_spoil(const struct operation_side *side);
+bool operation_is_spoiled(const struct operation_side *side, char *text, size_t bytes);
+
+/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+
+enum exchange_pattern { EXCHANGE_NONE, EXCHANGE_RING, EXCHANGE_ONE_TO_ALL, EXCHANGE_ALL, EXCHANGE_PATTERN_END };
+
+/* Messages between ranks; the same on every rank. */
+struct exchange {
+    enum exchange_pattern pattern;
+    enum shoal_type type;
+    size_t count; /* elements of the longest; others are shorter, some empty */
+    int per_pair; /* messages from one rank to another */
+    int tags;     /* how many different ones they have */
+    enum operation_memory memory;
+    bool is_offset;
+    uint64_t salt;
+};
+
+#define EXCHANGE_MESSAGES_MAX 512 /* of a rank, both directions */
+
+struct exchange_side {
+    struct exchange exchange;
+    struct team team;
+    char *input;
+    char *output;
+};
+
+struct exchange exchange_draw(uint64_t *random, int size, size_t room);
+void exchange_describe(const struct exchange *exchange, char *text, size_t bytes);
+size_t exchange_room(const struct exchange *exchange, int size);
+struct exchange_side exchange_prepare(const struct exchange *exchange, const struct team *team, const struct areas *areas,
+                                      size_t begin);
+/* Writes the messages of this rank and returns how many there are. The order between pairs is its own; those of a pair are
+ * received tag by tag. */
+size_t exchange_list(const struct exchange_side *side, struct shoal_message *messages);
+bool exchange_check(const struct exchange_side *side, char *text, size_t bytes);
+void exchange_spoil(const struct exchange_side *side);
+bool exchange_is_spoiled(const struct exchange_side *side, char *text, size_t bytes);
+
+#endif
