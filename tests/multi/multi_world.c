@@ -44,12 +44,14 @@ uint64_t *world_board(void)
 
 void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
 {
-    char text[1024];
+    char text[1024], seed[40] = "";
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, "# rank %d of %d, %s:%d: %s\n", world->rank, world->size, file, line, text);
+    if (world->seed)
+        snprintf(seed, sizeof seed, "seed %llu, ", (unsigned long long)world->seed);
+    fprintf(stderr, "# %srank %d of %d, %s:%d: %s\n", seed, world->rank, world->size, file, line, text);
     _exit(1);
 }
 
@@ -69,6 +71,80 @@ __attribute__((noreturn)) static void run_rank(const struct world_options *optio
     shoal_context_destroy(world.context);
     exit(0); /* not _exit: the leak checker looks at the end */
 }
+
+/* ---- In a body ----------------------------------------------------------------------------------------------------------- */
+
+struct world_group world_all(const struct world *world)
+{
+    struct world_group group = {world->comm, world->size, {0}};
+    for (int r = 0; r < world->size; r++)
+        group.members[r] = r;
+    return group;
+}
+
+/* For each key in ascending order, ranks in ascending order. */
+static struct world_group expect_group(const struct world_group *parent, const int *colors, const int *keys, int own)
+{
+    struct world_group group = {NULL, 0, {0}};
+    bool is_taken[WORLD_RANKS_MAX] = {false};
+    for (int turn = 0; turn < parent->size && colors[own] >= 0; turn++) {
+        int next = -1;
+        for (int r = 0; r < parent->size; r++) {
+            if (!is_taken[r] && colors[r] == colors[own] && (next < 0 || keys[r] < keys[next]))
+                next = r;
+        }
+        if (next < 0)
+            break;
+        is_taken[next] = true;
+        group.members[group.size++] = parent->members[next];
+    }
+    return group;
+}
+
+struct world_group world_split(struct world *world, const struct world_group *parent, const int *colors, const int *keys)
+{
+    const int own = shoal_comm_rank(parent->comm);
+    struct world_group group = expect_group(parent, colors, keys, own);
+    OK(world, shoal_comm_split(parent->comm, colors[own], keys[own], NULL, &group.comm));
+    if (colors[own] < 0) {
+        CHECK(world, !group.comm, "a negative color gave a communicator");
+        return group;
+    }
+    CHECK(world, shoal_comm_size(group.comm) == group.size, "%d members, not %d", shoal_comm_size(group.comm), group.size);
+    CHECK(world, group.members[shoal_comm_rank(group.comm)] == world->rank, "number %d is not mine",
+          shoal_comm_rank(group.comm));
+    return group;
+}
+
+struct team world_team(const struct world_group *group)
+{
+    return (struct team){group->size, shoal_comm_rank(group->comm), group->members};
+}
+
+#define CACHE_LINE 64
+
+struct areas world_open_areas(struct world *world, size_t bytes)
+{
+    struct areas areas = {.bytes = bytes};
+    for (int i = 0; i < 2; i++) {
+        void *memory;
+        areas.plain[i] = aligned_alloc(CACHE_LINE, (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+        CHECK(world, areas.plain[i], "no memory");
+        OK(world, shoal_mem_alloc(world->context, bytes, &memory));
+        areas.shared[i] = memory;
+    }
+    return areas;
+}
+
+void world_close_areas(struct world *world, struct areas *areas)
+{
+    for (int i = 0; i < 2; i++) {
+        free(areas->plain[i]);
+        OK(world, shoal_mem_free(world->context, areas->shared[i]));
+    }
+}
+
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 /* When one rank has failed, the others learn it through Shoal; who does not is ended. */
 static bool gather(const struct world_options *options, pid_t *ranks)
@@ -105,7 +181,7 @@ void world_report(bool is_ok, const char *name)
     fflush(stdout);
 }
 
-void world_run(const struct world_options *options)
+bool world_run(const struct world_options *options)
 {
     char address[32];
     pid_t ranks[WORLD_RANKS_MAX];
@@ -120,7 +196,9 @@ void world_run(const struct world_options *options)
             exit(1);
         }
     }
-    world_report(gather(options, ranks), options->name);
+    const bool is_ok = gather(options, ranks);
+    world_report(is_ok, options->name);
+    return is_ok;
 }
 
 int world_finish(void)

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../operations.h"
 #include "shoal/shoal.h"
 
 #define WORLD_RANKS_MAX 16
@@ -17,6 +18,7 @@ struct world {
     int size;
     uint64_t *board; /* WORLD_BOARD numbers, shared by the ranks and the test; the test's to clear */
     const void *arg;
+    uint64_t seed; /* of what the body does now, for messages; 0: none */
 };
 
 #define WORLD_BOARD 1024
@@ -31,8 +33,8 @@ struct world_options {
     const void *arg;
 };
 
-/* Prints "ok N - name" or "not ok N - name". */
-void world_run(const struct world_options *options);
+/* Prints "ok N - name" or "not ok N - name"; false for the latter. */
+bool world_run(const struct world_options *options);
 
 /* The same for a check in the test's own process. */
 void world_report(bool is_ok, const char *name);
@@ -43,7 +45,24 @@ uint64_t *world_board(void);
 /* Prints the plan line; 1 when anything failed. To be returned from main. */
 int world_finish(void);
 
-/* In a body: prints where and what on stderr, and ends the rank as failed. */
+/* ---- In a body ----------------------------------------------------------------------------------------------------------- */
+
+/* A communicator, NULL where this rank is no member, and the world ranks of its members. */
+struct world_group {
+    struct shoal_comm *comm;
+    int size;
+    int members[WORLD_RANKS_MAX];
+};
+
+struct world_group world_all(const struct world *world);
+/* Splits; colors and keys have an entry for each rank of the parent. Who became a member is compared with plain counting. */
+struct world_group world_split(struct world *world, const struct world_group *parent, const int *colors, const int *keys);
+struct team world_team(const struct world_group *group);
+
+struct areas world_open_areas(struct world *world, size_t bytes);
+void world_close_areas(struct world *world, struct areas *areas);
+
+/* Prints where and what on stderr, and ends the rank as failed. */
 void world_fail(const struct world *world, const char *file, int line, const char *format, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
 

@@ -1,246 +1,260 @@
-/* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory,
- * blocking and asynchronous, on communicators and their parts; then random programs of them. */
+/* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory, in
+ * place and apart, blocking and asynchronous, on communicators and their parts. What is called and what must come out is told in
+ * operations.h. Random programs of them are test_programs.c's. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "multi_world.h"
+#include "operations.h"
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define EDGE_BYTES 64 /* looked after on both sides of each output */
 #define PIECE_BYTES ((size_t)262144)
+#define DIRECT_BYTES ((size_t)16384)
+#define INLINE_BYTES ((size_t)16)
+#define PAGE_BYTES ((size_t)4096)
+#define WAYS (2 * 2 * MEMORY_END) /* in place or apart, on a line or off it, in each kind of memory */
 
-/* ---- Operands ------------------------------------------------------------------------------------------------------------ */
+/* ---- One by one ---------------------------------------------------------------------------------------------------------- */
 
-enum memory { PLAIN, SHARED, MIXED, MEMORY_END };
-
-/* Two areas of each kind per rank, for inputs and outputs. */
-struct areas {
-    size_t bytes;
-    char *plain[2];
-    char *shared[2];
-};
-
-static struct areas make_areas(struct world *world, size_t bytes)
+static void check_side(const struct world *world, const struct operation_side *side)
 {
-    struct areas areas = {.bytes = bytes};
-    for (int i = 0; i < 2; i++) {
-        void *memory;
-        areas.plain[i] = malloc(bytes + 4 * EDGE_BYTES);
-        CHECK(world, areas.plain[i], "no memory");
-        OK(world, shoal_mem_alloc(world->context, bytes + 4 * EDGE_BYTES, &memory));
-        areas.shared[i] = memory;
-    }
-    return areas;
+    char text[512];
+    CHECK(world, operation_check(side, text, sizeof text), "%s", text);
 }
 
-static void free_areas(struct world *world, struct areas *areas)
-{
-    for (int i = 0; i < 2; i++) {
-        free(areas->plain[i]);
-        OK(world, shoal_mem_free(world->context, areas->shared[i]));
-    }
-}
-
-/* One call with its operands on this rank. */
-struct operation {
-    enum shoal_type type;
-    enum shoal_op op;
-    size_t count;
-    int root; /* -1: an all-reduce */
-    bool in_place;
-    enum memory memory;
-    bool is_offset; /* pointers one element off */
-    uint64_t salt;
-    char *input;
-    char *output;
-};
-
-static bool is_shared(const struct operation *operation, int rank, int which)
-{
-    if (operation->memory != MIXED)
-        return operation->memory == SHARED;
-    return ((uint64_t)rank + operation->salt) % 2 != (which && rank % 3 == 1);
-}
-
-static void place_operands(struct operation *operation, const struct areas *areas, size_t begin, int rank)
-{
-    const size_t at = begin + EDGE_BYTES + (operation->is_offset ? shoal_type_bytes(operation->type) : 0);
-    operation->input = (is_shared(operation, rank, 0) ? areas->shared[0] : areas->plain[0]) + at;
-    operation->output =
-        operation->in_place ? operation->input : (is_shared(operation, rank, 1) ? areas->shared[1] : areas->plain[1]) + at;
-}
-
-static void fill_operands(const struct operation *operation, int rank)
-{
-    const size_t bytes = operation->count * shoal_type_bytes(operation->type);
-    const struct reference given = reference_input(operation->type, rank, operation->salt);
-    memset(operation->output - EDGE_BYTES, 0xA5, bytes + 2 * EDGE_BYTES);
-    reference_fill(&given, operation->input, operation->count);
-}
-
-static void check_edge(const struct world *world, const char *edge, const char *what)
-{
-    for (int i = 0; i < EDGE_BYTES; i++)
-        CHECK(world, (unsigned char)edge[i] == 0xA5, "wrote beyond the %s of the output", what);
-}
-
-static void describe(const struct operation *operation, char *text, size_t bytes)
-{
-    snprintf(text, bytes, "%s %d of %zu, type %d, op %d, %s, memory %d%s, salt %llu",
-             operation->root < 0 ? "all-reduce" : "broadcast", operation->root, operation->count, (int)operation->type,
-             (int)operation->op, operation->in_place ? "in place" : "apart", (int)operation->memory,
-             operation->is_offset ? ", offset" : "", (unsigned long long)operation->salt);
-}
-
-/* For a communicator of `size` ranks whose rank i gave what the formula says for number numbers[i] (NULL: i). */
-static struct reference expect(const struct operation *operation, int size, const int *numbers)
-{
-    if (operation->root >= 0)
-        return reference_input(operation->type, numbers ? numbers[operation->root] : operation->root, operation->salt);
-    if (!numbers)
-        return reference_result(operation->type, operation->op, size, operation->salt);
-    struct reference wanted = {.element = shoal_type_bytes(operation->type)};
-    for (size_t i = 0; i < REFERENCE_PERIOD; i++) {
-        int sum = 0, max = -100;
-        for (int r = 0; r < size; r++) {
-            const int value = reference_value(numbers[r], operation->salt, i);
-            sum += value;
-            max = value > max ? value : max;
-        }
-        reference_put(&wanted, operation->type, i, operation->op == SHOAL_MAX ? max : sum,
-                      operation->op == SHOAL_AVG ? size : 1);
-    }
-    return wanted;
-}
-
-static void check_operands(const struct world *world, const struct operation *operation, int size, const int *numbers,
-                           int number)
+static void run_in(struct world *world, const struct world_group *group, const struct areas *areas,
+                   const struct operation *operation)
 {
     char text[256];
-    const size_t bytes = operation->count * shoal_type_bytes(operation->type);
-    const struct reference wanted = expect(operation, size, numbers);
-    const long wrong = reference_compare(&wanted, operation->output, operation->count);
-    describe(operation, text, sizeof text);
-    CHECK(world, wrong < 0, "%s: wrong from element %ld on", text, wrong);
-    check_edge(world, operation->output - EDGE_BYTES, text);
-    check_edge(world, operation->output + bytes, text);
-    if (operation->in_place)
-        return;
-    const struct reference given = reference_input(operation->type, number, operation->salt);
-    CHECK(world, reference_compare(&given, operation->input, operation->count) < 0, "%s: changed the input", text);
-}
-
-static enum shoal_status call_now(struct shoal_comm *comm, const struct operation *o)
-{
-    if (o->root < 0)
-        return shoal_allreduce(comm, o->input, o->output, o->count, o->type, o->op, NULL);
-    const void *input = o->root == shoal_comm_rank(comm) ? o->input : NULL;
-    return shoal_broadcast(comm, input, o->output, o->count, o->type, o->root, NULL);
-}
-
-static enum shoal_status call_post(struct shoal_comm *comm, const struct operation *o, struct shoal_request **request_out)
-{
-    if (o->root < 0)
-        return shoal_allreduce_post(comm, o->input, o->output, o->count, o->type, o->op, NULL, request_out);
-    const void *input = o->root == shoal_comm_rank(comm) ? o->input : NULL;
-    return shoal_broadcast_post(comm, input, o->output, o->count, o->type, o->root, NULL, request_out);
-}
-
-static void run_one(struct world *world, const struct areas *areas, struct operation operation)
-{
-    char text[256];
-    place_operands(&operation, areas, 0, world->rank);
-    fill_operands(&operation, world->rank);
-    describe(&operation, text, sizeof text);
-    const enum shoal_status status = call_now(world->comm, &operation);
+    const struct team team = world_team(group);
+    CHECK(world, operation_room(operation, group->size) <= areas->bytes, "the test has too little memory");
+    const struct operation_side side = operation_prepare(operation, &team, areas, 0);
+    const enum shoal_status status = operation_call(&side, group->comm, NULL);
+    operation_describe(operation, text, sizeof text);
     CHECK(world, status == SHOAL_OK, "%s gave %s", text, shoal_status_name(status));
-    check_operands(world, &operation, world->size, NULL, world->rank);
+    check_side(world, &side);
 }
 
-/* ---- All-reduce and broadcast, one by one -------------------------------------------------------------------------------- */
-
-static void allreduce_small(struct world *world, const struct areas *areas)
+static void run_one(struct world *world, const struct areas *areas, const struct operation *operation)
 {
-    uint64_t salt = 0;
-    for (enum shoal_type type = 0; type < SHOAL_TYPE_END; type++) {
-        const size_t edge = 4096 / shoal_type_bytes(type);
-        const size_t counts[] = {
-            0, 1, 3, 16 / shoal_type_bytes(type), 16 / shoal_type_bytes(type) + 1, 1023, 1024, 1025, edge - 1, edge, edge + 1};
-        for (enum shoal_op op = 0; op < SHOAL_OP_END; op++) {
-            for (size_t i = 0; i < COUNT_OF(counts) * MEMORY_END * 4; i++) {
-                const struct operation operation = {.type = type,
-                                                    .op = op,
-                                                    .count = counts[i / MEMORY_END / 4],
-                                                    .root = -1,
-                                                    .memory = i / 4 % MEMORY_END,
-                                                    .in_place = i % 2,
-                                                    .is_offset = i / 2 % 2,
-                                                    .salt = salt++};
-                run_one(world, areas, operation);
-            }
-        }
+    const struct world_group all = world_all(world);
+    run_in(world, &all, areas, operation);
+}
+
+/* The way-th combination of place, offset and memory. */
+static void set_way(struct operation *operation, uint64_t way)
+{
+    operation->place = way % 2 ? PLACE_SAME : PLACE_APART;
+    operation->is_offset = way / 2 % 2;
+    operation->memory = (enum operation_memory)(way / 4);
+}
+
+/* Type, operator, root and offset by lot: so that they meet all that the loops go through. */
+static void set_lot(struct operation *operation, uint64_t turn, int size)
+{
+    static const double scales[] = {3, -2, 0.5};
+    uint64_t random = turn;
+    operation->salt = turn;
+    operation->type = (enum shoal_type)reference_below(&random, SHOAL_TYPE_END);
+    operation->op = SHOAL_SUM;
+    if (operation_row(operation->kind)->is_reduced) {
+        do
+            operation->op = (enum shoal_op)reference_below(&random, SHOAL_OP_END);
+        while (!operation_is_legal(operation->type, operation->op));
+    }
+    operation->scale = scales[reference_below(&random, reference_is_integer(operation->type) ? 2 : 3)];
+    operation->root = (int)reference_below(&random, (size_t)size);
+    operation->is_offset = reference_below(&random, 2);
+}
+
+/* How many parts the larger operand has. */
+static size_t parts_of(enum operation_kind kind, int size)
+{
+    const struct operation_row *row = operation_row(kind);
+    return row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
+}
+
+/* What one rank may give beside its arrival record. */
+static size_t direct_bytes(enum operation_kind kind, int size)
+{
+    const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
+    if (kind != OPERATION_ALLREDUCE || size <= 2)
+        return DIRECT_BYTES;
+    return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
+}
+
+/* Every size at the borders of what goes inside and beside the arrival records, in every way. */
+static void run_small(struct world *world, const struct areas *areas, struct operation operation)
+{
+    const size_t element = shoal_type_bytes(operation.type);
+    const size_t parts = operation_row(operation.kind)->is_input_cut ? (size_t)world->size : 1; /* that one rank gives */
+    const size_t inside = INLINE_BYTES / element / parts, beside = direct_bytes(operation.kind, world->size) / element / parts;
+    const size_t counts[] = {0, 1, 3, inside, inside + 1, beside - 1, beside, beside + 1};
+    for (size_t i = 0; i < COUNT_OF(counts) * WAYS; i++) {
+        operation.count = counts[i / WAYS];
+        operation.salt++;
+        operation.root = (int)(operation.salt % (uint64_t)world->size);
+        set_way(&operation, i % WAYS);
+        run_one(world, areas, &operation);
     }
 }
 
-/* Each combination of memory, place and offset; type and operator take turns. */
-static void allreduce_large(struct world *world, const struct areas *areas, const size_t *bytes, size_t sizes, bool is_full)
+static void small_body(struct world *world)
 {
-    uint64_t salt = 0;
-    for (size_t i = 0; i < sizes; i++) {
-        for (int way = 0; way < MEMORY_END * 4; way++, salt++) {
-            for (unsigned turn = 0; turn < (is_full ? SHOAL_TYPE_END : 1); turn++) {
-                const enum shoal_type type = (enum shoal_type)((salt + turn) % SHOAL_TYPE_END);
-                const size_t element = shoal_type_bytes(type);
-                const struct operation operation = {.type = type,
-                                                    .op = (enum shoal_op)((salt / 4 + turn) % SHOAL_OP_END),
-                                                    .count = bytes[i] / element + (i % 3) - 1,
-                                                    .root = -1,
-                                                    .memory = (enum memory)(way / 4),
-                                                    .in_place = way % 2,
-                                                    .is_offset = way / 2 % 2,
-                                                    .salt = salt};
-                run_one(world, areas, operation);
+    struct areas areas = world_open_areas(world, 1 << 20);
+    struct operation operation = {.kind = OPERATION_ALLREDUCE};
+    for (; operation.kind < OPERATION_BARRIER; operation.kind++) {
+        const enum shoal_op ops = operation_row(operation.kind)->is_reduced ? SHOAL_OP_END : 1;
+        for (operation.type = 0; operation.type < SHOAL_TYPE_END; operation.type++) {
+            for (operation.op = 0; operation.op < ops; operation.op++) {
+                operation.scale = reference_is_integer(operation.type) ? -2 : 0.5;
+                if (operation_is_legal(operation.type, operation.op))
+                    run_small(world, &areas, operation);
             }
-        }
-    }
-}
-
-static void allreduce_body(struct world *world)
-{
-    const size_t pieces[] = {PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, PIECE_BYTES * (size_t)world->size, 4 * PIECE_BYTES + 4096};
-    struct areas areas = make_areas(world, 12500000);
-    allreduce_small(world, &areas);
-    allreduce_large(world, &areas, pieces, COUNT_OF(pieces), world->size <= 4);
-    const size_t huge[] = {12345678, (((size_t)1 << 20) + 7) * 4};
-    if (world->size <= 4)
-        allreduce_large(world, &areas, huge, COUNT_OF(huge), false);
-    free_areas(world, &areas);
-}
-
-static void broadcast_body(struct world *world)
-{
-    static const size_t bytes[] = {
-        0, 8, 16, 24, 4088, 4096, 4104, PIECE_BYTES - 8, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 4096};
-    struct areas areas = make_areas(world, 2 << 20);
-    uint64_t salt = 0;
-    for (int root = 0; root < world->size; root++) {
-        for (size_t i = 0; i < COUNT_OF(bytes) * MEMORY_END * 4; i++, salt++) {
-            const enum shoal_type type = (enum shoal_type)(salt % SHOAL_TYPE_END);
-            const struct operation operation = {.type = type,
-                                                .count = bytes[i / MEMORY_END / 4] / shoal_type_bytes(type),
-                                                .root = root,
-                                                .memory = i / 4 % MEMORY_END,
-                                                .in_place = i % 2,
-                                                .is_offset = i / 2 % 2,
-                                                .salt = salt};
-            run_one(world, &areas, operation);
         }
         OK(world, shoal_barrier(world->comm, NULL));
     }
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
+}
+
+/* Each way and each of these sizes of the larger operand, one element less and more too. */
+static void run_sizes(struct world *world, const struct areas *areas, const size_t *bytes, size_t sizes)
+{
+    struct operation operation = {.kind = OPERATION_ALLREDUCE};
+    const size_t lots = world->size <= 4 ? 3 : 1;
+    uint64_t turn = 0;
+    for (; operation.kind < OPERATION_BARRIER; operation.kind++) {
+        for (size_t i = 0; i < sizes * lots * 3 * WAYS; i++, turn++) {
+            set_lot(&operation, turn, world->size);
+            set_way(&operation, i % WAYS);
+            operation.count =
+                bytes[i / WAYS / 3 % sizes] / shoal_type_bytes(operation.type) / parts_of(operation.kind, world->size);
+            operation.count += i / WAYS % 3 - 1;
+            run_one(world, areas, &operation);
+        }
+    }
+}
+
+static void large_body(struct world *world)
+{
+    const size_t bytes[] = {PIECE_BYTES / 2, PIECE_BYTES, PIECE_BYTES * (size_t)world->size, 4 * PIECE_BYTES + PAGE_BYTES};
+    struct areas areas = world_open_areas(world, PIECE_BYTES * 9);
+    run_sizes(world, &areas, bytes, COUNT_OF(bytes));
+    world_close_areas(world, &areas);
+}
+
+#define HUGE_BYTES (((size_t)33 << 20) + 28)
+
+/* Tens of megabytes in all forms. */
+static void huge_body(struct world *world)
+{
+    static const size_t bytes[] = {12345678, HUGE_BYTES};
+    struct areas areas = world_open_areas(world, HUGE_BYTES + (1 << 20));
+    struct operation operation = {.tensors = 30};
+    for (unsigned i = 0; i < OPERATION_BARRIER * FORM_END * COUNT_OF(bytes) * MEMORY_END; i++) {
+        operation.kind = (enum operation_kind)(i % OPERATION_BARRIER);
+        operation.form = (enum operation_form)(i / OPERATION_BARRIER % FORM_END);
+        if (!operation_row(operation.kind)->has_form[operation.form])
+            continue;
+        set_lot(&operation, i, world->size);
+        operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / FORM_END % MEMORY_END);
+        operation.place = (enum operation_place)(i / 3 % PLACE_END);
+        operation.lengths = i % 2 ? LENGTHS_RANDOM : LENGTHS_ONE;
+        operation.order = (enum operation_order)(i / 5 % ORDER_END);
+        operation.count = bytes[i / OPERATION_BARRIER / FORM_END / MEMORY_END] / shoal_type_bytes(operation.type);
+        operation.count /= parts_of(operation.kind, world->size) * (operation.form == FORM_TENSORS ? 20 : 1);
+        while (operation_room(&operation, world->size) > areas.bytes)
+            operation.count = operation.count / 8 * 7;
+        run_one(world, &areas, &operation);
+    }
+    world_close_areas(world, &areas);
+}
+
+static void roots_body(struct world *world)
+{
+    static const size_t bytes[] = {0, 8, 24, DIRECT_BYTES, DIRECT_BYTES + 8, PIECE_BYTES + 8, 3 * PIECE_BYTES};
+    static const enum operation_kind kinds[] = {OPERATION_REDUCE, OPERATION_BROADCAST, OPERATION_GATHER, OPERATION_SCATTER};
+    struct areas areas = world_open_areas(world, 4 * PIECE_BYTES);
+    struct operation operation = {.count = 0};
+    uint64_t turn = 0;
+    for (int root = 0; root < world->size; root++) {
+        for (size_t i = 0; i < COUNT_OF(kinds) * COUNT_OF(bytes) * WAYS; i++, turn++) {
+            operation.kind = kinds[i / WAYS / COUNT_OF(bytes)];
+            set_lot(&operation, turn, world->size);
+            set_way(&operation, i % WAYS);
+            operation.root = root;
+            operation.count = bytes[i / WAYS % COUNT_OF(bytes)] / shoal_type_bytes(operation.type);
+            operation.count /= parts_of(operation.kind, world->size);
+            run_one(world, &areas, &operation);
+        }
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* ---- Parts of different lengths, several tensors ------------------------------------------------------------------------- */
+
+static const enum operation_kind kinds_in_parts[] = {OPERATION_REDUCE_SCATTER, OPERATION_ALLGATHER, OPERATION_ALLTOALL};
+
+/* All combinations of lengths, orders, places and memory; no part is longer than `bytes`. */
+static void run_parts(struct world *world, const struct areas *areas, enum operation_kind kind, size_t bytes)
+{
+    struct operation operation = {.kind = kind, .form = FORM_PARTS};
+    for (unsigned i = 0; i < LENGTHS_END * ORDER_END * PLACE_END * MEMORY_END; i++) {
+        set_lot(&operation, bytes * 1000 + i, world->size);
+        operation.lengths = (enum operation_lengths)(i % LENGTHS_END);
+        operation.order = (enum operation_order)(i / LENGTHS_END % ORDER_END);
+        operation.place = (enum operation_place)(i / LENGTHS_END / ORDER_END % PLACE_END);
+        operation.memory = (enum operation_memory)(i / LENGTHS_END / ORDER_END / PLACE_END);
+        operation.count = (bytes + shoal_type_bytes(operation.type) - 1) / shoal_type_bytes(operation.type);
+        run_one(world, areas, &operation);
+    }
+}
+
+static void parts_body(struct world *world)
+{
+    const size_t bytes[] = {0, 1, 15, DIRECT_BYTES / (size_t)world->size, DIRECT_BYTES, 30011, PIECE_BYTES + 1};
+    struct areas areas = world_open_areas(world, (PIECE_BYTES + 4096) * 8);
+    for (size_t k = 0; k < COUNT_OF(kinds_in_parts); k++) {
+        for (size_t i = 0; i < COUNT_OF(bytes); i++)
+            run_parts(world, &areas, kinds_in_parts[k], bytes[i]);
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* All places and kinds of memory. */
+static void run_tensors(struct world *world, const struct areas *areas, int tensors, size_t bytes)
+{
+    struct operation operation = {.form = FORM_TENSORS, .tensors = tensors};
+    for (unsigned i = 0; i < OPERATION_BARRIER * PLACE_END * MEMORY_END; i++) {
+        operation.kind = (enum operation_kind)(i % OPERATION_BARRIER);
+        if (!operation_row(operation.kind)->has_form[FORM_TENSORS])
+            continue;
+        set_lot(&operation, bytes * 1000 + i, world->size);
+        operation.place = (enum operation_place)(i / OPERATION_BARRIER % PLACE_END);
+        operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / PLACE_END);
+        operation.count = bytes / shoal_type_bytes(operation.type);
+        run_one(world, areas, &operation);
+    }
+}
+
+static void tensors_body(struct world *world)
+{
+    static const int tensors[] = {0, 1, 2, 7, 300};
+    static const size_t bytes[] = {0, 8, 100, 600, 3000, 40000};
+    struct areas areas = world_open_areas(world, 300 * 3000 * 8);
+    for (size_t i = 0; i < COUNT_OF(tensors); i++) {
+        for (size_t b = 0; b < COUNT_OF(bytes) && (size_t)tensors[i] * bytes[b] <= 300 * 3000; b++)
+            run_tensors(world, &areas, tensors[i], bytes[b]);
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
 }
 
 /* ---- Asynchronous -------------------------------------------------------------------------------------------------------- */
@@ -248,24 +262,15 @@ static void broadcast_body(struct world *world)
 #define POSTED_MAX 64
 #define POSTED_ROOM ((size_t)96 << 10)
 
-static struct operation draw_operation(uint64_t *random, int size, size_t room)
+/* Draws operations, the same on all ranks, and prepares them side by side. */
+static void draw_sides(struct world *world, const struct areas *areas, struct operation_side *sides, int count,
+                       uint64_t *random)
 {
-    static const size_t bytes[] = {0, 8, 16, 40, 4096, 4104, 16384, 65536, 81920};
-    const enum shoal_type type = (enum shoal_type)reference_below(random, SHOAL_TYPE_END);
-    struct operation operation = {.type = type,
-                                  .op = (enum shoal_op)reference_below(random, SHOAL_OP_END),
-                                  .root = reference_below(random, 3) ? -1 : (int)reference_below(random, (size_t)size),
-                                  .memory = (enum memory)reference_below(random, MEMORY_END),
-                                  .in_place = reference_below(random, 2),
-                                  .is_offset = reference_below(random, 2),
-                                  .salt = reference_below(random, 31)};
-    const size_t most = room - 4 * EDGE_BYTES;
-    const size_t wanted =
-        reference_below(random, 2) ? bytes[reference_below(random, COUNT_OF(bytes))] : reference_below(random, 50000);
-    operation.count = (wanted < most ? wanted : most) / shoal_type_bytes(type);
-    if (operation.root >= 0)
-        operation.op = SHOAL_SUM;
-    return operation;
+    const struct team team = {world->size, world->rank, NULL};
+    for (int i = 0; i < count; i++) {
+        const struct operation operation = operation_draw(random, world->size, POSTED_ROOM);
+        sides[i] = operation_prepare(&operation, &team, areas, (size_t)i * POSTED_ROOM);
+    }
 }
 
 static void shuffle(int *order, int count, uint64_t *random)
@@ -281,17 +286,13 @@ static void shuffle(int *order, int count, uint64_t *random)
 
 static void post_and_wait(struct world *world, const struct areas *areas, int count, uint64_t seed)
 {
-    struct operation operations[POSTED_MAX];
+    struct operation_side sides[POSTED_MAX];
     struct shoal_request *requests[POSTED_MAX];
     int order[POSTED_MAX];
     uint64_t random = seed, local = seed * 31 + (uint64_t)world->rank;
-    for (int i = 0; i < count; i++) {
-        operations[i] = draw_operation(&random, world->size, POSTED_ROOM);
-        place_operands(&operations[i], areas, (size_t)i * POSTED_ROOM, world->rank);
-        fill_operands(&operations[i], world->rank);
-    }
+    draw_sides(world, areas, sides, count, &random);
     for (int i = 0; i < count; i++)
-        OK(world, call_post(world->comm, &operations[i], &requests[i]));
+        OK(world, operation_call(&sides[i], world->comm, &requests[i]));
     shuffle(order, count, &local);
     for (int n = 0; n < count; n++) {
         const int i = order[n];
@@ -301,46 +302,43 @@ static void post_and_wait(struct world *world, const struct areas *areas, int co
         if (reference_below(&local, 4) == 0)
             status = shoal_request_test(requests[i]);
         OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
-        check_operands(world, &operations[i], world->size, NULL, world->rank);
+        check_side(world, &sides[i]);
         shoal_request_free(requests[i]);
     }
 }
 
 static void async_body(struct world *world)
 {
-    struct areas areas = make_areas(world, POSTED_MAX * POSTED_ROOM);
-    for (uint64_t seed = 1; seed <= 12; seed++)
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    for (uint64_t seed = 1; seed <= 24; seed++)
         post_and_wait(world, &areas, seed % 3 == 0 ? 9 : seed % 3 == 1 ? 20 : POSTED_MAX, seed);
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
 }
 
 /* Nobody waits for these: the progress thread brings them to their end, and the barrier comes after them. */
 static void detached_body(struct world *world)
 {
-    struct areas areas = make_areas(world, POSTED_MAX * POSTED_ROOM);
-    struct operation operations[POSTED_MAX];
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    struct operation_side sides[POSTED_MAX];
     uint64_t random = 7;
-    for (int round = 0; round < 4; round++) {
+    for (int round = 0; round < 8; round++) {
+        draw_sides(world, &areas, sides, 45, &random);
         for (int i = 0; i < 45; i++) {
             struct shoal_request *request;
-            operations[i] = draw_operation(&random, world->size, POSTED_ROOM);
-            place_operands(&operations[i], &areas, (size_t)i * POSTED_ROOM, world->rank);
-            fill_operands(&operations[i], world->rank);
-            OK(world, call_post(world->comm, &operations[i], &request));
+            OK(world, operation_call(&sides[i], world->comm, &request));
             shoal_request_free(request);
         }
         OK(world, shoal_barrier(world->comm, NULL));
         for (int i = 0; i < 45; i++)
-            check_operands(world, &operations[i], world->size, NULL, world->rank);
+            check_side(world, &sides[i]);
     }
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
 }
 
 /* A chain: each operation's callback posts the next. All run on whichever thread drives. */
 struct chain {
     struct world *world;
-    struct areas *areas;
-    struct operation operations[POSTED_MAX];
+    struct operation_side sides[POSTED_MAX];
     struct shoal_request *requests[POSTED_MAX];
     int posted;
     int length;
@@ -353,7 +351,7 @@ static void go_on(void *arg, enum shoal_status status)
     OK(chain->world, status);
     if (chain->posted < chain->length) {
         const int i = chain->posted++;
-        OK(chain->world, call_post(chain->world->comm, &chain->operations[i], &chain->requests[i]));
+        OK(chain->world, operation_call(&chain->sides[i], chain->world->comm, &chain->requests[i]));
         shoal_request_on_done(chain->requests[i], go_on, chain);
     }
     chain->done++;
@@ -370,57 +368,53 @@ static void wait_until(struct world *world, _Atomic int *value, int wanted)
 
 static void callback_body(struct world *world)
 {
-    struct areas areas = make_areas(world, POSTED_MAX * POSTED_ROOM);
-    for (int round = 0; round < 6; round++) {
-        struct chain chain = {.world = world, .areas = &areas, .length = 40};
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    for (int round = 0; round < 8; round++) {
+        struct chain chain = {.world = world, .length = 40};
         uint64_t random = (uint64_t)round;
-        for (int i = 0; i < chain.length; i++) {
-            chain.operations[i] = draw_operation(&random, world->size, POSTED_ROOM);
-            place_operands(&chain.operations[i], &areas, (size_t)i * POSTED_ROOM, world->rank);
-            fill_operands(&chain.operations[i], world->rank);
-        }
+        draw_sides(world, &areas, chain.sides, chain.length, &random);
         chain.posted = 1;
-        OK(world, call_post(world->comm, &chain.operations[0], &chain.requests[0]));
+        OK(world, operation_call(&chain.sides[0], world->comm, &chain.requests[0]));
         shoal_request_on_done(chain.requests[0], go_on, &chain);
         wait_until(world, &chain.done, chain.length); /* nobody drives but the progress thread */
         for (int i = 0; i < chain.length; i++) {
             OK(world, shoal_request_wait(chain.requests[i], SHOAL_FOREVER));
             shoal_request_free(chain.requests[i]);
-            check_operands(world, &chain.operations[i], world->size, NULL, world->rank);
+            check_side(world, &chain.sides[i]);
         }
     }
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
 }
 
 /* ---- Send and receive ---------------------------------------------------------------------------------------------------- */
 
-static void check_message(struct world *world, const char *memory, size_t bytes, int from, uint64_t salt)
+#define EDGE_BYTES 64 /* looked after behind what is received */
+
+static struct reference message_of(size_t bytes, int from, uint64_t salt)
 {
-    struct reference wanted = reference_input(SHOAL_INT64, from, salt);
-    wanted.element = 1; /* bytes of the sequence, whatever their number */
-    struct reference whole = {.element = 1};
-    memcpy(whole.bytes, wanted.bytes, REFERENCE_PERIOD);
-    const long wrong = reference_compare(&whole, memory, bytes);
-    CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from,
-          (unsigned long long)salt, wrong);
-    check_edge(world, memory + bytes, "message");
+    struct reference reference;
+    const struct reference_question question = {SHOAL_UINT8, REFERENCE_MOVED, 1, salt, 0, bytes};
+    reference_give(&question, from, &reference);
+    return reference;
 }
 
 static void fill_message(char *memory, size_t bytes, int from, uint64_t salt)
 {
-    struct reference given = reference_input(SHOAL_INT64, from, salt);
-    given.element = 1;
+    const struct reference given = message_of(bytes, from, salt);
     reference_fill(&given, memory, bytes);
 }
 
-/* Bytes as bfloat16 where even, so that every number of bytes but odd ones can be named; else as they are, in two-byte
- * elements. */
-static size_t elements_of(size_t bytes)
+static void check_message(struct world *world, const char *memory, size_t bytes, int from, uint64_t salt)
 {
-    return bytes / 2;
+    const struct reference wanted = message_of(bytes, from, salt);
+    const long wrong = reference_compare(&wanted, memory, bytes);
+    CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from,
+          (unsigned long long)salt, wrong);
+    for (int i = 0; i < EDGE_BYTES; i++)
+        CHECK(world, (unsigned char)memory[bytes + (size_t)i] == 0xA5, "wrote beyond the message");
 }
 
-static const size_t message_bytes[] = {0, 2, 8190, 8192, 8194, 65536, (1 << 20) + 2};
+static const size_t message_bytes[] = {0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 1};
 
 /* A ring: each sends to the next, the even ones first, the odd ones after they have received. */
 static void ring_blocking(struct world *world, const struct areas *areas, size_t bytes, int memory)
@@ -431,89 +425,97 @@ static void ring_blocking(struct world *world, const struct areas *areas, size_t
     memset(to, 0xA5, bytes + EDGE_BYTES);
     for (int turn = 0; turn < 2; turn++) {
         if ((world->rank + turn) % 2 == 0)
-            OK(world, shoal_send(world->comm, from, elements_of(bytes), SHOAL_BFLOAT16, next, 5, NULL));
+            OK(world, shoal_send(world->comm, from, bytes, SHOAL_INT8, next, 5, NULL));
         else
-            OK(world, shoal_recv(world->comm, to, elements_of(bytes), SHOAL_BFLOAT16, last, 5, NULL));
+            OK(world, shoal_recv(world->comm, to, bytes, SHOAL_INT8, last, 5, NULL));
     }
     check_message(world, to, bytes, last, bytes);
 }
 
+static void wait_all(struct world *world, struct shoal_request **requests, int count)
+{
+    for (int i = count - 1; i >= 0; i--) {
+        OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+        shoal_request_free(requests[i]);
+    }
+}
+
+/* A pair in both directions, four tags; received in another order than sent, before, after, or behind a barrier. */
+static void exchange_tags(struct world *world, const struct areas *areas, int round, int step)
+{
+    struct shoal_request *requests[8];
+    const size_t bytes = message_bytes[(size_t)round % COUNT_OF(message_bytes)] % 200000, room = bytes + EDGE_BYTES;
+    const int to = (world->rank + step) % world->size, from = (world->rank + world->size - step) % world->size;
+    char *out = round % 2 ? areas->shared[0] : areas->plain[0], *in = round / 2 % 2 ? areas->shared[1] : areas->plain[1];
+    for (int tag = 0; tag < 4; tag++) {
+        fill_message(out + (size_t)tag * room, bytes, world->rank, (uint64_t)(round * 4 + tag));
+        memset(in + (size_t)tag * room, 0xA5, room);
+    }
+    for (int tag = 3; tag >= 0 && round % 3 == 0; tag--) /* receives are there before */
+        OK(world,
+           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
+    for (int tag = 0; tag < 4; tag++)
+        OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, bytes, SHOAL_UINT8, to, tag, NULL, &requests[tag]));
+    if (round % 3 == 1)
+        OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
+    for (int tag = 3; tag >= 0 && round % 3 != 0; tag--)
+        OK(world,
+           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
+    wait_all(world, requests, 8);
+    for (int tag = 0; tag < 4; tag++)
+        check_message(world, in + (size_t)tag * room, bytes, from, (uint64_t)(round * 4 + tag));
+}
+
+/* First in, first out for one tag, small behind large. */
+static void keep_order(struct world *world, const struct areas *areas)
+{
+    struct shoal_request *requests[16];
+    const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
+    for (int i = 0; i < 8; i++) {
+        const size_t bytes = i % 2 ? 100 : 30000;
+        char *out = areas->plain[0] + i * 40000, *in = areas->plain[1] + i * 40000;
+        fill_message(out, bytes, world->rank, (uint64_t)i);
+        memset(in, 0xA5, bytes + EDGE_BYTES);
+        OK(world, shoal_send_post(world->comm, out, bytes, SHOAL_UINT8, next, 9, NULL, &requests[i]));
+        OK(world, shoal_recv_post(world->comm, in, bytes, SHOAL_UINT8, last, 9, NULL, &requests[8 + i]));
+    }
+    wait_all(world, requests, 16);
+    for (int i = 0; i < 8; i++)
+        check_message(world, areas->plain[1] + i * 40000, i % 2 ? 100 : 30000, last, (uint64_t)i);
+}
+
 static void message_body(struct world *world)
 {
-    struct areas areas = make_areas(world, 4 << 20);
-    struct shoal_request *requests[32];
+    struct areas areas = world_open_areas(world, 4 << 20);
     for (size_t i = 0; i < COUNT_OF(message_bytes) && world->size % 2 == 0; i++) {
         for (int memory = 0; memory < 4; memory++)
             ring_blocking(world, &areas, message_bytes[i], memory);
     }
-    /* Everybody with everybody at once, in both directions, four tags; received in another order than sent. */
     for (int round = 0; round < 24; round++) {
-        const size_t bytes = message_bytes[(size_t)round % COUNT_OF(message_bytes)] % 200000;
-        for (int step = 1; step < world->size; step++) {
-            const int to = (world->rank + step) % world->size, from = (world->rank + world->size - step) % world->size;
-            const size_t room = bytes + EDGE_BYTES;
-            char *out = round % 2 ? areas.shared[0] : areas.plain[0], *in = round / 2 % 2 ? areas.shared[1] : areas.plain[1];
-            for (int tag = 0; tag < 4; tag++) {
-                fill_message(out + (size_t)tag * room, bytes, world->rank, (uint64_t)(round * 4 + tag));
-                memset(in + (size_t)tag * room, 0xA5, room);
-            }
-            for (int tag = 0; tag < 4 && round % 3 == 0; tag++) /* receives are there before */
-                OK(world, shoal_recv_post(world->comm, in + (size_t)(3 - tag) * room, elements_of(bytes), SHOAL_BFLOAT16, from,
-                                          3 - tag, NULL, &requests[4 + 3 - tag]));
-            for (int tag = 0; tag < 4; tag++)
-                OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, to, tag,
-                                          NULL, &requests[tag]));
-            if (round % 3 == 1)
-                OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
-            for (int tag = 3; tag >= 0 && round % 3 != 0; tag--)
-                OK(world, shoal_recv_post(world->comm, in + (size_t)tag * room, elements_of(bytes), SHOAL_BFLOAT16, from, tag,
-                                          NULL, &requests[4 + tag]));
-            for (int i = 7; i >= 0; i--) {
-                OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
-                shoal_request_free(requests[i]);
-            }
-            for (int tag = 0; tag < 4; tag++)
-                check_message(world, in + (size_t)tag * room, bytes, from, (uint64_t)(round * 4 + tag));
-        }
+        for (int step = 1; step < world->size; step++)
+            exchange_tags(world, &areas, round, step);
     }
-    /* First in, first out for one tag, small behind large. */
-    for (int i = 0; i < 8; i++) {
-        const size_t bytes = i % 2 ? 100 : 30000;
-        char *out = areas.plain[0] + i * 40000, *in = areas.plain[1] + i * 40000;
-        fill_message(out, bytes, world->rank, (uint64_t)i);
-        memset(in, 0xA5, bytes + EDGE_BYTES);
-        OK(world, shoal_send_post(world->comm, out, elements_of(bytes), SHOAL_BFLOAT16, (world->rank + 1) % world->size, 9,
-                                  NULL, &requests[i]));
-        OK(world, shoal_recv_post(world->comm, in, elements_of(bytes), SHOAL_BFLOAT16,
-                                  (world->rank + world->size - 1) % world->size, 9, NULL, &requests[8 + i]));
-    }
-    for (int i = 0; i < 16; i++) {
-        OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
-        shoal_request_free(requests[i]);
-    }
-    for (int i = 0; i < 8; i++)
-        check_message(world, areas.plain[1] + i * 40000, i % 2 ? 100 : 30000, (world->rank + world->size - 1) % world->size,
-                      (uint64_t)i);
-    free_areas(world, &areas);
+    keep_order(world, &areas);
+    world_close_areas(world, &areas);
 }
 
 /* A small send ends without its receive; one to itself is refused, and nothing is lost. */
 static void eager_body(struct world *world)
 {
-    static char buffer[8192 + EDGE_BYTES], received[8192 + EDGE_BYTES];
+    static char buffer[SHOAL_EAGER_BYTES + EDGE_BYTES], received[SHOAL_EAGER_BYTES + EDGE_BYTES];
     const int other = 1 - world->rank;
     CHECK(world, shoal_send(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
           "sent to itself");
     CHECK(world, shoal_recv(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
           "received from itself");
     for (int i = 0; i < 5; i++) {
-        fill_message(buffer, 8192, world->rank, (uint64_t)i);
-        OK(world, shoal_send(world->comm, buffer, 4096, SHOAL_BFLOAT16, other, i, NULL));
+        fill_message(buffer, SHOAL_EAGER_BYTES, world->rank, (uint64_t)i);
+        OK(world, shoal_send(world->comm, buffer, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
     }
     for (int i = 4; i >= 0; i--) {
         memset(received, 0xA5, sizeof received);
-        OK(world, shoal_recv(world->comm, received, 4096, SHOAL_BFLOAT16, other, i, NULL));
-        check_message(world, received, 8192, other, (uint64_t)i);
+        OK(world, shoal_recv(world->comm, received, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
+        check_message(world, received, SHOAL_EAGER_BYTES, other, (uint64_t)i);
     }
 }
 
@@ -557,14 +559,57 @@ static void receive_callback_body(struct world *world)
     }
 }
 
-/* ---- Split --------------------------------------------------------------------------------------------------------------- */
+/* ---- Several messages in one request ------------------------------------------------------------------------------------- */
 
-/* A communicator and the world ranks of its members. */
-struct group {
-    struct shoal_comm *comm;
-    int size;
-    int members[WORLD_RANKS_MAX];
-};
+static void check_exchange(const struct world *world, const struct exchange_side *side)
+{
+    char text[512];
+    CHECK(world, exchange_check(side, text, sizeof text), "%s", text);
+}
+
+static void run_exchange(struct world *world, const struct areas *areas, const struct exchange *exchange, bool is_posted)
+{
+    const struct team team = {world->size, world->rank, NULL};
+    struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
+    struct shoal_request *request;
+    CHECK(world, exchange_room(exchange, world->size) <= areas->bytes, "the test has too little memory");
+    const struct exchange_side side = exchange_prepare(exchange, &team, areas, 0);
+    const size_t count = exchange_list(&side, messages);
+    if (!is_posted) {
+        OK(world, shoal_exchange(world->comm, count ? messages : NULL, count, NULL));
+    } else {
+        OK(world, shoal_exchange_post(world->comm, messages, count, NULL, &request));
+        memset(messages, 0xFF, sizeof messages);
+        OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+    }
+    check_exchange(world, &side);
+}
+
+static void exchange_body(struct world *world)
+{
+    static const int per_pair[] = {0, 1, 3};
+    static const size_t bytes[] = {0, 1, 100, SHOAL_EAGER_BYTES - 1, SHOAL_EAGER_BYTES, SHOAL_EAGER_BYTES + 1, 100003};
+    struct areas areas = world_open_areas(world, 3 * 8 * 100100);
+    struct exchange exchange = {.salt = 0};
+    for (unsigned i = 0; i < EXCHANGE_PATTERN_END * COUNT_OF(per_pair) * COUNT_OF(bytes) * MEMORY_END; i++) {
+        exchange.pattern = (enum exchange_pattern)(i % EXCHANGE_PATTERN_END);
+        exchange.per_pair = per_pair[i / EXCHANGE_PATTERN_END % COUNT_OF(per_pair)];
+        exchange.type = (enum shoal_type)(i % SHOAL_TYPE_END);
+        exchange.count = bytes[i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) % COUNT_OF(bytes)];
+        exchange.count /= shoal_type_bytes(exchange.type);
+        exchange.memory = (enum operation_memory)(i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) / COUNT_OF(bytes));
+        exchange.tags = 1 + (int)(i / 5 % 2); /* one: the order of a pair decides */
+        exchange.is_offset = i / 3 % 2;
+        exchange.salt = i;
+        run_exchange(world, &areas, &exchange, i / 2 % 2);
+    }
+    exchange = (struct exchange){EXCHANGE_ALL, SHOAL_INT8, 90000, 3, 1, MEMORY_MIXED, true, 17};
+    run_exchange(world, &areas, &exchange, false);
+    world_close_areas(world, &areas);
+}
+
+/* ---- Parts of a communicator --------------------------------------------------------------------------------------------- */
 
 static int color_of(int shape, int rank, int size)
 {
@@ -584,70 +629,37 @@ static int color_of(int shape, int rank, int size)
     }
 }
 
-static int key_of(int shape, int rank)
-{
-    return shape == 5 ? -rank : shape == 4 ? rank * 7 % 4 : 0;
-}
+/* Odd and even ones, all, each alone, the first half, threes in another order, all in reversed order. */
+#define SHAPES 6
 
-/* What the members must be, by plain counting: for each key in ascending order, ranks in ascending order. */
-static struct group expect_group(const struct group *parent, int shape, int own)
+static struct world_group split_shape(struct world *world, const struct world_group *parent, int shape)
 {
-    struct group group = {NULL, 0, {0}};
-    for (int key = -100; key <= 100; key++) {
-        for (int r = 0; r < parent->size; r++) {
-            if (color_of(shape, r, parent->size) == color_of(shape, own, parent->size) && key_of(shape, r) == key)
-                group.members[group.size++] = parent->members[r];
-        }
+    int colors[WORLD_RANKS_MAX], keys[WORLD_RANKS_MAX];
+    for (int r = 0; r < parent->size; r++) {
+        colors[r] = color_of(shape, r, parent->size);
+        keys[r] = shape == 5 ? -r : shape == 4 ? r * 7 % 4 : 0;
     }
-    return group;
+    return world_split(world, parent, colors, keys);
 }
 
-static struct group split_group(struct world *world, const struct group *parent, int shape)
-{
-    const int own = shoal_comm_rank(parent->comm), color = color_of(shape, own, parent->size);
-    struct group group = expect_group(parent, shape, own);
-    OK(world, shoal_comm_split(parent->comm, color, key_of(shape, own), NULL, &group.comm));
-    if (color < 0) {
-        CHECK(world, !group.comm, "a negative color gave a communicator");
-        group.size = 0;
-        return group;
-    }
-    CHECK(world, shoal_comm_size(group.comm) == group.size, "shape %d: size %d, not %d", shape, shoal_comm_size(group.comm),
-          group.size);
-    CHECK(world, group.members[shoal_comm_rank(group.comm)] == world->rank, "shape %d: rank %d is not mine", shape,
-          shoal_comm_rank(group.comm));
-    return group;
-}
-
-static void use_group(struct world *world, const struct areas *areas, const struct group *group, uint64_t seed)
+static void use_group(struct world *world, const struct areas *areas, const struct world_group *group, uint64_t seed)
 {
     uint64_t random = seed;
-    for (int i = 0; i < 6 && group->comm; i++) {
-        struct operation operation = draw_operation(&random, group->size, POSTED_ROOM);
-        place_operands(&operation, areas, 0, world->rank);
-        fill_operands(&operation, world->rank);
-        OK(world, call_now(group->comm, &operation));
-        check_operands(world, &operation, group->size, group->members, world->rank);
+    for (int i = 0; i < 8 && group->comm; i++) {
+        const struct operation operation = operation_draw(&random, group->size, POSTED_ROOM);
+        run_in(world, group, areas, &operation);
     }
-}
-
-static struct group whole(const struct world *world)
-{
-    struct group group = {world->comm, world->size, {0}};
-    for (int r = 0; r < world->size; r++)
-        group.members[r] = r;
-    return group;
 }
 
 static void split_body(struct world *world)
 {
-    struct areas areas = make_areas(world, POSTED_ROOM);
-    const struct group all = whole(world);
-    for (int shape = 0; shape < 6; shape++) {
-        struct group child = split_group(world, &all, shape);
+    struct areas areas = world_open_areas(world, POSTED_ROOM);
+    const struct world_group all = world_all(world);
+    for (int shape = 0; shape < SHAPES; shape++) {
+        struct world_group child = split_shape(world, &all, shape);
         use_group(world, &areas, &child, (uint64_t)shape);
-        for (int second = 0; second < 6 && child.comm; second += 2) {
-            struct group grandchild = split_group(world, &child, second);
+        for (int second = 0; second < SHAPES && child.comm; second += 2) {
+            struct world_group grandchild = split_shape(world, &child, second);
             use_group(world, &areas, &grandchild, (uint64_t)(shape * 10 + second));
             if (second == 2)
                 shoal_comm_free(child.comm); /* its parts live on */
@@ -660,106 +672,161 @@ static void split_body(struct world *world)
         shoal_comm_free(child.comm);
         use_group(world, &areas, &all, (uint64_t)shape);
     }
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
 }
 
-/* ---- Random programs ----------------------------------------------------------------------------------------------------- */
-
-#define GROUPS 3
-#define PER_GROUP 16
-#define GROUP_ROOM ((size_t)40 << 10)
-
-/* Posts on several communicators, on each in the order all ranks share, between them in an order of this rank's own. */
-static void run_interleaved(struct world *world, const struct areas *areas, const struct group *groups, uint64_t seed)
+/* The ranks whose bit is set, in reversed order for odd turns. */
+static struct world_group split_subset(struct world *world, unsigned subset, int turn)
 {
-    struct operation operations[GROUPS][PER_GROUP];
-    struct shoal_request *requests[GROUPS][PER_GROUP];
-    int next[GROUPS] = {0}, left = 0;
-    uint64_t random = seed, local = seed * 1000 + (uint64_t)world->rank;
-    for (int g = 0; g < GROUPS; g++) {
-        random = seed * GROUPS + (uint64_t)g;
-        for (int i = 0; i < PER_GROUP && groups[g].comm; i++, left++) {
-            operations[g][i] = draw_operation(&random, groups[g].size, GROUP_ROOM);
-            place_operands(&operations[g][i], areas, (size_t)(g * PER_GROUP + i) * GROUP_ROOM, world->rank);
-            fill_operands(&operations[g][i], world->rank);
+    const struct world_group all = world_all(world);
+    int colors[WORLD_RANKS_MAX], keys[WORLD_RANKS_MAX];
+    for (int r = 0; r < world->size; r++) {
+        colors[r] = subset >> r & 1 ? 0 : -1;
+        keys[r] = turn % 2 ? -r : r;
+    }
+    return world_split(world, &all, colors, keys);
+}
+
+#define SUBSETS_MAX 32
+#define SUBSET_ROOM ((size_t)24 << 10)
+
+/* All subsets, in both orders, live at once. Each rank posts to those it is in, in an order of its own. */
+static void subsets_body(struct world *world)
+{
+    const int count = 2 << world->size;
+    struct areas areas = world_open_areas(world, SUBSETS_MAX * SUBSET_ROOM);
+    struct world_group groups[SUBSETS_MAX];
+    uint64_t local = (uint64_t)world->rank;
+    for (int i = 0; i < count; i++)
+        groups[i] = split_subset(world, (unsigned)i / 2, i);
+    for (int round = 0; round < 40; round++) {
+        struct operation_side sides[SUBSETS_MAX];
+        struct shoal_request *requests[SUBSETS_MAX];
+        int order[SUBSETS_MAX];
+        shuffle(order, count, &local);
+        for (int n = 0; n < count; n++) {
+            const int i = order[n];
+            uint64_t random = (uint64_t)(round * SUBSETS_MAX + i);
+            if (!groups[i].comm)
+                continue;
+            const struct team team = world_team(&groups[i]);
+            const struct operation operation = operation_draw(&random, team.size, SUBSET_ROOM);
+            sides[i] = operation_prepare(&operation, &team, &areas, (size_t)i * SUBSET_ROOM);
+            OK(world, operation_call(&sides[i], groups[i].comm, &requests[i]));
+        }
+        for (int i = 0; i < count; i++) {
+            if (!groups[i].comm)
+                continue;
+            OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+            shoal_request_free(requests[i]);
+            check_side(world, &sides[i]);
         }
     }
-    while (left) {
-        const int g = (int)reference_below(&local, GROUPS);
-        if (!groups[g].comm || next[g] == PER_GROUP)
-            continue;
-        OK(world, call_post(groups[g].comm, &operations[g][next[g]], &requests[g][next[g]]));
-        next[g]++;
-        left--;
-        if (reference_below(&local, 8) == 0)
-            (void)!shoal_request_test(requests[g][next[g] - 1]);
-    }
-    for (int n = 0; n < GROUPS * PER_GROUP; n++) {
-        const int g = (n + world->rank) % GROUPS, i = n / GROUPS;
-        if (!groups[g].comm)
-            continue;
-        const enum shoal_status status = shoal_request_wait(requests[g][i], SHOAL_FOREVER);
-        CHECK(world, status == SHOAL_OK, "seed %llu: %s", (unsigned long long)seed, shoal_status_name(status));
-        shoal_request_free(requests[g][i]);
-        check_operands(world, &operations[g][i], groups[g].size, groups[g].members, world->rank);
-    }
+    for (int i = 0; i < count; i++)
+        shoal_comm_free(groups[i].comm);
+    world_close_areas(world, &areas);
 }
 
-/* Blocking and posted calls of the world in one order, with messages between neighbours under way. */
-static void run_mixed(struct world *world, const struct areas *areas, uint64_t seed)
+/* ---- Many communicators -------------------------------------------------------------------------------------------------- */
+
+#define COMMS 1000
+
+/* One operation of a kind of its own on the n-th communicator. */
+static void use_comm(struct world *world, const struct areas *areas, const struct world_group *group, int n)
 {
-    struct operation operations[24];
-    struct shoal_request *requests[24], *messages[2];
-    uint64_t random = seed, local = seed * 1000 + (uint64_t)world->rank;
-    const size_t bytes = message_bytes[reference_below(&random, 6)];
-    const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
-    static char out[70000], in[70000];
-    fill_message(out, bytes, world->rank, seed);
-    memset(in, 0xA5, sizeof in);
-    OK(world, shoal_send_post(world->comm, out, elements_of(bytes), SHOAL_BFLOAT16, next, 1, NULL, &messages[0]));
-    for (int i = 0; i < 24; i++) {
-        operations[i] = draw_operation(&random, world->size, GROUP_ROOM);
-        place_operands(&operations[i], areas, (size_t)i * GROUP_ROOM, world->rank);
-        fill_operands(&operations[i], world->rank);
-    }
-    for (int i = 0; i < 24; i++) {
-        requests[i] = NULL;
-        if (i == 12)
-            OK(world, shoal_recv_post(world->comm, in, elements_of(bytes), SHOAL_BFLOAT16, last, 1, NULL, &messages[1]));
-        if (reference_below(&local, 3) == 0) /* one rank may block where another posts */
-            OK(world, call_now(world->comm, &operations[i]));
-        else
-            OK(world, call_post(world->comm, &operations[i], &requests[i]));
-    }
-    for (int i = 0; i < 24; i++) {
-        if (requests[i])
-            OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
-        shoal_request_free(requests[i]);
-        check_operands(world, &operations[i], world->size, NULL, world->rank);
-    }
-    for (int i = 0; i < 2; i++) {
-        OK(world, shoal_request_wait(messages[i], SHOAL_FOREVER));
-        shoal_request_free(messages[i]);
-    }
-    check_message(world, in, bytes, last, seed);
+    uint64_t random = (uint64_t)n;
+    if (!group->comm)
+        return;
+    struct operation operation = operation_draw(&random, group->size, areas->bytes);
+    operation.kind = (enum operation_kind)(n % OPERATION_KIND_END);
+    operation.form = FORM_PLAIN;
+    operation.count = operation.kind == OPERATION_BARRIER ? 0 : 1 + reference_below(&random, 700);
+    operation.root = (int)reference_below(&random, (size_t)group->size);
+    run_in(world, group, areas, &operation);
 }
 
-static void programs_body(struct world *world)
+/* One after the other: nothing of the thousand that were is left. */
+static void comms_in_turn_body(struct world *world)
 {
-    const uint64_t *range = world->arg;
-    struct areas areas = make_areas(world, GROUPS * PER_GROUP * GROUP_ROOM);
-    const struct group all = whole(world);
-    for (uint64_t seed = range[0]; seed < range[1]; seed++) {
-        struct group groups[GROUPS] = {all};
-        world->board[0] = seed;
-        groups[1] = split_group(world, &all, (int)(seed % 6));
-        groups[2] = split_group(world, &all, (int)((seed + 1) % 6));
-        run_mixed(world, &areas, seed);
-        run_interleaved(world, &areas, groups, seed);
-        shoal_comm_free(groups[1].comm);
-        shoal_comm_free(groups[2].comm);
+    const struct world_group all = world_all(world);
+    struct areas areas = world_open_areas(world, 1 << 17);
+    for (int n = 0; n < COMMS; n++) {
+        struct world_group group = n % 3 ? split_shape(world, &all, n / 3 % SHAPES)
+                                         : split_subset(world, 1 + (unsigned)n / 3 % ((1u << world->size) - 1), n);
+        use_comm(world, &areas, &group, n);
+        shoal_comm_free(group.comm);
     }
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
+}
+
+/* All alive together, within the open files that most systems allow a process. */
+static void comms_at_once_body(struct world *world)
+{
+    static struct world_group groups[COMMS];
+    const struct rlimit limit = {1024, 1024};
+    const struct world_group all = world_all(world);
+    CHECK(world, setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit: %m");
+    struct areas areas = world_open_areas(world, 1 << 17);
+    for (int n = 0; n < COMMS; n++)
+        groups[n] = split_shape(world, &all, n % 2 ? 1 : 5);
+    for (int n = 0; n < COMMS; n++)
+        use_comm(world, &areas, &groups[n], n);
+    for (int n = COMMS - 1; n >= 0; n--)
+        use_comm(world, &areas, &groups[n], n + 1);
+    for (int n = 0; n < COMMS; n++)
+        shoal_comm_free(groups[n].comm);
+    world_close_areas(world, &areas);
+}
+
+/* ---- Threads ------------------------------------------------------------------------------------------------------------- */
+
+#define THREADS 3
+
+struct user {
+    struct world *world;
+    struct world_group group;
+    struct areas areas;
+    int number;
+};
+
+/* Each thread has a communicator of its own; what the others do on theirs is not its concern. */
+static void *use_alone(void *arg)
+{
+    struct user *user = arg;
+    uint64_t random = (uint64_t)user->number;
+    for (int i = 0; i < 150 && user->group.comm; i++) {
+        const struct operation operation = operation_draw(&random, user->group.size, user->areas.bytes);
+        const struct team team = world_team(&user->group);
+        const struct operation_side side = operation_prepare(&operation, &team, &user->areas, 0);
+        struct shoal_request *request = NULL;
+        OK(user->world, operation_call(&side, user->group.comm, i % 3 ? NULL : &request));
+        if (request)
+            OK(user->world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+        check_side(user->world, &side);
+    }
+    return NULL;
+}
+
+static void threads_body(struct world *world)
+{
+    static const int shapes[THREADS] = {5, 0, 4};
+    const struct world_group all = world_all(world);
+    struct user users[THREADS + 1];
+    pthread_t threads[THREADS + 1];
+    for (int i = 0; i <= THREADS; i++) {
+        users[i] = (struct user){world, all, world_open_areas(world, POSTED_ROOM), i};
+        if (i < THREADS)
+            users[i].group = split_shape(world, &all, shapes[i]);
+    }
+    for (int i = 0; i <= THREADS; i++)
+        CHECK(world, pthread_create(&threads[i], NULL, use_alone, &users[i]) == 0, "no thread");
+    for (int i = 0; i <= THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        world_close_areas(world, &users[i].areas);
+        if (i < THREADS)
+            shoal_comm_free(users[i].group.comm);
+    }
 }
 
 /* ---- The same bits ------------------------------------------------------------------------------------------------------- */
@@ -775,7 +842,7 @@ static uint64_t hash_of(uint64_t hash, const void *data, size_t bytes)
 static void bits_body(struct world *world)
 {
     static const size_t counts[] = {1, 7, 500, 1024, 5000, 70001, 400003};
-    struct areas areas = make_areas(world, 400003 * 8);
+    struct areas areas = world_open_areas(world, 400003 * 8);
     uint64_t random = 11 + (uint64_t)world->rank, hash = UINT64_C(0xCBF29CE484222325);
     for (unsigned turn = 0; turn < COUNT_OF(counts) * 4; turn++) {
         const bool is_shared = turn % 2, is_double = turn / 2 % 2;
@@ -795,7 +862,7 @@ static void bits_body(struct world *world)
         hash = hash_of(hash, output, count * (is_double ? 8 : 4));
     }
     world->board[world->rank] = hash;
-    free_areas(world, &areas);
+    world_close_areas(world, &areas);
 }
 
 static void run_same_bits(int size)
@@ -830,66 +897,75 @@ static void run_same_bits(int size)
 
 /* ---- The list ------------------------------------------------------------------------------------------------------------ */
 
-static void run(const char *subject, int size, const char *const *settings, world_body_fn body, const void *arg)
+static void run(const char *subject, int size, const char *const *settings, world_body_fn body)
 {
     char name[128];
     snprintf(name, sizeof name, "%s, %d rank%s%s%s", subject, size, size == 1 ? "" : "s", settings ? ", " : "",
              settings ? settings[0] : "");
-    const struct world_options options = {name, size, settings, body, arg};
+    const struct world_options options = {name, size, settings, body, NULL};
     world_run(&options);
 }
 
-static void small_settings_body(struct world *world)
+/* Pieces of 4 KiB: every border of theirs is reached with little data. */
+static void small_pieces_body(struct world *world)
 {
-    static const uint64_t range[] = {500, 504};
-    const size_t sizes[] = {8192, 12288, 40000};
-    struct areas areas = make_areas(world, 1 << 20);
-    allreduce_large(world, &areas, sizes, COUNT_OF(sizes), true);
-    free_areas(world, &areas);
-    world->arg = range;
-    programs_body(world);
+    const size_t bytes[] = {8192, 12288, 4096 * (size_t)world->size, 40000};
+    struct areas areas = world_open_areas(world, POSTED_ROOM * 20);
+    run_sizes(world, &areas, bytes, COUNT_OF(bytes));
+    for (size_t k = 0; k < COUNT_OF(kinds_in_parts); k++)
+        run_parts(world, &areas, kinds_in_parts[k], 10007);
+    run_tensors(world, &areas, 7, 10000);
+    for (uint64_t seed = 100; seed < 104; seed++)
+        post_and_wait(world, &areas, 20, seed);
+    world_close_areas(world, &areas);
 }
+
+/* What is run, and with how many ranks. */
+static const struct {
+    const char *subject;
+    world_body_fn body;
+    int sizes[7];
+} list[] = {
+    {"small", small_body, {1, 2, 3, 4, 7, 8}},
+    {"large", large_body, {1, 2, 3, 4, 7, 8}},
+    {"huge", huge_body, {1, 2, 3, 4}},
+    {"every root", roots_body, {1, 2, 5}},
+    {"parts of different lengths", parts_body, {1, 2, 3, 4, 7, 8}},
+    {"several tensors", tensors_body, {1, 2, 3, 4, 7, 8}},
+    {"asynchronous operations", async_body, {1, 2, 4}},
+    {"detached requests", detached_body, {3}},
+    {"callbacks that post", callback_body, {1, 2, 3}},
+    {"messages", message_body, {2, 5}},
+    {"eager messages", eager_body, {2}},
+    {"receives posted by callbacks", receive_callback_body, {2}},
+    {"several messages in one request", exchange_body, {1, 2, 3, 4, 7, 8}},
+    {"splits", split_body, {1, 4, 7}},
+    {"all subsets at once", subsets_body, {2, 3, 4}},
+    {"a thousand communicators in turn", comms_in_turn_body, {2, 4}},
+    {"a thousand communicators at once", comms_at_once_body, {2, 4}},
+    {"a communicator for each thread", threads_body, {2, 4}},
+};
 
 int main(void)
 {
-    static const int sizes[] = {1, 2, 3, 4, 7, 8};
     static const char *const settings[][4] = {
-        {"SHOAL_PIECE_BYTES=4096", NULL},
-        {"SHOAL_DEPTH=1", "SHOAL_PIECE_BYTES=4096", NULL},
-        {"SHOAL_DEPTH=16", "SHOAL_PIECE_BYTES=4096", NULL},
+        {"SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
+        {"SHOAL_DEPTH=1", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
+        {"SHOAL_DEPTH=16", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=1000", NULL},
         {"SHOAL_DIRECT_BYTES=0", "SHOAL_PIECE_BYTES=4096", NULL},
-        {"SHOAL_COUNTER_START=4294967280", "SHOAL_PIECE_BYTES=4096", NULL},
+        {"SHOAL_COUNTER_START=4294967280", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
         {"SHOAL_STORES=streaming", NULL},
         {"SHOAL_STORES=cached", NULL},
         {"SHOAL_SPIN_US=0", "SHOAL_YIELD_US=0", NULL},
     };
-    static const uint64_t ranges[4][2] = {{0, 50}, {50, 100}, {100, 150}, {150, 200}};
-    static const char *const kernels[][2] = {{"SHOAL_KERNELS=baseline", NULL}, {"SHOAL_KERNELS=auto", NULL}};
-    for (size_t i = 0; i < COUNT_OF(sizes); i++)
-        run("all-reduce", sizes[i], NULL, allreduce_body, NULL);
-    for (size_t i = 0; i < COUNT_OF(kernels); i++)
-        run("all-reduce", 3, kernels[i], allreduce_body, NULL);
-    run("broadcast", 1, NULL, broadcast_body, NULL);
-    run("broadcast", 2, NULL, broadcast_body, NULL);
-    run("broadcast", 5, NULL, broadcast_body, NULL);
-    run("asynchronous operations", 1, NULL, async_body, NULL);
-    run("asynchronous operations", 2, NULL, async_body, NULL);
-    run("asynchronous operations", 4, NULL, async_body, NULL);
-    run("detached requests", 3, NULL, detached_body, NULL);
-    run("callbacks that post", 1, NULL, callback_body, NULL);
-    run("callbacks that post", 2, NULL, callback_body, NULL);
-    run("callbacks that post", 3, NULL, callback_body, NULL);
-    run("messages", 2, NULL, message_body, NULL);
-    run("messages", 5, NULL, message_body, NULL);
-    run("eager messages", 2, NULL, eager_body, NULL);
-    run("receives posted by callbacks", 2, NULL, receive_callback_body, NULL);
-    run("splits", 1, NULL, split_body, NULL);
-    run("splits", 4, NULL, split_body, NULL);
-    run("splits", 7, NULL, split_body, NULL);
-    for (int i = 0; i < 4; i++)
-        run("random programs", 2 + i, NULL, programs_body, ranges[i]);
+    static const char *const baseline[] = {"SHOAL_KERNELS=baseline", NULL};
+    for (size_t i = 0; i < COUNT_OF(list); i++) {
+        for (const int *size = list[i].sizes; *size; size++)
+            run(list[i].subject, *size, NULL, list[i].body);
+    }
+    run("small", 3, baseline, small_body);
     for (size_t i = 0; i < COUNT_OF(settings); i++)
-        run("small settings", 3, settings[i], small_settings_body, NULL);
+        run("small settings", 2 + (int)i % 3, settings[i], small_pieces_body);
     run_same_bits(2);
     run_same_bits(3);
     return world_finish();

@@ -39,9 +39,17 @@ static void record(void *arg, uint64_t sequence, size_t piece, const struct shoa
 }
 
 /* Whose input and output are shared: one bit per rank each. */
-struct kind {
+struct sharing {
     unsigned inputs;
     unsigned outputs;
+};
+
+/* What runs: `count` elements in each part, of a whole where there are none. */
+struct traced {
+    enum shoal_kind kind;
+    struct sharing sharing;
+    int root;
+    size_t count;
 };
 
 /* What the run is compared with. */
@@ -49,73 +57,102 @@ struct printed {
     const char *algorithm;
     char *text;
     size_t steps;
-    int parts;
+    size_t piece_elements;
 };
 
-static struct printed print_fresh(struct world *world, const struct kind *kind, bool is_broadcast, int root)
+static enum shoal_status call(struct world *world, const struct traced *traced, const void *input, void *output)
 {
+    struct shoal_comm *comm = world->comm;
+    const size_t count = traced->count;
+    switch (traced->kind) {
+    case SHOAL_KIND_ALLREDUCE:
+        return shoal_allreduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    case SHOAL_KIND_REDUCE:
+        return shoal_reduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, traced->root, NULL);
+    case SHOAL_KIND_REDUCE_SCATTER:
+        return shoal_reduce_scatter(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    case SHOAL_KIND_BROADCAST:
+        return shoal_broadcast(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
+    case SHOAL_KIND_ALLGATHER:
+        return shoal_allgather(comm, input, output, count, SHOAL_FLOAT32, NULL);
+    case SHOAL_KIND_GATHER:
+        return shoal_gather(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
+    case SHOAL_KIND_SCATTER:
+        return shoal_scatter(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
+    default:
+        return shoal_alltoall(comm, input, output, count, SHOAL_FLOAT32, NULL);
+    }
+}
+
+static struct printed print_fresh(struct world *world, const struct traced *traced)
+{
+    const struct shoal_kind_row *kind = shoal_kind_row(traced->kind);
+    const size_t parts = kind->shape.is_input_cut || kind->shape.is_output_cut ? (size_t)world->size : 1;
     uint8_t inputs[WORLD_RANKS_MAX], outputs[WORLD_RANKS_MAX];
     struct shoal_plan plan;
     struct printed printed = {.text = NULL};
     size_t bytes;
-    for (int r = 0; r < world->size; r++) {
-        inputs[r] = kind->inputs >> r & 1;
-        outputs[r] = kind->outputs >> r & 1;
-        if (is_broadcast) { /* only root's input is reached by others */
-            inputs[r] = r == root && inputs[r];
-            outputs[r] = 0;
-        }
+    for (int r = 0; r < world->size; r++) { /* what peers are told */
+        inputs[r] =
+            kind->is_input_reached && shoal_shape_gives(&kind->shape, r, traced->root) && (traced->sharing.inputs >> r & 1);
+        outputs[r] =
+            kind->is_output_reached && shoal_shape_takes(&kind->shape, r, traced->root) && (traced->sharing.outputs >> r & 1);
     }
-    const struct shoal_view view = {world->size, NULL, inputs, outputs};
+    const struct shoal_view view = {world->size, NULL, inputs, outputs, &kind->shape};
+    const struct shoal_selection selection = {
+        .kind = traced->kind, .size = world->size, .bytes = traced->count * 4 * parts, .payload_bytes = SIZE_MAX};
+    const struct shoal_row *row = shoal_select_plan(&selection, &view, traced->root, NULL);
     shoal_plan_init(&plan, world->rank, world->size);
-    const struct shoal_row *row = shoal_select_plan(is_broadcast ? SHOAL_KIND_BROADCAST : SHOAL_KIND_ALLREDUCE, &view);
-    row->build(&plan, &view, world->rank, root);
+    row->build(&plan, &view, world->rank, traced->root);
     CHECK(world, plan.status == SHOAL_OK, "the plan was not built");
     FILE *stream = open_memstream(&printed.text, &bytes);
     CHECK(world, stream, "no memory");
     shoal_plan_print(&plan, stream);
     fclose(stream);
-    printed.algorithm = row->name;
+    printed.algorithm = row->variants[shoal_select_reach(&view, traced->kind, traced->root)];
     printed.steps = plan.step_count;
-    printed.parts = plan.parts;
+    printed.piece_elements = shoal_select_piece(row, &plan, world->context->settings.piece_bytes, 4);
     shoal_plan_fini(&plan);
     return printed;
 }
 
-static void run_traced(struct world *world, const struct kind *kind, bool is_broadcast, int root, size_t count)
+static void compare(struct world *world, const struct trace *trace, const struct traced *traced)
+{
+    struct shoal_operation last = {.struct_bytes = sizeof last};
+    const struct printed wanted = print_fresh(world, traced);
+    const char *name = shoal_kind_row(traced->kind)->name;
+    const size_t pieces = wanted.steps ? (traced->count + wanted.piece_elements - 1) / wanted.piece_elements : 0;
+    CHECK(world, trace->pieces == pieces, "%s: %zu pieces ran, %zu are in the vector", name, trace->pieces, pieces);
+    for (size_t i = 0; i < trace->pieces; i++) {
+        CHECK(world, trace->next_step[i] == wanted.steps, "%s, piece %zu: %u steps of %zu", name, i, trace->next_step[i],
+              wanted.steps);
+        CHECK(world, strcmp(trace->text[i], wanted.text) == 0, "%s, piece %zu ran\n%sbut the plan is\n%s", name, i,
+              trace->text[i], wanted.text);
+    }
+    OK(world, shoal_last_operation(world->comm, &last));
+    CHECK(world, strcmp(last.algorithm, wanted.algorithm) == 0, "ran as %s, not %s", last.algorithm, wanted.algorithm);
+    free(wanted.text);
+}
+
+static void run_traced(struct world *world, const struct traced *traced)
 {
     static struct trace trace;
-    const bool is_shared_in = kind->inputs >> world->rank & 1, is_shared_out = kind->outputs >> world->rank & 1;
+    const unsigned bit = 1u << world->rank;
+    const size_t bytes = traced->count * 4 * (size_t)world->size;
     void *shared[2];
-    char *plain[2] = {calloc(count, 4), calloc(count, 4)};
-    OK(world, shoal_mem_alloc(world->context, count * 4, &shared[0]));
-    OK(world, shoal_mem_alloc(world->context, count * 4, &shared[1]));
+    char *plain[2] = {calloc(1, bytes), calloc(1, bytes)};
+    CHECK(world, plain[0] && plain[1], "no memory");
+    OK(world, shoal_mem_alloc(world->context, bytes, &shared[0]));
+    OK(world, shoal_mem_alloc(world->context, bytes, &shared[1]));
     memset(&trace, 0, sizeof trace);
     trace.world = world;
     OK(world, shoal_barrier(world->comm, NULL));
     world->comm->engine->on_step_arg = &trace;
     world->comm->engine->on_step = record;
-    void *input = is_shared_in ? shared[0] : plain[0], *output = is_shared_out ? shared[1] : plain[1];
-    if (is_broadcast)
-        OK(world, shoal_broadcast(world->comm, input, output, count, SHOAL_FLOAT32, root, NULL));
-    else
-        OK(world, shoal_allreduce(world->comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    OK(world, call(world, traced, traced->sharing.inputs & bit ? shared[0] : plain[0],
+                   traced->sharing.outputs & bit ? shared[1] : plain[1]));
     world->comm->engine->on_step = NULL;
-
-    struct shoal_operation last = {.struct_bytes = sizeof last};
-    const struct printed wanted = print_fresh(world, kind, is_broadcast, root);
-    const bool is_whole = !is_broadcast && wanted.parts == 0; /* then a piece is larger */
-    const size_t piece = world->context->settings.piece_bytes / 4 * (is_whole ? (size_t)world->size : 1);
-    CHECK(world, trace.pieces == (count + piece - 1) / piece, "%zu pieces ran, %zu are in the vector", trace.pieces,
-          (count + piece - 1) / piece);
-    for (size_t i = 0; i < trace.pieces; i++) {
-        CHECK(world, trace.next_step[i] == wanted.steps, "piece %zu: %u steps of %zu", i, trace.next_step[i], wanted.steps);
-        CHECK(world, strcmp(trace.text[i], wanted.text) == 0, "piece %zu ran\n%sbut the plan is\n%s", i, trace.text[i],
-              wanted.text);
-    }
-    OK(world, shoal_last_operation(world->comm, &last));
-    CHECK(world, strcmp(last.algorithm, wanted.algorithm) == 0, "ran as %s, not %s", last.algorithm, wanted.algorithm);
-    free(wanted.text);
+    compare(world, &trace, traced);
     for (int i = 0; i < 2; i++) {
         free(plain[i]);
         OK(world, shoal_mem_free(world->context, shared[i]));
@@ -124,22 +161,25 @@ static void run_traced(struct world *world, const struct kind *kind, bool is_bro
 
 static void trace_body(struct world *world)
 {
-    static const struct kind kinds[] = {
+    static const struct sharing sharings[] = {
         {0, 0}, {~0u, ~0u}, {1, 3}, {2, 1}, /* staged, shared, mixed */
     };
-    static const size_t counts[] = {1025, 5000, 1024 * 20};
-    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
-        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-            run_traced(world, &kinds[k], false, 0, counts[c]);
-            for (int root = 0; root < world->size; root++)
-                run_traced(world, &kinds[k], true, root, counts[c]);
+    static const size_t counts[] = {1025, 5000, 1024 * 12};
+    for (enum shoal_kind kind = SHOAL_KIND_ALLREDUCE; kind < SHOAL_KIND_BARRIER; kind++) {
+        const struct shoal_shape *shape = &shoal_kind_row(kind)->shape;
+        const int roots = shape->root_gives || shape->root_takes ? world->size : 1;
+        for (size_t i = 0; i < sizeof sharings / sizeof sharings[0] * (size_t)roots; i++) {
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                const struct traced traced = {kind, sharings[i / (size_t)roots], (int)(i % (size_t)roots), counts[c]};
+                run_traced(world, &traced);
+            }
         }
     }
 }
 
 int main(void)
 {
-    static const char *const settings[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=3", NULL};
+    static const char *const settings[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=0", NULL};
     for (int size = 2; size <= 4; size++) {
         char name[64];
         snprintf(name, sizeof name, "the steps that run are those of the printed plan, %d ranks", size);
