@@ -133,8 +133,8 @@ SHOAL_MUST_USE enum shoal_status operation_call(const struct operation_side *sid
 /* Whether all is as it must be when the operation is done; else one line says what is not. */
 bool operation_check(const struct operation_side *side, char *text, size_t bytes);
 
-/* When an operation is done here, nobody reads its operands any more, nor writes to them: they are overwritten, and later looked
- * at again. */
+/* When an operation is done here, nobody reads its operands any more, nor writes to them: they are overwritten, and looked at
+ * again later. */
 void operation_spoil(const struct operation_side *side);
 bool operation_is_spoiled(const struct operation_side *side, char *text, size_t bytes);
 

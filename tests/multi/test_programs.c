@@ -11,7 +11,7 @@
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define PROGRAMS 1600 /* by default, in all sizes and settings together */
+#define PROGRAMS 1280 /* by default, in all sizes and settings together */
 #define GROUPS 4
 #define PHASES 3
 #define ITEMS 32 /* of a phase */
