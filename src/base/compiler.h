@@ -47,4 +47,14 @@ static inline size_t shoal_round_up(size_t n, size_t unit)
     return (n + unit - 1) & ~(unit - 1);
 }
 
+/* Asks for a cache line that will be written, so that it is this core's by then. */
+static inline void shoal_prefetch_for_write(const void *line)
+{
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw (%0)" : : "r"(line)); /* processors that do not know it do nothing */
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
 #endif

@@ -68,5 +68,6 @@ void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request 
         return;
     float *ticks = &trial->ticks[request->arrival.descriptor.hints & SHOAL_HINT_STREAMING];
     const float took = (float)(shoal_clock_ticks() - request->record->arrived);
-    *ticks = *ticks == 0 ? took : *ticks + (took - *ticks) / (took < *ticks ? 2 : 8); /* a slow run may be anybody's fault */
+    /* A slow run may be anybody's fault, and the first ones meet cold memory; a fast one shows what can be had. */
+    *ticks = *ticks == 0 || took < *ticks ? took : *ticks + (took - *ticks) / 8;
 }

@@ -49,6 +49,16 @@ static struct shm *shm_of(struct shoal_transport *transport)
 
 /* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
 
+/* Peers have the next record's line in their caches from the time before. Taking it back goes on while this rank waits for the
+ * others' records, so that the next operation's store does not wait for it. */
+static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
+{
+    const char *payload = seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
+    shoal_prefetch_for_write(&seat->arrivals[sequence % SHOAL_ARRIVALS]);
+    for (size_t at = 0; bytes > SHOAL_PAYLOAD_INLINE && at < bytes && at < EXPECT_BYTES; at += SHOAL_CACHE_LINE)
+        shoal_prefetch_for_write(payload + at);
+}
+
 static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes)
 {
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
@@ -61,6 +71,7 @@ static void arrive(struct shoal_transport *transport, const struct shoal_arrival
         memcpy((char *)line + offsetof(struct shoal_arrival, payload), payload, bytes);
     /* release: the record, the payload, and the operands the caller has filled are seen by who reads the sequence. */
     atomic_store_explicit(&line->sequence, sequence, memory_order_release);
+    prepare_next(seat, sequence + 1, bytes);
 }
 
 static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
