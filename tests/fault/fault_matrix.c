@@ -59,6 +59,13 @@ static bool make_operands(struct fault_rank *self, struct fault_operands held[PO
     return true;
 }
 
+/* One survivor wakes the stopped victim, once: a second SIGCONT could meet the victim at its exit, where the leak checker holds
+ * its threads stopped, and leave it stopped for good. */
+static bool wakes_victim(const struct fault_rank *self, const struct fault_scene *scene)
+{
+    return scene->how == FAULT_STOP && self->rank == (scene->victim == 0 ? 1 : 0);
+}
+
 /* What a rank does to its memory once it has freed the communicator, it alone does; also when a victim that was stopped goes
  * on after that. */
 static void look_after_memory(struct fault_rank *self, struct fault_operands held[POSTED])
@@ -69,7 +76,7 @@ static void look_after_memory(struct fault_rank *self, struct fault_operands hel
     for (int i = 0; i < held_by(scene); i++)
         fault_operands_mark(&held[i]);
     fault_reach(self, 2);
-    if (scene->how == FAULT_STOP && self->rank != scene->victim && fault_await(self, 2, scene->victim))
+    if (wakes_victim(self, scene) && fault_await(self, 2, scene->victim))
         kill(self->shared->results[scene->victim].pid, SIGCONT);
     fault_await(self, 2, is_dead(scene) ? scene->victim : -1);
     for (int i = 0; i < held_by(scene); i++)
