@@ -68,6 +68,7 @@ void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request 
         return;
     float *ticks = &trial->ticks[request->arrival.descriptor.hints & SHOAL_HINT_STREAMING];
     const float took = (float)(shoal_clock_ticks() - request->record->arrived);
-    /* A slow run may be anybody's fault, and the first ones meet cold memory; a fast one shows what can be had. */
-    *ticks = *ticks == 0 || took < *ticks ? took : *ticks + (took - *ticks) / 8;
+    /* A slow run may be anybody's fault, so no single one counts for more than an eighth; a fast one shows what can be had. */
+    const float more = took < 2 * *ticks ? took - *ticks : *ticks;
+    *ticks = *ticks == 0 || took < *ticks ? took : *ticks + more / 8;
 }
