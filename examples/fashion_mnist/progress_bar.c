@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define REDRAW_S 0.1
+#define LINE_S 5.0 /* where there is no terminal, each drawing is one more line */
 
 double clock_seconds(void)
 {
@@ -17,11 +18,13 @@ double clock_seconds(void)
 
 void progress_bar_init(struct progress_bar *bar, int epoch, int epochs, uint32_t images)
 {
+    const double now_s = clock_seconds();
     *bar = (struct progress_bar){.on_terminal = isatty(STDOUT_FILENO) || getenv("SHOAL_RUN_TERMINAL"),
                                  .epoch = epoch,
                                  .epochs = epochs,
                                  .images = images,
-                                 .begun_s = clock_seconds()};
+                                 .begun_s = now_s,
+                                 .drawn_s = now_s};
 }
 
 static void draw(const struct progress_bar *bar)
@@ -40,13 +43,10 @@ void progress_bar_step(struct progress_bar *bar, uint32_t images, float loss)
     bar->done += images;
     bar->loss_sum += (double)loss * images;
     bar->stepped_s = clock_seconds();
-    uint32_t tenths = (uint32_t)((uint64_t)bar->done * 10 / bar->images);
-    bool is_due = bar->on_terminal ? bar->stepped_s - bar->drawn_s >= REDRAW_S : tenths > bar->drawn_tenths;
-    if (!is_due)
+    if (bar->stepped_s - bar->drawn_s < (bar->on_terminal ? REDRAW_S : LINE_S))
         return;
     draw(bar);
     bar->drawn_s = bar->stepped_s;
-    bar->drawn_tenths = tenths;
 }
 
 void progress_bar_finish(struct progress_bar *bar, double accuracy_percent)

@@ -1,4 +1,4 @@
-/* The progress of one epoch on stdout: a bar that is redrawn in place on a terminal, elsewhere a line every 10 %. Shows images
+/* The progress of one epoch on stdout: a bar that is redrawn in place on a terminal, elsewhere a line every 5 s. Shows images
  * per second and the mean loss since the epoch began. Rank 0 only; one thread. */
 #ifndef PROGRESS_BAR_H
 #define PROGRESS_BAR_H
@@ -16,7 +16,6 @@ struct progress_bar {
     double begun_s;
     double stepped_s;
     double drawn_s;
-    uint32_t drawn_tenths;
 };
 
 /* Seconds on a clock that only goes forward. */
