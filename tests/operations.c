@@ -439,17 +439,18 @@ static struct stretch *join(struct stretch *a, size_t a_count, struct stretch *b
     return a;
 }
 
-static void blame(const struct team *team, const char *what, const char *wrong, char *text, size_t bytes)
+/* Puts behind the description of what was called where it is wrong. False: what a check returns then. */
+static bool blame(const struct team *team, const char *wrong, char *text, size_t bytes)
 {
-    snprintf(text, bytes, "%s; rank %d of %d: %s", what, team->rank, team->size, wrong);
+    const size_t described = strlen(text);
+    snprintf(text + described, bytes - described, "; rank %d of %d: %s", team->rank, team->size, wrong);
+    return false;
 }
 
 static bool blame_operation(const struct operation_side *side, const char *wrong, char *text, size_t bytes)
 {
-    char what[256];
-    operation_describe(&side->operation, what, sizeof what);
-    blame(&side->team, what, wrong, text, bytes);
-    return false;
+    operation_describe(&side->operation, text, bytes);
+    return blame(&side->team, wrong, text, bytes);
 }
 
 bool operation_check(const struct operation_side *side, char *text, size_t bytes)
@@ -904,10 +905,8 @@ static bool check_letters(const struct exchange_side *side, bool is_output, stru
 
 static bool blame_exchange(const struct exchange_side *side, const char *wrong, char *text, size_t bytes)
 {
-    char what[256];
-    exchange_describe(&side->exchange, what, sizeof what);
-    blame(&side->team, what, wrong, text, bytes);
-    return false;
+    exchange_describe(&side->exchange, text, bytes);
+    return blame(&side->team, wrong, text, bytes);
 }
 
 bool exchange_check(const struct exchange_side *side, char *text, size_t bytes)

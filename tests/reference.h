@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../tools/elements.h"
 #include "shoal/shoal.h"
 
 #define REFERENCE_PERIOD 1021
@@ -68,21 +69,6 @@ static inline bool reference_is_integer(enum shoal_type type)
     return type == SHOAL_INT8 || type == SHOAL_UINT8 || type == SHOAL_INT32 || type == SHOAL_INT64;
 }
 
-/* What a variable of the integer type holds of a number. */
-static inline int64_t reference_wrap(enum shoal_type type, uint64_t number)
-{
-    switch (type) {
-    case SHOAL_INT8:
-        return (int8_t)number;
-    case SHOAL_UINT8:
-        return (uint8_t)number;
-    case SHOAL_INT32:
-        return (int32_t)number;
-    default:
-        return (int64_t)number;
-    }
-}
-
 /* What `rank` gives to a reduction at `index`. Factors are small, and no term of a scaled sum is 0: its sign would be one more
  * thing to agree on. */
 static inline int64_t reference_value(const struct reference_question *question, int rank, size_t index)
@@ -90,7 +76,7 @@ static inline int64_t reference_value(const struct reference_question *question,
     static const int8_t factors[] = {1, 1, 1, -1, -1, -1, 2, -2};
     const uint64_t bits = reference_bits(rank, question->salt, index);
     if (reference_is_integer(question->type))
-        return reference_wrap(question->type, bits);
+        return element_wrap(question->type, (int64_t)bits);
     if (question->op == SHOAL_PROD)
         return factors[bits % 8];
     if (question->op == SHOAL_SCALED_SUM)
@@ -98,69 +84,11 @@ static inline int64_t reference_value(const struct reference_question *question,
     return (int64_t)(bits % 31) - 15;
 }
 
-static inline int64_t reference_combine(enum shoal_op op, int64_t a, int64_t b)
-{
-    switch (op) {
-    case SHOAL_MAX:
-        return a > b ? a : b;
-    case SHOAL_MIN:
-        return a < b ? a : b;
-    case SHOAL_PROD:
-        return (int64_t)((uint64_t)a * (uint64_t)b);
-    case SHOAL_BITAND:
-        return a & b;
-    case SHOAL_BITOR:
-        return a | b;
-    case SHOAL_BITXOR:
-        return a ^ b;
-    default:
-        return (int64_t)((uint64_t)a + (uint64_t)b);
-    }
-}
-
-/* Rounded to nearest even; no NaN. */
-static inline uint16_t reference_bfloat16(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-/* The same. What is too small for a normal number is rounded by adding a half: its last place is the one wanted. */
-static inline uint16_t reference_float16(float value)
-{
-    const uint32_t half_bits = 0x3F000000, least_normal = 0x38800000, infinite_from = 0x477FF000;
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t sign = bits >> 16 & 0x8000;
-    bits &= 0x7FFFFFFF;
-    if (bits >= infinite_from)
-        return (uint16_t)(sign | 0x7C00);
-    if (bits >= least_normal)
-        return (uint16_t)(sign | (bits - (UINT32_C(112) << 23) + 0xFFF + (bits >> 13 & 1)) >> 13);
-    const float moved = (value < 0 ? -value : value) + 0.5f;
-    memcpy(&bits, &moved, sizeof bits);
-    return (uint16_t)(sign | (bits - half_bits));
-}
-
 /* Writes what the operator makes of the ranks' total. */
 static inline void reference_put(const struct reference_question *question, int64_t total, int size, unsigned char *place)
 {
-    const bool is_avg = question->op == SHOAL_AVG, is_scaled = question->op == SHOAL_SCALED_SUM;
-    const double scaled = total ? (double)total * (is_scaled ? question->scale : 1) : 0; /* not -0 */
-    const double twice = is_avg ? scaled / size : scaled;
-    const float single = is_avg ? (float)scaled / (float)size : (float)scaled;
-    const uint16_t bfloat = reference_bfloat16(single), half = reference_float16(single);
-    int64_t whole = reference_wrap(question->type, (uint64_t)total);
-    if (reference_is_integer(question->type)) {
-        whole = is_scaled ? (int64_t)((uint64_t)total * (uint64_t)(int64_t)question->scale) : is_avg ? whole / size : whole;
-        memcpy(place, &whole, shoal_type_bytes(question->type));
-    } else if (question->type == SHOAL_FLOAT32)
-        memcpy(place, &single, sizeof single);
-    else if (question->type == SHOAL_FLOAT64)
-        memcpy(place, &twice, sizeof twice);
-    else
-        memcpy(place, question->type == SHOAL_BFLOAT16 ? &bfloat : &half, sizeof half);
+    const double scale = question->op == SHOAL_SCALED_SUM ? question->scale : 1;
+    element_write(place, question->type, total, scale, question->op == SHOAL_AVG ? size : 1);
 }
 
 /* ---- Periods ------------------------------------------------------------------------------------------------------------- */
@@ -194,8 +122,7 @@ static inline void reference_reduce(const struct reference_question *question, c
     for (size_t i = 0; i < reference_elements(question); i++) {
         int64_t total = reference_value(question, ranks ? ranks[0] : 0, question->first + i);
         for (int r = 1; r < size; r++)
-            total =
-                reference_combine(question->op, total, reference_value(question, ranks ? ranks[r] : r, question->first + i));
+            total = element_combine(question->op, total, reference_value(question, ranks ? ranks[r] : r, question->first + i));
         reference_put(question, total, size, reference_out->bytes + i * element);
     }
 }

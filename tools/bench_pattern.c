@@ -2,62 +2,18 @@
 
 #include <string.h>
 
+#include "elements.h"
+
 /* Buffers are filled and compared in blocks of a multiple of the pattern's period. A block is small enough that memcpy uses
  * ordinary stores, which leave the buffer in the cache as a backward pass would. */
 enum { PERIOD = 7, LEAD = 8, BLOCK_ELEMENTS = PERIOD * 32, BLOCK_BYTES = BLOCK_ELEMENTS * 8 };
-
-static uint16_t bfloat16_round(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-/* For zero and for magnitudes from 2^-14 to 65504; the patterns have no others. */
-static uint16_t float16_round(float value)
-{
-    enum { DROPPED = 13, EXPONENT_SHIFT = 23, BIAS_LESS = 127 - 15 };
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    const uint32_t nearest = magnitude + 0xfff + (magnitude >> DROPPED & 1) - ((uint32_t)BIAS_LESS << EXPONENT_SHIFT);
-    return (uint16_t)(sign | (magnitude ? nearest >> DROPPED : 0));
-}
-
-static int64_t integer_wrap(enum shoal_type type, int64_t value)
-{
-    switch (type) {
-    case SHOAL_INT32:
-        return (int32_t)value;
-    case SHOAL_INT8:
-        return (int8_t)value;
-    case SHOAL_UINT8:
-        return (uint8_t)value;
-    default:
-        return value;
-    }
-}
-
-/* Writes value / divisor, rounded or wrapped as the header promises for the type. Bytes of an integer begin with the lowest. */
-static void element_write(unsigned char *at, enum shoal_type type, int64_t value, int64_t divisor)
-{
-    const float single = (float)value / (float)divisor;
-    const double twice = (double)value / (double)divisor;
-    const uint16_t brain = bfloat16_round(single), half = float16_round(single);
-    const int64_t whole = integer_wrap(type, value) / divisor;
-    const void *const from[SHOAL_TYPE_END] = {
-        [SHOAL_FLOAT32] = &single, [SHOAL_FLOAT64] = &twice, [SHOAL_BFLOAT16] = &brain, [SHOAL_FLOAT16] = &half,
-        [SHOAL_INT64] = &whole,    [SHOAL_INT32] = &whole,   [SHOAL_INT8] = &whole,     [SHOAL_UINT8] = &whole,
-    };
-    memcpy(at, from[type], shoal_type_bytes(type));
-}
 
 /* values: the period of the pattern, from its step 0 on. */
 static void block_build(unsigned char *block, const struct bench_pattern *pattern, const int64_t *values, int64_t divisor)
 {
     const size_t element = shoal_type_bytes(pattern->type);
     for (uint64_t k = 0; k < BLOCK_ELEMENTS; k++)
-        element_write(block + k * element, pattern->type, values[(k + pattern->turn) % PERIOD], divisor);
+        element_write(block + k * element, pattern->type, values[(k + pattern->turn) % PERIOD], 1, divisor);
 }
 
 /* What a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few turns the
@@ -69,31 +25,11 @@ static int64_t value_of(enum shoal_op op, int rank, int step)
     return ((rank + step) % 2 ? -1 : 1) * (rank ? 1 : 1 + step);
 }
 
-static int64_t combine(enum shoal_op op, int64_t a, int64_t b)
-{
-    switch (op) {
-    case SHOAL_MAX:
-        return a > b ? a : b;
-    case SHOAL_MIN:
-        return a < b ? a : b;
-    case SHOAL_PROD:
-        return a * b;
-    case SHOAL_BITAND:
-        return a & b;
-    case SHOAL_BITOR:
-        return a | b;
-    case SHOAL_BITXOR:
-        return a ^ b;
-    default:
-        return a + b;
-    }
-}
-
 static int64_t result_of(const struct bench_pattern *pattern, int step)
 {
     int64_t value = value_of(pattern->op, pattern->first, step);
     for (int rank = pattern->first + 1; rank < pattern->first + pattern->ranks; rank++)
-        value = combine(pattern->op, value, value_of(pattern->op, rank, step));
+        value = element_combine(pattern->op, value, value_of(pattern->op, rank, step));
     return pattern->op == SHOAL_SCALED_SUM ? BENCH_SCALE * value : value;
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../tools/elements.h"
 #include "device/kernels.h"
 
 #define COUNT_MAX ((size_t)4097)
@@ -77,16 +78,6 @@ static float bfloat16_value(uint16_t half)
     return float_from((uint32_t)half << 16);
 }
 
-/* Nearest bfloat16, found by comparing the rest with one half; a carry out of the mantissa is the exponent's. */
-static uint16_t bfloat16_nearest(float x)
-{
-    const uint32_t word = float_bits(x);
-    const uint32_t kept = word >> 16;
-    const uint32_t rest = word & 0xffff;
-    const bool up = rest > 0x8000 || (rest == 0x8000 && (kept & 1));
-    return (uint16_t)(x != x ? 0x7fc0 : kept + up);
-}
-
 /* The mantissa, a whole number, times a power of two. */
 static float float16_value(uint16_t half)
 {
@@ -94,24 +85,6 @@ static float float16_value(uint16_t half)
     const float size = exponent ? (float)(fraction | 0x400) * float_from((exponent + 102) << 23) : (float)fraction * 0x1p-24f;
     const float number = exponent < 31 ? size : float_from(fraction ? 0x7fc00000 : 0x7f800000);
     return float_from(float_bits(number) | sign);
-}
-
-/* As bfloat16_nearest; the rest is longer below 2^-14. */
-static uint16_t float16_nearest(float x)
-{
-    const uint32_t word = float_bits(x), sign = word >> 16 & 0x8000, exponent = word >> 23 & 255;
-    const uint32_t mantissa = (word & 0x7fffff) | 0x800000;
-    if (x != x)
-        return 0x7e00;
-    if (exponent > 127 + 15)
-        return (uint16_t)(sign | 0x7c00);
-    if (exponent < 127 - 25)
-        return (uint16_t)sign;
-    const bool normal = exponent >= 127 - 14;
-    const uint32_t dropped = normal ? 13 : 13 + (127 - 14) - exponent;
-    const uint32_t kept = mantissa >> dropped, rest = mantissa & ((1u << dropped) - 1), tie = 1u << (dropped - 1);
-    const bool up = rest > tie || (rest == tie && (kept & 1));
-    return (uint16_t)(sign | (kept + up + (normal ? (exponent - (127 - 14)) << 10 : 0)));
 }
 
 static float float_get(enum shoal_type type, const void *array, size_t i)
@@ -127,7 +100,7 @@ static void float_put(enum shoal_type type, void *array, size_t i, float x)
     if (type == SHOAL_FLOAT32)
         ((float *)array)[i] = x == x ? x : float_from(0x7fc00000);
     else
-        ((uint16_t *)array)[i] = type == SHOAL_BFLOAT16 ? bfloat16_nearest(x) : float16_nearest(x);
+        ((uint16_t *)array)[i] = type == SHOAL_BFLOAT16 ? element_bfloat16(x) : element_float16(x);
 }
 
 static double double_get(enum shoal_type type, const void *array, size_t i)
@@ -185,26 +158,6 @@ static void integer_put(enum shoal_type type, void *array, size_t i, int64_t x)
 DEFINE_PLAIN_FLOAT(float, float)
 DEFINE_PLAIN_FLOAT(double, double)
 
-static int64_t integer_combine(enum shoal_op op, int64_t a, int64_t b)
-{
-    switch (op) {
-    case SHOAL_MAX:
-        return b > a ? b : a;
-    case SHOAL_MIN:
-        return b < a ? b : a;
-    case SHOAL_PROD:
-        return (int64_t)((uint64_t)a * (uint64_t)b);
-    case SHOAL_BITAND:
-        return a & b;
-    case SHOAL_BITOR:
-        return a | b;
-    case SHOAL_BITXOR:
-        return a ^ b;
-    default:
-        return (int64_t)((uint64_t)a + (uint64_t)b);
-    }
-}
-
 /* In 64 bits; what is stored wraps then. */
 static void plain_integer(const struct call *call, size_t i)
 {
@@ -212,7 +165,7 @@ static void plain_integer(const struct call *call, size_t i)
     int64_t result = (int64_t)((uint64_t)integer_get(call->type, call->sources[0], i) * scale);
     for (int s = 1; s < call->source_count; s++) {
         const int64_t x = (int64_t)((uint64_t)integer_get(call->type, call->sources[s], i) * scale);
-        result = integer_combine(call->op, result, x);
+        result = element_combine(call->op, result, x);
     }
     integer_put(call->type, call->expected, i, result);
     if (call->op == SHOAL_AVG)
@@ -525,12 +478,26 @@ static void assert_two(enum shoal_type type, enum shoal_op op, uint64_t a, uint6
     }
 }
 
+/* Of two 16-bit elements. */
+struct answers {
+    uint16_t a, b, sum, max, min, prod, avg3;
+};
+
+static void assert_answers(enum shoal_type type, const struct answers *rows, size_t count)
+{
+    for (const struct answers *row = rows; row < rows + count; row++) {
+        assert_two(type, SHOAL_SUM, row->a, row->b, 0, row->sum);
+        assert_two(type, SHOAL_MAX, row->a, row->b, 0, row->max);
+        assert_two(type, SHOAL_MIN, row->a, row->b, 0, row->min);
+        assert_two(type, SHOAL_PROD, row->a, row->b, 0, row->prod);
+        assert_two(type, SHOAL_AVG, row->a, row->b, 3, row->avg3);
+    }
+}
+
 static void kernels_bfloat16_known_answers(void **state)
 {
     (void)state;
-    static const struct {
-        uint16_t a, b, sum, max, min, prod, avg3;
-    } rows[] = {
+    static const struct answers rows[] = {
         {0x3f80, 0x3f80, 0x4000, 0x3f80, 0x3f80, 0x3f80, 0x3f2b}, /* 1 + 1 = 2; 2 / 3 rounds up */
         {0x3f80, 0x3b80, 0x3f80, 0x3f80, 0x3b80, 0x3b80, 0x3eab}, /* 1 + 2^-8: a tie, to even: down */
         {0x3f81, 0x3b80, 0x3f82, 0x3f81, 0x3b80, 0x3b81, 0x3ead}, /* an odd one: up */
@@ -538,21 +505,13 @@ static void kernels_bfloat16_known_answers(void **state)
         {0x7f80, 0xff80, 0x7fc0, 0x7f80, 0xff80, 0xff80, 0x7fc0}, /* inf - inf */
         {0x8000, 0x8000, 0x8000, 0x8000, 0x8000, 0x0000, 0x8000}, /* -0 stays -0 */
     };
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        assert_two(SHOAL_BFLOAT16, SHOAL_SUM, rows[i].a, rows[i].b, 0, rows[i].sum);
-        assert_two(SHOAL_BFLOAT16, SHOAL_MAX, rows[i].a, rows[i].b, 0, rows[i].max);
-        assert_two(SHOAL_BFLOAT16, SHOAL_MIN, rows[i].a, rows[i].b, 0, rows[i].min);
-        assert_two(SHOAL_BFLOAT16, SHOAL_PROD, rows[i].a, rows[i].b, 0, rows[i].prod);
-        assert_two(SHOAL_BFLOAT16, SHOAL_AVG, rows[i].a, rows[i].b, 3, rows[i].avg3);
-    }
+    assert_answers(SHOAL_BFLOAT16, rows, SHOAL_COUNT_OF(rows));
 }
 
 static void kernels_float16_known_answers(void **state)
 {
     (void)state;
-    static const struct {
-        uint16_t a, b, sum, max, min, prod, avg3;
-    } rows[] = {
+    static const struct answers rows[] = {
         {0x3c00, 0x3c00, 0x4000, 0x3c00, 0x3c00, 0x3c00, 0x3955}, /* 1 + 1 = 2; 2 / 3 rounds down */
         {0x3c00, 0x1000, 0x3c00, 0x3c00, 0x1000, 0x1000, 0x3556}, /* 1 + 2^-11: a tie, to even: down */
         {0x3c01, 0x1000, 0x3c02, 0x3c01, 0x1000, 0x1001, 0x3557}, /* an odd one: up */
@@ -566,13 +525,7 @@ static void kernels_float16_known_answers(void **state)
         {0x3c00, 0xfd55, 0x7e00, 0x7e00, 0x7e00, 0x7e00, 0x7e00}, /* a signaling NaN */
         {0x8000, 0x8000, 0x8000, 0x8000, 0x8000, 0x0000, 0x8000}, /* -0 stays -0 */
     };
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        assert_two(SHOAL_FLOAT16, SHOAL_SUM, rows[i].a, rows[i].b, 0, rows[i].sum);
-        assert_two(SHOAL_FLOAT16, SHOAL_MAX, rows[i].a, rows[i].b, 0, rows[i].max);
-        assert_two(SHOAL_FLOAT16, SHOAL_MIN, rows[i].a, rows[i].b, 0, rows[i].min);
-        assert_two(SHOAL_FLOAT16, SHOAL_PROD, rows[i].a, rows[i].b, 0, rows[i].prod);
-        assert_two(SHOAL_FLOAT16, SHOAL_AVG, rows[i].a, rows[i].b, 3, rows[i].avg3);
-    }
+    assert_answers(SHOAL_FLOAT16, rows, SHOAL_COUNT_OF(rows));
 }
 
 static void kernels_of_equal_zeros_take_the_first(void **state)
