@@ -43,6 +43,10 @@ def groups(points, key):
     return [(what, state, found[what, state]) for what in order for state in STATES if (what, state) in found]
 
 
+def loop_ratio(results):
+    return min(result["loop_us"] for name, result in results.items() if name != "shoal") / results["shoal"]["loop_us"]
+
+
 def curve_summary(record):
     rows = []
     for size, state, points in groups(record["points"], "bytes"):
@@ -51,6 +55,7 @@ def curve_summary(record):
         row = {"bytes": size, "state": state, "rounds": len(points), "ratio": spread([one["ratio"] for one in points])}
         row["times_us"] = {name: median([one["results"][name]["median_us"] for one in points]) for name in names}
         row["algorithm"] = shoal[-1]["algorithm"]
+        row["loop_ratio"] = spread([loop_ratio(one["results"]) for one in points])
         if state != "unknown":
             row["exchange_ns"] = median([one["exchange_ns"] for one in shoal])
             row["over_exchange_us"] = spread([one["median_us"] - one["exchange_ns"] / 1000 for one in shoal])
@@ -91,12 +96,12 @@ def curve_table(rows):
     peers = [name for name in rows[0]["times_us"] if name != "shoal"]
     peers.sort(reverse=True)
     probed = "of_probe" in rows[0]
-    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), "faster peer / Shoal"]
+    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), "faster peer / Shoal", "in a loop"]
     lines = [head + (["Shoal / probe"] if probed else [])]
     for row in rows:
         times = [row["times_us"]["shoal"], *(row["times_us"][name] for name in peers)]
         cells = [size_text(row["bytes"]), row["state"], f"{row.get('exchange_ns', 0):.0f}", str(row["rounds"]),
-                 *map(number_text, times), spread_text(row["ratio"])]
+                 *map(number_text, times), spread_text(row["ratio"]), spread_text(row["loop_ratio"])]
         lines.append(cells + ([spread_text(row["of_probe"])] if probed else []))
     return lines
 

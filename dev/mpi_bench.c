@@ -3,8 +3,9 @@
  *     mpicc -O2 dev/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench allgather 8 268435456 8 out-of-place 4
  * Arguments: collective, smallest bytes, largest bytes, factor, in-place or out-of-place, seconds. Bytes are those of the
  * larger operand: of all parts where it has one part per rank. Each iteration rewrites the input (untimed), starts at a barrier
- * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then 500 iterations
- * below 64 KiB, 60 below 8 MiB, 12 above, fewer where they take longer than the seconds given, but 5 at least.
+ * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then a quarter of a
+ * second below 64 KiB (500 iterations at least, 20,000 at most), 60 iterations below 8 MiB, 12 above, fewer where they take
+ * longer than the seconds given, but 5 at least.
  * exchange_ns is a bare cache-line exchange between ranks 0 and 1, timed just before each size while the others sleep. */
 #include <limits.h>
 #include <mpi.h>
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { WARMUPS = 3, ITERATIONS_MAX = 500, ITERATIONS_MIN = 5, CHUNKS = 10, CHUNK_ROUNDS = 2000, SPINS = 4096 };
+enum { WARMUPS = 3, ITERATIONS_MAX = 20000, ITERATIONS_MIN = 5, CHUNKS = 10, CHUNK_ROUNDS = 2000, SPINS = 4096 };
 enum { PERIOD = 7, LEAD = 8, BLOCK = PERIOD * 32 };
 enum operand { VECTOR, PARTS };
 
@@ -220,16 +221,17 @@ struct formula {
     uint64_t turn;
 };
 
-static void block_build(float *block, const struct formula *formula)
+/* Of no more than `count`: where ranks share a core, one that rewrites its input keeps another from the timed operation. */
+static void block_build(float *block, size_t count, const struct formula *formula)
 {
-    for (uint64_t k = 0; k < BLOCK; k++)
+    for (uint64_t k = 0; k < BLOCK && k < count; k++)
         block[k] = (float)(formula->factor * ((k + formula->turn) % PERIOD) + formula->lead);
 }
 
 static void pattern_write(float *at, size_t count, const struct formula *formula)
 {
     float block[BLOCK];
-    block_build(block, formula);
+    block_build(block, count, formula);
     for (; count >= BLOCK; count -= BLOCK, at += BLOCK)
         memcpy(at, block, sizeof block);
     memcpy(at, block, count * sizeof at[0]);
@@ -238,7 +240,7 @@ static void pattern_write(float *at, size_t count, const struct formula *formula
 static int pattern_is(const float *at, size_t count, const struct formula *formula)
 {
     float block[BLOCK];
-    block_build(block, formula);
+    block_build(block, count, formula);
     for (; count >= BLOCK; count -= BLOCK, at += BLOCK)
         if (memcmp(at, block, sizeof block))
             return 0;
@@ -284,33 +286,52 @@ static void result_check(struct bench *bench)
 
 static double iterate(struct bench *bench)
 {
-    double mine, slowest;
     input_rewrite(bench);
     MPI_Barrier(MPI_COMM_WORLD);
     const double start = MPI_Wtime();
     bench->row->call(bench);
-    mine = MPI_Wtime() - start;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return slowest;
+    return MPI_Wtime() - start;
+}
+
+/* Small ones fill a quarter of a second: the places of processes that share cores change every 100 ms or so. */
+static double iterations_usual(size_t bytes, double took_s)
+{
+    const double quarter = 0.25 / took_s;
+    if (bytes >= 65536)
+        return bytes < (8u << 20) ? 60 : 12;
+    return quarter < 500 ? 500 : quarter > ITERATIONS_MAX ? ITERATIONS_MAX : quarter;
 }
 
 /* Warms up; returns how many iterations fit the seconds, the same on every rank. */
 static int iterations_choose(struct bench *bench, size_t bytes)
 {
-    const int usual = bytes < 65536 ? 500 : bytes < (8u << 20) ? 60 : 12;
     double slowest;
     const double start = MPI_Wtime();
     for (int i = 0; i < WARMUPS; i++)
         iterate(bench);
     const double mine = (MPI_Wtime() - start) / WARMUPS;
     MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    const double fit = bench->seconds / slowest;
-    return fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : (int)fit;
+    const double fit = bench->seconds / slowest, usual = iterations_usual(bytes, slowest);
+    return (int)(fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : fit);
+}
+
+/* Microseconds per operation of many in a row, of the slowest rank. */
+static double loop_measure(struct bench *bench, int iterations)
+{
+    const int rounds = iterations / 4 + 1;
+    double slowest;
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double start = MPI_Wtime();
+    for (int i = 0; i < rounds; i++)
+        bench->row->call(bench);
+    const double mine = (MPI_Wtime() - start) * 1e6 / rounds;
+    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    return slowest;
 }
 
 static void size_run(struct bench *bench, size_t asked)
 {
-    double took[ITERATIONS_MAX];
+    static double took[ITERATIONS_MAX], slowest[ITERATIONS_MAX];
     operands_set(bench, count_of(bench, asked));
     const size_t bytes = (size_t)bench->count * parts_most(bench) * sizeof(float);
     const double exchange_ns = exchange_measure(bench);
@@ -318,12 +339,14 @@ static void size_run(struct bench *bench, size_t asked)
     const int iterations = iterations_choose(bench, bytes);
     for (int i = 0; i < iterations; i++)
         took[i] = iterate(bench);
-    qsort(took, (size_t)iterations, sizeof took[0], by_value);
+    MPI_Reduce(took, slowest, iterations, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    const double loop_us = loop_measure(bench, iterations);
+    qsort(slowest, (size_t)iterations, sizeof slowest[0], by_value);
     if (bench->rank == 0)
         printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"float32\",\"in_place\":%s,\"iterations\":%d,"
-               "\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%.1f}\n",
+               "\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%.1f,\"loop_us\":%.3f}\n",
                bench->row->name, bench->ranks, bytes, bench->in_place ? "true" : "false", iterations,
-               took[iterations / 2] * 1e6, took[iterations * 99 / 100] * 1e6, exchange_ns);
+               slowest[iterations / 2] * 1e6, slowest[iterations * 99 / 100] * 1e6, exchange_ns, loop_us);
     fflush(stdout);
 }
 

@@ -72,7 +72,8 @@ struct bench_result {
     size_t iterations;
     double median_us, p99_us;
     double exchange_ns; /* negative: not measured */
-    double cpu_us;      /* per operation, all ranks together */
+    double loop_us;     /* per operation, of many in a row without barriers */
+    double cpu_us;      /* of these, all ranks together */
     uint64_t errors;    /* wrong elements, all ranks and iterations together */
 };
 

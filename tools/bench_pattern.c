@@ -6,14 +6,18 @@
 
 /* Buffers are filled and compared in blocks of a multiple of the pattern's period. A block is small enough that memcpy uses
  * ordinary stores, which leave the buffer in the cache as a backward pass would. */
-enum { PERIOD = 7, LEAD = 8, BLOCK_ELEMENTS = PERIOD * 32, BLOCK_BYTES = BLOCK_ELEMENTS * 8 };
+enum { PERIOD = 7, LEAD = 8, BLOCK_ELEMENTS = PERIOD << 5, BLOCK_BYTES = BLOCK_ELEMENTS * 8 };
 
-/* values: the period of the pattern, from its step 0 on. */
-static void block_build(unsigned char *block, const struct bench_pattern *pattern, const int64_t *values, int64_t divisor)
+/* values: the period of the pattern, from its step 0 on. Quick, and of no more than `count` elements: where ranks share a core,
+ * one that rewrites a small input keeps another from the operation that is timed. */
+static void block_build(unsigned char *block, size_t count, const struct bench_pattern *pattern, const int64_t *values,
+                        int64_t divisor)
 {
     const size_t element = shoal_type_bytes(pattern->type);
-    for (uint64_t k = 0; k < BLOCK_ELEMENTS; k++)
+    for (uint64_t k = 0; k < PERIOD && k < count; k++)
         element_write(block + k * element, pattern->type, values[(k + pattern->turn) % PERIOD], 1, divisor);
+    for (size_t done = PERIOD; done < BLOCK_ELEMENTS && done < count; done *= 2)
+        memcpy(block + done * element, block, done * element);
 }
 
 /* What a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few turns the
@@ -40,7 +44,7 @@ void bench_pattern_write(void *memory, size_t count, const struct bench_pattern 
     const size_t element = shoal_type_bytes(pattern->type);
     for (int step = 0; step < PERIOD; step++)
         values[step] = value_of(pattern->op, pattern->first, step);
-    block_build(block, pattern, values, 1);
+    block_build(block, count, pattern, values, 1);
     for (; count >= BLOCK_ELEMENTS; count -= BLOCK_ELEMENTS, at += BLOCK_ELEMENTS * element)
         memcpy(at, block, BLOCK_ELEMENTS * element);
     memcpy(at, block, count * element);
@@ -65,7 +69,7 @@ uint64_t bench_pattern_verify(const void *memory, size_t count, const struct ben
     uint64_t wrong = 0;
     for (int step = 0; step < PERIOD; step++)
         values[step] = result_of(pattern, step);
-    block_build(block, pattern, values, pattern->op == SHOAL_AVG ? pattern->ranks : 1);
+    block_build(block, count, pattern, values, pattern->op == SHOAL_AVG ? pattern->ranks : 1);
     for (; count >= BLOCK_ELEMENTS; count -= BLOCK_ELEMENTS, at += BLOCK_ELEMENTS * element)
         wrong += elements_differ(at, block, BLOCK_ELEMENTS, element);
     return wrong + elements_differ(at, block, count, element);

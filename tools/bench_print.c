@@ -52,9 +52,10 @@ void bench_header_print(const struct bench_options *options, int ranks, double e
     if (options->late_ms)
         printf("\n# rank %d comes %d ms late; times count from its arrival to the last rank's end", ranks - 1,
                options->late_ms);
-    printf("\n# times are the slowest rank's; cpu is all ranks' together, per operation; GB = 10^9 bytes\n");
-    printf("%10s %12s %12s %8s %8s %11s %12s %6s %8s", "size", "median us", "p99 us", "algbw", "busbw", "exchange ns", "cpu us",
-           "runs", "errors");
+    printf("\n# times are the slowest rank's, per operation; loop: without barriers between; cpu: all ranks together; GB = "
+           "10^9\n");
+    printf("%10s %12s %12s %8s %8s %11s %12s %12s %6s %8s", "size", "median us", "p99 us", "algbw", "busbw", "exchange ns",
+           "loop us", "cpu us", "runs", "errors");
     if (options->probe)
         printf(" %12s %9s", "probe us", "of probe");
     printf("  algorithm\n");
@@ -68,7 +69,7 @@ static void row_print(const struct bench_result *result, const struct bench_resu
         snprintf(exchange, sizeof exchange, "%.0f", result->exchange_ns);
     printf("%10s %12.2f %12.2f %8.2f %8.2f %11s ", bench_size_print(result->bytes, size), result->median_us, result->p99_us,
            bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange);
-    printf("%12.2f %6zu %8llu", result->cpu_us, result->iterations, (unsigned long long)result->errors);
+    printf("%12.2f %12.2f %6zu %8llu", result->loop_us, result->cpu_us, result->iterations, (unsigned long long)result->errors);
     if (probe)
         printf(" %12.2f %8.2fx", probe->median_us, result->median_us / probe->median_us);
     printf("  %s\n", result->algorithm);
@@ -83,12 +84,12 @@ static void object_print(const struct bench_options *options, const struct bench
         snprintf(op, sizeof op, "\"%s\"", bench_op_name(options->op));
     printf("{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":1,\"bytes\":%zu,\"dtype\":\"%s\",\"memory\":\"%s\",\"in_place\":%s,"
            "\"inputs\":\"%s\",\"algorithm\":\"%s\",\"iterations\":%zu,\"median_us\":%.3f,\"p99_us\":%.3f,\"algbw_gb_s\":%.4f,"
-           "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu,\"op\":%s}\n",
+           "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu,\"op\":%s,\"loop_us\":%.3f}\n",
            bench_kind(result->collective)->name, result->ranks, result->bytes, tool_type_name(options->type),
            options->shared ? "shared" : "plain", options->in_place || result->collective == BENCH_PROBE ? "true" : "false",
            options->warm ? "warm" : "fresh", result->algorithm, result->iterations, result->median_us, result->p99_us,
-           bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors,
-           op);
+           bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors, op,
+           result->loop_us);
 }
 
 void bench_result_print(const struct bench_options *options, const struct bench_result *result,

@@ -6,8 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Where one size would take longer than --seconds it gets fewer iterations, but never fewer than ITERATIONS_MIN. */
-enum { ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
+/* Iterations: of small sizes; of any, where fewer are made because they would take longer than --seconds. */
+enum { ITERATIONS_SMALL = 500, ITERATIONS_MOST = 20000, ITERATIONS_MIN = 5, PAGE_BYTES = 4096 };
 
 struct worker {
     const struct bench_options *options;
@@ -239,9 +239,13 @@ static enum shoal_status iterate(struct worker *worker, const struct task *task,
 
 /* ---- One size ------------------------------------------------------------------------------------------------------------ */
 
-static size_t iterations_usual(size_t bytes)
+/* Small ones fill a quarter of a second: the places of processes that share cores change every 100 ms or so. */
+static double iterations_usual(size_t bytes, double took_s)
 {
-    return bytes < 65536 ? 500 : bytes < (8u << 20) ? 60 : 12;
+    const double quarter = 0.25 / took_s;
+    if (bytes >= 65536)
+        return bytes < (8u << 20) ? 60 : 12;
+    return quarter < ITERATIONS_SMALL ? ITERATIONS_SMALL : quarter > ITERATIONS_MOST ? ITERATIONS_MOST : quarter;
 }
 
 /* Warms up and says how many iterations fit the cap: the same number on every rank, as the slowest rank's time decides. */
@@ -255,9 +259,8 @@ static enum shoal_status warm_up(struct worker *worker, const struct task *task,
         TRY(iterate(worker, task, (size_t)i));
     took_s = (bench_now() - start) / BENCH_WARMUPS;
     TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
-    const size_t usual = iterations_usual(task->bytes);
-    const double fit = worker->options->seconds / slowest_s;
-    const size_t capped = fit >= (double)usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : (size_t)fit;
+    const double fit = worker->options->seconds / slowest_s, usual = iterations_usual(task->bytes, slowest_s);
+    const size_t capped = (size_t)(fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : fit);
     *iterations_out = worker->options->iterations ? (size_t)worker->options->iterations : capped;
     return SHOAL_OK;
 }
@@ -269,16 +272,18 @@ static double cpu_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* CPU time per operation of this rank, from a run of its own: reading that clock is a system call, which would disturb the
- * timed operations. */
-static enum shoal_status cpu_measure(struct worker *worker, const struct task *task, size_t iterations, double *us_out)
+/* Operations in a row, which one rank may begin while another is at the one before; and this rank's CPU time, whose clock is a
+ * system call, which would disturb operations that are timed one by one. */
+static enum shoal_status loop_measure(struct worker *worker, const struct task *task, size_t iterations,
+                                      struct bench_result *result)
 {
     const size_t rounds = iterations / 4 + 1;
     TRY(shoal_barrier(worker->comm, NULL));
-    const double start = cpu_s();
+    const double start = bench_now(), cpu_start = cpu_s();
     for (size_t i = 0; i < rounds; i++)
         TRY(operate(worker, task));
-    *us_out = (cpu_s() - start) * 1e6 / (double)rounds;
+    result->cpu_us = (cpu_s() - cpu_start) * 1e6 / (double)rounds;
+    result->loop_us = (bench_now() - start) * 1e6 / (double)rounds;
     return SHOAL_OK;
 }
 
@@ -305,6 +310,7 @@ static enum shoal_status result_join(struct worker *worker, size_t iterations, s
     TRY(shoal_allreduce(worker->comm, worker->took_s, worker->took_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     TRY(shoal_allreduce(worker->comm, worker->late_s, worker->late_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     TRY(shoal_allreduce(worker->comm, sums, sums, 2, SHOAL_FLOAT64, SHOAL_SUM, NULL));
+    TRY(shoal_allreduce(worker->comm, &result->loop_us, &result->loop_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     for (size_t i = 0; i < iterations; i++)
         worker->took_s[i] -= worker->late_s[i];
     qsort(worker->took_s, iterations, sizeof worker->took_s[0], by_value);
@@ -338,7 +344,7 @@ static enum shoal_status measure(struct worker *worker, const struct task *task,
     for (size_t i = 0; i < iterations; i++)
         TRY(iterate(worker, task, i));
     TRY(algorithm_ask(worker, task, &result.algorithm));
-    TRY(cpu_measure(worker, task, iterations, &result.cpu_us));
+    TRY(loop_measure(worker, task, iterations, &result));
     TRY(result_join(worker, iterations, &result));
     *result_out = result;
     return SHOAL_OK;

@@ -9,7 +9,7 @@ from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 FIELDS = ["collective", "ranks", "hosts", "bytes", "dtype", "memory", "in_place", "inputs", "algorithm", "iterations", "median_us",
-          "p99_us", "algbw_gb_s", "busbw_gb_s", "exchange_ns", "cpu_us", "errors", "op"]
+          "p99_us", "algbw_gb_s", "busbw_gb_s", "exchange_ns", "cpu_us", "errors", "op", "loop_us"]
 REDUCING = ["allreduce", "reduce", "reducescatter"]
 MOVING = ["broadcast", "allgather", "gather", "scatter", "alltoall"]
 OPERATORS = ["sum", "avg", "max", "min", "prod", "scaled-sum"]
