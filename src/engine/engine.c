@@ -281,7 +281,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->state = SHOAL_REQUEST_QUEUED;
     request->record = NULL;
     request->cached = NULL;
-    request->next_missing = 0;
+    request->next_missing = request->next_expected = 0;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
@@ -430,7 +430,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
     arrival->input = arrival->output = 0;
     if (!request->is_direct) {
         locate_operands(engine, request, arrival);
-        arrival->descriptor.hints = shoal_stores_hint(engine, request);
+        arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_stores_hint(engine, request);
     }
     engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes);
@@ -487,13 +487,16 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* The data are asked for while the record is on its way. */
-static void expect_payload(struct shoal_engine *engine, const struct shoal_request *request, int peer)
+/* The data are asked for while the record is on its way; once: lines that are asked for again go back and forth. */
+static void expect_payload(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
-    if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_INLINE || !engine->ops->expect)
+    if (request->next_expected > peer)
+        return;
+    request->next_expected = peer + 1;
+    if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_FIRST || !engine->ops->expect)
         return;
     const size_t bytes = shoal_engine_payload_bytes(engine, request, peer);
-    if (bytes > SHOAL_PAYLOAD_INLINE)
+    if (bytes > SHOAL_PAYLOAD_FIRST)
         engine->ops->expect(engine->transport, peer, request->sequence, bytes);
 }
 

@@ -61,8 +61,9 @@ struct shoal_request {
     size_t bytes;         /* of the larger operand; of a message */
     size_t payload_bytes; /* what this rank publishes beside its arrival record */
     bool is_direct;
-    int needed;       /* who must arrive: SHOAL_NEEDED_ALL, one peer, or (the own rank) nobody */
-    int next_missing; /* the lowest rank that has not been seen to arrive */
+    int needed;        /* who must arrive: SHOAL_NEEDED_ALL, one peer, or (the own rank) nobody */
+    int next_missing;  /* the lowest rank that has not been seen to arrive */
+    int next_expected; /* and the lowest whose data have not been asked for */
     struct shoal_cached_plan *cached;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;

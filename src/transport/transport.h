@@ -17,7 +17,8 @@
 #define SHOAL_ARRIVALS 32       /* records kept per rank: twice the operations that may be active */
 #define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
 #define SHOAL_PAYLOADS 4        /* payloads kept per rank */
-#define SHOAL_PAYLOAD_INLINE 16 /* bytes that fit into the record itself */
+#define SHOAL_PAYLOAD_INLINE 80 /* bytes that fit into the record itself */
+#define SHOAL_PAYLOAD_FIRST 32  /* of these, what lies in its first cache line */
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
@@ -59,6 +60,8 @@ struct shoal_descriptor {
 
 /* Set by rank 0 of the communicator, followed by all: how windows are written in this operation. */
 #define SHOAL_HINT_STREAMING 1
+/* The operation has a plan: the record says where operands are. Of others `input` and `output` mean nothing. */
+#define SHOAL_HINT_PLANNED 2
 
 /* Where an operand is: 0 when only its own rank reaches it ("staged"), else a segment of that rank and an offset. */
 typedef uint64_t shoal_location;
@@ -72,13 +75,14 @@ static inline uint64_t shoal_location_segment(shoal_location location)
 
 struct shoal_arrival {
     struct shoal_descriptor descriptor;
+    unsigned char payload[SHOAL_PAYLOAD_INLINE];
     shoal_location input;
     shoal_location output;
-    unsigned char payload[SHOAL_PAYLOAD_INLINE];
 };
 
 _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a cache line");
-_Static_assert(sizeof(struct shoal_arrival) == SHOAL_CACHE_LINE, "an arrival is one cache line");
+_Static_assert(offsetof(struct shoal_arrival, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
+_Static_assert(sizeof(struct shoal_arrival) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
 
 /* Sends and receives travel as packets; `bytes` of data follow each. What the kinds mean is the engine's (messages.c). */
 #define SHOAL_PACKET_BYTES_MAX 8192

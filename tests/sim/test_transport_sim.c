@@ -204,10 +204,10 @@ static void sim_arrival_of_a_completed_operation_is_gone(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 5, .size = 2, .delay_ns_max = DELAY_NS});
-    arrive(sim, 0, 1, 20);
+    arrive(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 4);
     drain(sim);
     assert_true(has_arrived(sim, 1, 0, 1));
-    arrive(sim, 0, 2, 20);
+    arrive(sim, 0, 2, SHOAL_PAYLOAD_INLINE + 4);
     at(sim, 1)->ops->complete(at(sim, 1), 2);
     assert_false(has_arrived(sim, 1, 0, 1));
     drain(sim);
@@ -385,7 +385,7 @@ static void sim_stopped_rank_is_held_back_until_it_continues(void **state)
     shoal_sim_stop(sim, 1);
     signal_peer(sim, 1, 0, 0);
     signal_peer(sim, 1, 0, 0);
-    arrive(sim, 1, 1, 20);
+    arrive(sim, 1, 1, SHOAL_PAYLOAD_INLINE + 4);
     drain(sim);
     shoal_sim_advance_to(sim, 100 * DELAY_NS);
     assert_int_equal(counter(sim, 0, 1, 0), 0);
@@ -444,7 +444,7 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
 
     sim = open_sim(options);
     for (uint64_t n = 1; n <= SHOAL_PAYLOADS + 1; n++)
-        arrive(sim, 0, n, 17);
+        arrive(sim, 0, n, SHOAL_PAYLOAD_INLINE + 1);
     assert_breach_and_close(sim, "rank 0 arrives at operation 5");
 
     sim = open_sim(options);
@@ -457,7 +457,7 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     assert_breach_and_close(sim, "slot 16");
 
     sim = open_sim(options);
-    arrive(sim, 0, 1, 17);
+    arrive(sim, 0, 1, SHOAL_PAYLOAD_INLINE + 1);
     assert_null(at(sim, 0)->ops->payload(at(sim, 0), 0, 1, 18));
     assert_breach_and_close(sim, "18 bytes");
 }

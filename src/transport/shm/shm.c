@@ -53,22 +53,30 @@ static struct shm *shm_of(struct shoal_transport *transport)
  * others' records, so that the next operation's store does not wait for it. */
 static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
 {
+    const char *record = (const char *)&seat->arrivals[sequence % SHOAL_ARRIVALS];
     const char *payload = seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
-    shoal_prefetch_for_write(&seat->arrivals[sequence % SHOAL_ARRIVALS]);
+    shoal_prefetch_for_write(record);
+    if (bytes > SHOAL_PAYLOAD_FIRST && bytes <= SHOAL_PAYLOAD_INLINE)
+        shoal_prefetch_for_write(record + SHOAL_CACHE_LINE);
     for (size_t at = 0; bytes > SHOAL_PAYLOAD_INLINE && at < bytes && at < EXPECT_BYTES; at += SHOAL_CACHE_LINE)
         shoal_prefetch_for_write(payload + at);
 }
 
+/* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
 static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes)
 {
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = record->descriptor.sequence;
     struct shoal_shm_arrival *line = &seat->arrivals[sequence % SHOAL_ARRIVALS];
-    memcpy(line->rest, (const char *)record + sizeof line->sequence, sizeof line->rest);
+    memcpy(line->descriptor, (const char *)record + sizeof line->sequence, sizeof line->descriptor);
+    if (record->descriptor.hints & SHOAL_HINT_PLANNED) {
+        line->input = record->input;
+        line->output = record->output;
+    }
     if (bytes > SHOAL_PAYLOAD_INLINE)
         memcpy(seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX, payload, bytes);
     else if (bytes)
-        memcpy((char *)line + offsetof(struct shoal_arrival, payload), payload, bytes);
+        memcpy(line->payload, payload, bytes);
     /* release: the record, the payload, and the operands the caller has filled are seen by who reads the sequence. */
     atomic_store_explicit(&line->sequence, sequence, memory_order_release);
     prepare_next(seat, sequence + 1, bytes);
@@ -87,7 +95,7 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
 {
     const struct seat *seat = &shm_of(transport)->seats[peer];
     if (bytes <= SHOAL_PAYLOAD_INLINE)
-        return (const char *)&seat->arrivals[sequence % SHOAL_ARRIVALS] + offsetof(struct shoal_arrival, payload);
+        return seat->arrivals[sequence % SHOAL_ARRIVALS].payload;
     return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
@@ -96,7 +104,8 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
 static void expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const char *payload = payload_of(transport, peer, sequence, bytes);
-    for (size_t at = 0; at < bytes && at < EXPECT_BYTES; at += SHOAL_CACHE_LINE)
+    for (size_t at = bytes > SHOAL_PAYLOAD_INLINE ? 0 : SHOAL_PAYLOAD_FIRST; at < bytes && at < EXPECT_BYTES;
+         at += SHOAL_CACHE_LINE)
         __builtin_prefetch(payload + at);
 }
 

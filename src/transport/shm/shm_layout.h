@@ -22,8 +22,11 @@ struct shoal_shm_counter {
 };
 
 struct shoal_shm_arrival {
-    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t sequence; /* the first 8 bytes of the record, written last */
-    unsigned char rest[sizeof(struct shoal_arrival) - 8];
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t sequence; /* the first 8 bytes of a struct shoal_arrival, written last */
+    unsigned char descriptor[sizeof(struct shoal_descriptor) - sizeof(uint64_t)];
+    unsigned char payload[SHOAL_PAYLOAD_INLINE];
+    shoal_location input;
+    shoal_location output;
 };
 
 enum shoal_shm_left { SHOAL_SHM_PRESENT, SHOAL_SHM_FINALIZED, SHOAL_SHM_FREED };
@@ -44,6 +47,9 @@ struct shoal_shm_head {
 
 _Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
 _Static_assert(sizeof(struct shoal_shm_arrival) == SHOAL_CACHE_PAIR, "an arrival has its pair of lines alone");
+_Static_assert(offsetof(struct shoal_shm_arrival, payload) == offsetof(struct shoal_arrival, payload) &&
+                   offsetof(struct shoal_shm_arrival, input) == offsetof(struct shoal_arrival, input),
+               "read as a struct shoal_arrival");
 
 struct shoal_shm_layout {
     size_t head, arrivals, payloads, counters, queue_heads, queue_tails, window, queues;
