@@ -197,7 +197,8 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
         return shoal_call_refuse(attempt->comm, attempt->name,
                                  "what this rank gives to itself is not what it takes from itself");
-    return extra->given && extra->taken && call->input == call->output ? check_same_parts(attempt) : SHOAL_OK;
+    const bool is_in_place = input && output && call->input == call->output;
+    return extra->given && extra->taken && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
@@ -222,18 +223,40 @@ static size_t add_range(struct range *ranges, size_t used, const void *begin, si
     return used;
 }
 
+/* Of the ranges before in memory, the one that ends last, and the one that does so among those of other tensors. */
+struct furthest {
+    const struct range *first, *other;
+};
+
+static void add_to_furthest(struct furthest *furthest, const struct range *range)
+{
+    const struct range *first = furthest->first, *other = furthest->other;
+    if (!first || range->end > first->end) {
+        if (first && first->tensor != range->tensor)
+            furthest->other = first;
+        furthest->first = range;
+    } else if (range->tensor != first->tensor && (!other || range->end > other->end)) {
+        furthest->other = range;
+    }
+}
+
+/* Whether one of another tensor goes on where the range begins. */
+static bool reaches_into(const struct furthest *furthest, const struct range *range)
+{
+    const bool is_first = furthest->first && furthest->first->tensor != range->tensor;
+    const struct range *before = is_first ? furthest->first : furthest->other;
+    return before && range->begin < before->end;
+}
+
 /* In the order of memory: nothing begins before the end of another tensor's output, nor an output before that of an input. */
 static bool are_apart(const struct range *ranges, size_t count)
 {
-    const struct range *furthest[2] = {NULL, NULL}; /* of inputs, of outputs */
+    struct furthest inputs = {NULL, NULL}, outputs = {NULL, NULL};
     for (size_t i = 0; i < count; i++) {
-        const struct range *range = &ranges[i], *input = furthest[0], *output = furthest[1];
-        if (output && range->begin < output->end && range->tensor != output->tensor)
+        const struct range *range = &ranges[i];
+        if (reaches_into(&outputs, range) || (range->is_output && reaches_into(&inputs, range)))
             return false;
-        if (range->is_output && input && range->begin < input->end && range->tensor != input->tensor)
-            return false;
-        if (!furthest[range->is_output] || range->end > furthest[range->is_output]->end)
-            furthest[range->is_output] = range;
+        add_to_furthest(range->is_output ? &outputs : &inputs, range);
     }
     return true;
 }

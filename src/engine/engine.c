@@ -349,8 +349,8 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 
 static uint64_t find_completed_by_all(struct shoal_engine *engine)
 {
-    if (agree_up_to(engine, engine->done_sequence))
-        tell(engine);
+    agree_up_to(engine, engine->done_sequence);
+    tell(engine);
     uint64_t least = engine->told_sequence;
     for (int r = 0; r < engine->size; r++) {
         const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
@@ -573,9 +573,10 @@ static bool retire_done(struct shoal_engine *engine)
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }
-    if (SHOAL_UNLIKELY(engine->done_sequence - engine->told_sequence > UNCOMPARED_MAX) &&
-        agree_up_to(engine, engine->done_sequence))
+    if (SHOAL_UNLIKELY(engine->done_sequence - engine->told_sequence > UNCOMPARED_MAX)) {
+        agree_up_to(engine, engine->done_sequence);
         tell(engine);
+    }
     return did;
 }
 

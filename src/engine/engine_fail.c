@@ -326,8 +326,8 @@ static int find_stopped(struct shoal_engine *engine, int peer)
     return peer;
 }
 
-/* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: the
- * others wait for them, or for one who does. */
+/* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: who
+ * waits for all waits for them, or for one who does. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = engine->done_sequence;
@@ -358,6 +358,8 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_reques
 {
     if (peer == engine->rank)
         return false;
+    if (request->state == SHOAL_REQUEST_ANNOUNCED && request->needed != SHOAL_NEEDED_ALL && request->needed != engine->rank)
+        return peer == request->needed;
     if (is_any_behind(engine))
         return is_behind(engine, peer);
     if (request->state != SHOAL_REQUEST_QUEUED)
@@ -441,8 +443,10 @@ static bool fail_lost(struct shoal_engine *engine)
 {
     struct shoal_failure failure, found = {0};
     struct shoal_request *request = find_blocked(engine, &found);
-    if (!request || shoal_engine_progress(engine))
-        return false; /* what it did before it ended may be all we need */
+    if (!request)
+        return false;
+    if (shoal_engine_progress(engine) || engine->is_broken) /* what it did before it ended may be all we need, or a mismatch */
+        return engine->is_broken;
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
     failure.pid = found.pid;
     snprintf(failure.host, sizeof failure.host, "%s", found.host);

@@ -138,7 +138,7 @@ struct shoal_transport_ops {
     /* A peer's (or the own) memory at a location other than 0, as an address here. NULL with *error set on failure. */
     void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
 
-    /* Own window of at least slots * slot_bytes; must be called before the arrival of the first operation that uses it. */
+    /* Own window of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses it. */
     enum shoal_status (*reserve_window)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
 
     /* The window slot of a rank that is reached by load and store (or the own), NULL when it is not. */

@@ -436,6 +436,61 @@ static void old_options(struct fault_test *test)
     fault_run(test, &job);
 }
 
+/* Rank 1 gives and takes nothing: offsets of nothing need not agree, nor operands be there. */
+static void give_and_take_nothing(struct fault_rank *self)
+{
+    const size_t some[RANKS] = {3}, none[RANKS] = {0}, at[RANKS] = {0};
+    const float given[3] = {1, 2, 3};
+    float taken[3] = {0};
+    const enum shoal_status status = self->rank == 1
+                                         ? shoal_alltoallv(self->comm, NULL, none, at, NULL, none, NULL, SHOAL_FLOAT32, NULL)
+                                         : shoal_alltoallv(self->comm, given, some, at, taken, some, NULL, SHOAL_FLOAT32, NULL);
+    fault_check(self, status == SHOAL_OK, "%s", shoal_status_name(status));
+    fault_check(self, self->rank || taken[2] == 3, "what rank 0 gave to itself is %g", (double)taken[2]);
+}
+
+static void nothing_at_offsets(struct fault_test *test)
+{
+    const struct fault_job job = {.size = RANKS, .body = give_and_take_nothing};
+    fault_run(test, &job);
+}
+
+/* Whether tensors may be summed in one call. */
+enum { LENGTH = 20 };
+
+static void sum_tensors(struct fault_rank *self, bool are_apart, const struct shoal_tensor *tensors, size_t count)
+{
+    const size_t logged = strlen(self->mine->log);
+    const enum shoal_status status = shoal_allreduce_coalesced(self->comm, tensors, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    fault_check(self, status == (are_apart ? SHOAL_OK : SHOAL_ERR_ARGUMENT), "tensors that are %s: %s",
+                are_apart ? "apart" : "not apart", shoal_status_name(status));
+    fault_check(self, are_apart || strstr(self->mine->log + logged, "an output overlaps an operand of another tensor"), "%s",
+                self->mine->log + logged);
+}
+
+static void overlap_tensors(struct fault_rank *self)
+{
+    float a[2 * LENGTH] = {0}, b[2 * LENGTH];
+    const struct shoal_tensor shorter_first[] = {{a, b, LENGTH / 2}, {a, a, LENGTH}};
+    const struct shoal_tensor shorter_last[] = {{a, a, LENGTH}, {a, b, LENGTH / 2}};
+    const struct shoal_tensor one_output[] = {{a, b, LENGTH}, {a + LENGTH, b + LENGTH - 1, LENGTH}};
+    const struct shoal_tensor behind_its_own[] = {{a, b, LENGTH}, {a, b + LENGTH, LENGTH / 2}, {a + 1, a + LENGTH - 1, 2}};
+    const struct shoal_tensor shared_input[] = {{a, b, LENGTH}, {a, b + LENGTH, LENGTH}};
+    const struct shoal_tensor neighbours[] = {{a, a, LENGTH}, {a + LENGTH, a + LENGTH, LENGTH}};
+    sum_tensors(self, false, shorter_first, 2);
+    sum_tensors(self, false, shorter_last, 2);
+    sum_tensors(self, false, one_output, 2);
+    sum_tensors(self, false, behind_its_own, 3);
+    sum_tensors(self, true, shared_input, 2);
+    sum_tensors(self, true, neighbours, 2);
+}
+
+static void tensors_apart(struct fault_test *test)
+{
+    const struct fault_job job = {.size = RANKS, .body = overlap_tensors};
+    fault_run(test, &job);
+}
+
 static void use_finalized(struct fault_rank *self)
 {
     struct shoal_request *request = WRONG_POINTER;
@@ -516,6 +571,8 @@ int main(int argc, char **argv)
         {"bad_options_posted", SPOIL(any_call, spoil_options, 8, "struct_bytes is not set", "SHOAL_OPTIONS_INIT")},
         {"bad_request_out_null", SPOIL(any_call, give_no_place, 0, "request_out is NULL")},
         {"old_options_are_right", old_options, NULL},
+        {"nothing_at_offsets_is_right", nothing_at_offsets, NULL},
+        {"tensors_have_to_be_apart", tensors_apart, NULL},
         {"finalized_refuses_every_call", finalized, NULL},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));

@@ -661,6 +661,92 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     close_world(world);
 }
 
+/* ---- Rooted operations: who gives runs ahead ---- */
+
+static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
+{
+    return (struct shoal_call){.kind = SHOAL_KIND_BROADCAST,
+                               .type = SHOAL_FLOAT32,
+                               .root = root,
+                               .count = count,
+                               .input = world->ranks[r].areas.plain[0],
+                               .output = world->ranks[r].areas.plain[0],
+                               .timeout_ms = 15000};
+}
+
+static void post_broadcasts(struct world *world, int r, int from, int until, int root, size_t count)
+{
+    const struct shoal_call call = broadcast_of(world, r, root, count);
+    for (int i = from; i < until; i++)
+        post(world, r, i, &call);
+}
+
+static void engine_absent_root_is_named_though_a_leaf_is_behind(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 4, .size = 4, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    post_broadcasts(world, 0, 0, 5, 3, 1);
+    post_broadcasts(world, 1, 0, 5, 3, 1);
+    post_broadcasts(world, 3, 0, 4, 3, 1);
+    drive(world, 5, 16 * SHOAL_NS_PER_S);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(status_of(world, r, 3), SHOAL_OK);
+        assert_int_equal(status_of(world, r, 4), SHOAL_ERR_TIMEOUT);
+        assert_int_equal(world->ranks[r].engine->failure.rank, 3);
+    }
+    close_world(world);
+}
+
+/* Its payloads may be reused up to where the calls of all ranks were compared, though not all of them could be. */
+static void engine_root_runs_ahead_of_what_was_compared(void **state)
+{
+    (void)state;
+    const size_t beside = SHOAL_PAYLOAD_INLINE; /* elements: more bytes than go into a record */
+    const struct shoal_sim_options weather = {.seed = 9, .size = 3, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    post_broadcasts(world, 0, 0, 9, 0, beside);
+    post_broadcasts(world, 1, 0, 9, 0, beside);
+    drive(world, 9, SHOAL_NS_PER_S);
+    assert_int_equal(status_of(world, 0, SHOAL_PAYLOADS - 1), SHOAL_OK);
+    assert_int_equal(status_of(world, 0, SHOAL_PAYLOADS), SHOAL_PENDING);
+    post_broadcasts(world, 2, 0, 3, 0, beside);
+    drive(world, 9, 2 * SHOAL_NS_PER_S);
+    assert_int_equal(status_of(world, 0, SHOAL_PAYLOADS + 2), SHOAL_OK);
+    assert_int_equal(status_of(world, 0, SHOAL_PAYLOADS + 3), SHOAL_PENDING);
+    post_broadcasts(world, 2, 3, 9, 0, beside);
+    assert_true(drive(world, 9, 3 * SHOAL_NS_PER_S));
+    close_world(world);
+}
+
+/* The mismatch is found by the last look that follows a peer's end, and ends the request that was to be blamed on it. */
+static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 6, .size = 2, .delay_ns_max = TICK_NS, .detect_ns = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_engine *engine = world->ranks[0].engine;
+    const struct shoal_call call = broadcast_of(world, 0, 0, SHOAL_PAYLOAD_INLINE);
+    post_broadcasts(world, 0, 0, SHOAL_PAYLOADS, 0, SHOAL_PAYLOAD_INLINE);
+    struct shoal_request *held_back = calloc(1, sizeof *held_back);
+    assert_non_null(held_back);
+    held_back->is_detached = true;
+    shoal_engine_post(engine, &call, held_back);
+    while (shoal_engine_progress(engine))
+        continue;
+    post_broadcasts(world, 1, 0, 1, 0, 1);
+    shoal_engine_progress(world->ranks[1].engine);
+    while (shoal_sim_advance(world->sim))
+        continue;
+    shoal_sim_kill(world->sim, 1);
+    world->ranks[1].is_gone = true;
+    shoal_sim_advance_to(world->sim, shoal_sim_now_ns(world->sim) + 10 * TICK_NS);
+    shoal_engine_check(engine);
+    assert_true(engine->is_broken);
+    assert_int_equal(engine->failure.status, SHOAL_ERR_MISMATCH);
+    close_world(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -673,6 +759,9 @@ int main(void)
         cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
         cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
+        cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
+        cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
+        cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),
     };
     return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);
 }
