@@ -1,12 +1,14 @@
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const level_names[] = {"warn", "info", "debug"};
 
-/* "info,engine,shm" -> level info, rooms ",engine,shm," */
+/* "info,engine,shm" -> level info, rooms ",engine,shm,"; checked as a setting. */
 static void parse_levels(struct shoal_log *log, const char *text)
 {
     const size_t word = strcspn(text, ",");
@@ -16,6 +18,39 @@ static void parse_levels(struct shoal_log *log, const char *text)
     }
     if (text[word] == ',')
         snprintf(log->rooms, sizeof log->rooms, "%.*s,", (int)sizeof log->rooms - 2, text + word);
+}
+
+static void say_unopened(const char *name)
+{
+    fprintf(stderr, "shoal: cannot open SHOAL_LOG_FILE \"%s\" (%m); log lines go to stderr\n", name);
+}
+
+/* Whether a file can be opened for writing at its end; errno says why not. Makes none. */
+static bool can_append(const char *name)
+{
+    char folder[512];
+    struct stat file;
+    const char *slash = strrchr(name, '/');
+    if (stat(name, &file) == 0) {
+        errno = EISDIR;
+        return !S_ISDIR(file.st_mode) && access(name, W_OK) == 0;
+    }
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - name) + 1 : 1, slash ? name : ".");
+    return access(folder, W_OK | X_OK) == 0;
+}
+
+/* So that it is said before the first line. The file is made by that line, when the rank is known. */
+static void check_file(struct shoal_log *log)
+{
+    char name[512];
+    const char *rank = strstr(log->file_name, "%r");
+    if (rank && strchr(rank, '/'))
+        return; /* its folder is not known yet */
+    shoal_log_expand(log, log->file_name, name, sizeof name);
+    if (can_append(name))
+        return;
+    say_unopened(log->file_name);
+    log->file = stderr;
 }
 
 void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg)
@@ -29,6 +64,8 @@ void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings
     log->rank = -1;
     if (gethostname(log->host, sizeof log->host - 1) != 0)
         strcpy(log->host, "?");
+    if (log->file_name[0] && !callback)
+        check_file(log);
 }
 
 void shoal_log_fini(struct shoal_log *log)
@@ -86,7 +123,7 @@ static FILE *open_file(struct shoal_log *log)
         if (file)
             log->file = file;
         else
-            fprintf(stderr, "shoal: cannot open SHOAL_LOG_FILE \"%s\" (%m); log lines go to stderr\n", name);
+            say_unopened(name);
     }
     return log->file;
 }

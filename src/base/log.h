@@ -26,7 +26,8 @@ struct shoal_log {
     char last_error[SHOAL_LOG_TEXT_MAX];
 };
 
-/* Prepares a log from SHOAL_LOG and SHOAL_LOG_FILE. callback may be NULL. */
+/* Prepares a log from SHOAL_LOG and SHOAL_LOG_FILE. callback may be NULL; without one, a file that cannot be opened is said at
+ * once, on stderr, which then takes its place. */
 void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg);
 void shoal_log_fini(struct shoal_log *log);
 

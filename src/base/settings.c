@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/spelling.h"
 
 enum kind { NUMBER, BYTES, TEXT };
 
@@ -37,13 +40,25 @@ static const struct {
     {"SHOAL_BOOTSTRAP_TIMEOUT_MS", 1, UINT32_MAX},
 };
 
-static const struct {
+static const char *const levels[] = {"warn", "info", "debug", NULL};
+static const char *const rooms[] = {"bootstrap", "comm", "engine", "observe", "shm", NULL}; /* that log */
+static const char *const stores[] = {"auto", "cached", "streaming", NULL};
+static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
+
+/* What a text may be: one of `words`, then, after commas, any of `more`. */
+static const struct choice {
     const char *name;
-    const char *words[4];
+    const char *const *words, *const *more;
 } choices[] = {
-    {"SHOAL_STORES", {"auto", "cached", "streaming"}},
-    {"SHOAL_KERNELS", {"auto", "baseline", "avx2", "avx512"}},
+    {"SHOAL_LOG", levels, rooms},
+    {"SHOAL_STORES", stores, NULL},
+    {"SHOAL_KERNELS", kernels, NULL},
 };
+
+/* Variables that are no settings: what `shoal run` tells its workers. */
+static const char *const others[] = {"SHOAL_RUN_TERMINAL", NULL};
+
+#define PREFIX "SHOAL_"
 
 static bool parse_number(const char *text, uint64_t *value_out)
 {
@@ -94,18 +109,44 @@ static bool in_range(const struct row *row, uint64_t value, char *error, size_t 
     return true;
 }
 
+static bool is_one_of(const char *const *words, const char *text, size_t bytes)
+{
+    for (; *words; words++) {
+        if (strlen(*words) == bytes && strncmp(*words, text, bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_chosen(const struct choice *choice, const char *value)
+{
+    size_t bytes = choice->more ? strcspn(value, ",") : strlen(value);
+    bool is_known = is_one_of(choice->words, value, bytes);
+    while (is_known && value[bytes] == ',') {
+        value += bytes + 1;
+        bytes = strcspn(value, ",");
+        is_known = is_one_of(choice->more, value, bytes);
+    }
+    return is_known;
+}
+
+static void append_words(char *text, size_t bytes, const char *before, const char *const *words)
+{
+    size_t used = strlen(text);
+    for (; words && *words && used < bytes; words++) {
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s", before, *words);
+        before = ", ";
+    }
+}
+
 static bool is_choice(const struct row *row, const char *value, char *error, size_t error_bytes)
 {
     for (size_t i = 0; i < SHOAL_COUNT_OF(choices); i++) {
-        if (strcmp(choices[i].name, row->name) != 0)
+        if (strcmp(choices[i].name, row->name) != 0 || is_chosen(&choices[i], value))
             continue;
-        for (size_t w = 0; w < SHOAL_COUNT_OF(choices[i].words) && choices[i].words[w]; w++) {
-            if (strcmp(choices[i].words[w], value) == 0)
-                return true;
-        }
-        snprintf(error, error_bytes, "%s is \"%.60s\", but may be %s, %s, %s%s%s", row->name, value, choices[i].words[0],
-                 choices[i].words[1], choices[i].words[2], choices[i].words[3] ? ", " : "",
-                 choices[i].words[3] ? choices[i].words[3] : "");
+        snprintf(error, error_bytes, "%s is \"%.60s\"", row->name, value);
+        append_words(error, error_bytes, ", but may be ", choices[i].words);
+        append_words(error, error_bytes, "; then, after commas, ", choices[i].more);
         return false;
     }
     return true;
@@ -138,15 +179,60 @@ static enum shoal_status assign(struct shoal_settings *settings, const struct ro
     return SHOAL_OK;
 }
 
+/* The setting that `name` may be meant for, NULL when it reads like none. */
+static const char *find_nearest(const char *name)
+{
+    const char *nearest = NULL;
+    size_t least = SIZE_MAX;
+    if (strncmp(name, PREFIX, strlen(PREFIX)) != 0)
+        return NULL;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        const size_t distance = shoal_spelling_distance(name + strlen(PREFIX), rows[i].name + strlen(PREFIX));
+        if (distance < least) {
+            least = distance;
+            nearest = rows[i].name;
+        }
+    }
+    return nearest;
+}
+
+static const struct row *find_row(const char *name)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        if (strcmp(rows[i].name, name) == 0)
+            return &rows[i];
+    }
+    return NULL;
+}
+
 static enum shoal_status assign_override(struct shoal_settings *settings, const char *text, char *error, size_t error_bytes)
 {
+    char name[SHOAL_SETTING_NAME_MAX];
     const char *equals = strchr(text, '=');
-    for (size_t i = 0; equals && i < SHOAL_COUNT_OF(rows); i++) {
-        if (strlen(rows[i].name) == (size_t)(equals - text) && strncmp(rows[i].name, text, (size_t)(equals - text)) == 0)
-            return assign(settings, &rows[i], equals + 1, error, error_bytes);
-    }
-    snprintf(error, error_bytes, "\"%.100s\" is not a setting (SHOAL_NAME=value; `shoal info --settings` lists them)", text);
+    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - text) : 0, text);
+    const struct row *row = find_row(name);
+    if (row)
+        return assign(settings, row, equals + 1, error, error_bytes);
+    const char *nearest = find_nearest(name);
+    snprintf(error, error_bytes, "\"%.100s\" is not a setting (SHOAL_NAME=value; `shoal info --settings` lists them)%s%s%s",
+             text, nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "?" : "");
     return SHOAL_ERR_ARGUMENT;
+}
+
+bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out)
+{
+    for (; environ && environ[*at]; ++*at) {
+        const char *text = environ[*at];
+        if (strncmp(text, PREFIX, strlen(PREFIX)) != 0)
+            continue;
+        snprintf(name, SHOAL_SETTING_NAME_MAX, "%.*s", (int)strcspn(text, "="), text);
+        if (find_row(name) || is_one_of(others, name, strlen(name)))
+            continue;
+        *nearest_out = find_nearest(name);
+        ++*at;
+        return true;
+    }
+    return false;
 }
 
 enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides, char *error,
@@ -174,15 +260,47 @@ uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
+struct shoal_agreed shoal_settings_agreed(const struct shoal_settings *settings)
+{
+    struct shoal_agreed agreed = {{0}};
+    size_t used = 0;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        if (rows[i].agreed)
+            memcpy(&agreed.values[used++], (const char *)settings + rows[i].offset, sizeof agreed.values[0]);
+    }
+    agreed.values[used] = settings->rules_hash;
+    return agreed;
+}
+
 uint64_t shoal_settings_hash(const struct shoal_settings *settings)
 {
-    uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, &settings->rules_hash, sizeof settings->rules_hash);
+    const struct shoal_agreed agreed = shoal_settings_agreed(settings);
+    return shoal_hash_bytes(SHOAL_HASH_START, &agreed, sizeof agreed);
+}
+
+bool shoal_agreed_is_same(const struct shoal_agreed *a, const struct shoal_agreed *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+void shoal_agreed_print_difference(const struct shoal_agreed *there, const struct shoal_agreed *here, const char *where,
+                                   char *text, size_t bytes)
+{
+    const uint64_t *a = there->values, *b = here->values;
+    size_t used = 0;
+    text[0] = 0;
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        const char *field = (const char *)settings + rows[i].offset;
-        if (rows[i].agreed)
-            hash = shoal_hash_bytes(hash, field, rows[i].kind == TEXT ? strlen(field) : sizeof(uint64_t));
+        if (!rows[i].agreed)
+            continue;
+        if (*a != *b && used < bytes)
+            used += (size_t)snprintf(text + used, bytes - used, "%s%s is %llu there, %llu %s", used ? "; " : "", rows[i].name,
+                                     (unsigned long long)*a, (unsigned long long)*b, where);
+        a++;
+        b++;
     }
-    return hash;
+    if (*a != *b && used < bytes)
+        snprintf(text + used, bytes - used, "%sthe rules of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them",
+                 used ? "; " : "");
 }
 
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out)

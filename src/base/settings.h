@@ -6,8 +6,9 @@
 #include "base/compiler.h"
 
 #define SHOAL_SETTING_TEXT_MAX 256
+#define SHOAL_SETTING_NAME_MAX 100
 
-/* name, field, kind (NUMBER, BYTES, TEXT), default, agreed between ranks (part of the hash), meaning */
+/* name, field, kind (NUMBER, BYTES, TEXT), default, agreed between ranks (1: part of the hash; not of texts), meaning */
 #define SHOAL_SETTINGS_LIST(X)                                                                                                 \
     X(LOG, log, TEXT, "warn", 0,                                                                                               \
       "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)")                         \
@@ -56,8 +57,24 @@ SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *sett
 #define SHOAL_HASH_START UINT64_C(14695981039346656037)
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
-/* A hash over the rows on which ranks must agree, for the handshake. */
+/* What ranks must agree on, as it travels: the values of the rows that say so, and the hash of the rules. */
+#define SHOAL_SETTING_COUNT_AGREED(name, field, kind, preset, agreed, text) +agreed
+struct shoal_agreed {
+    uint64_t values[1 SHOAL_SETTINGS_LIST(SHOAL_SETTING_COUNT_AGREED)];
+};
+#undef SHOAL_SETTING_COUNT_AGREED
+
+struct shoal_agreed shoal_settings_agreed(const struct shoal_settings *settings);
+bool shoal_agreed_is_same(const struct shoal_agreed *a, const struct shoal_agreed *b);
+/* "SHOAL_DEPTH is 5 there, 4 on rank 0", where `where` is "on rank 0"; "" when they are the same. */
+void shoal_agreed_print_difference(const struct shoal_agreed *there, const struct shoal_agreed *here, const char *where,
+                                   char *text, size_t bytes);
+/* A hash over the same, for the handshake. */
 uint64_t shoal_settings_hash(const struct shoal_settings *settings);
+
+/* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at
+ * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
+bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
 
 /* Prints the table. */
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out);

@@ -146,10 +146,13 @@ static enum shoal_status exchange_through_store(const struct shoal_bootstrap *bo
             SHOAL_TRY(get_one(bootstrap, log, name, r, (char *)all + (size_t)r * bytes, bytes, deadline_ns, &missing[r]));
     }
     char ranks[640];
-    if (print_missing(missing, bootstrap->size, ranks, sizeof ranks) == 0)
+    const int missing_count = print_missing(missing, bootstrap->size, ranks, sizeof ranks);
+    if (missing_count == 0)
         return SHOAL_OK;
-    return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap", "%s of %d did not come within %u ms (waiting for \"%s\")", ranks,
-                          bootstrap->size, timeout_ms, name);
+    return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap",
+                          "%s of %d did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); "
+                          "did %s start, and call shoal_comm_create?",
+                          ranks, bootstrap->size, timeout_ms, missing_count == 1 ? "it" : "they");
 }
 
 enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
@@ -171,7 +174,7 @@ enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, st
 
 /* What each rank puts into a store that has no handshake. */
 struct agreement {
-    uint64_t settings;
+    struct shoal_agreed settings;
     char version[16];
     unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
     unsigned char proof[SHOAL_AUTH_MAC_BYTES]; /* where a secret is set: that it is the same */
@@ -194,7 +197,7 @@ static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap
                                          struct shoal_log *log, struct agreement *mine)
 {
     memset(mine, 0, sizeof *mine);
-    mine->settings = shoal_settings_hash(settings);
+    mine->settings = shoal_settings_agreed(settings);
     snprintf(mine->version, sizeof mine->version, "%s", shoal_version());
     mine->rank = (uint32_t)bootstrap->rank;
     mine->has_secret = bootstrap->has_secret;
@@ -214,11 +217,12 @@ static enum shoal_status compare(const struct shoal_bootstrap *bootstrap, struct
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
                               "rank %d runs Shoal %.15s and this rank %s; install one version everywhere", rank,
                               theirs->version, mine->version);
-    if (mine->settings != theirs->settings)
-        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
-                              "settings that must agree differ (hash %016llx on rank %d, %016llx here); compare `shoal info "
-                              "--settings`, and with SHOAL_ALGORITHMS `shoal info --algorithms`",
-                              (unsigned long long)theirs->settings, rank, (unsigned long long)mine->settings);
+    if (!shoal_agreed_is_same(&mine->settings, &theirs->settings)) {
+        char difference[320];
+        shoal_agreed_print_difference(&theirs->settings, &mine->settings, "here", difference, sizeof difference);
+        return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap", "settings that must agree differ from rank %d's: %s", rank,
+                              difference);
+    }
     if (mine->has_secret != theirs->has_secret)
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
                               "%s has a secret and %s none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks (rank %d)",

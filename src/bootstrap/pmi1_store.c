@@ -177,15 +177,16 @@ static enum shoal_status get_chunk(struct pmi1 *pmi, const char *key, unsigned c
     return error ? fail(pmi, "get", error) : SHOAL_OK;
 }
 
-static enum shoal_status barrier(struct pmi1 *pmi, const char *name, uint32_t timeout_ms)
+static enum shoal_status barrier(struct pmi1 *pmi, uint32_t timeout_ms)
 {
     char line[LINE_MAX_BYTES];
     const int error = ask(pmi, "cmd=barrier_in\n", "barrier_out", line, shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS);
     if (error == ETIMEDOUT)
         return shoal_log_fail(
             pmi->log, SHOAL_ERR_TIMEOUT, "bootstrap",
-            "not all of ranks 0 to %d came within %u ms (waiting for \"%s\"); PMI-1 does not tell which are missing",
-            pmi->size - 1, timeout_ms, name);
+            "not all of ranks 0 to %d came within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms), and PMI-1 "
+            "does not tell which; did all start, and call shoal_comm_create?",
+            pmi->size - 1, timeout_ms);
     return error ? fail(pmi, "barrier", error) : SHOAL_OK;
 }
 
@@ -205,7 +206,7 @@ static enum shoal_status exchange(void *state, struct shoal_log *log, const char
         print_key(key, name, pmi->rank, at / CHUNK_BYTES);
         SHOAL_TRY(put_chunk(pmi, key, (const unsigned char *)mine + at, shoal_min_size(bytes - at, CHUNK_BYTES)));
     }
-    SHOAL_TRY(barrier(pmi, name, timeout_ms));
+    SHOAL_TRY(barrier(pmi, timeout_ms));
     for (int r = 0; r < pmi->size; r++) {
         unsigned char *value = (unsigned char *)all + (size_t)r * bytes;
         for (size_t at = 0; r != pmi->rank && at < bytes; at += CHUNK_BYTES) {

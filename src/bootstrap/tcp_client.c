@@ -144,11 +144,6 @@ static int open_connection(struct shoal_tcp_client *client, const struct shoal_a
     return error;
 }
 
-struct challenge {
-    struct shoal_tcp_hello server;
-    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
-};
-
 static enum shoal_tcp_join elsewhere(struct shoal_tcp_client *client, int error, char reason[SHOAL_TCP_REASON_MAX])
 {
     hang_up(client);
@@ -160,11 +155,12 @@ static enum shoal_tcp_join elsewhere(struct shoal_tcp_client *client, int error,
 }
 
 static enum shoal_tcp_join refused(struct shoal_tcp_client *client, enum shoal_tcp_verdict verdict,
-                                   const struct shoal_tcp_hello *mine, const struct shoal_tcp_hello *theirs,
+                                   const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge,
                                    char reason[SHOAL_TCP_REASON_MAX])
 {
+    const struct shoal_tcp_side server = {challenge->server, challenge->agreed};
     char text[512];
-    shoal_tcp_refusal_print(verdict, mine, theirs, text, sizeof text);
+    shoal_tcp_refusal_print(verdict, mine, &server, text, sizeof text);
     hang_up(client);
     snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server, text);
     if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
@@ -176,24 +172,24 @@ static enum shoal_tcp_join refused(struct shoal_tcp_client *client, enum shoal_t
 
 /* The server proves itself first. Only then does it see what this rank makes of the secret. */
 static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct shoal_tcp_identity *identity,
-                                 const struct shoal_tcp_hello *mine, const struct challenge *challenge, uint64_t deadline_ns,
-                                 char reason[SHOAL_TCP_REASON_MAX])
+                                 const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge,
+                                 uint64_t deadline_ns, char reason[SHOAL_TCP_REASON_MAX])
 {
     unsigned char wanted[SHOAL_AUTH_MAC_BYTES], proof[SHOAL_AUTH_MAC_BYTES];
-    const bool is_made = shoal_tcp_proof_build(identity->secret, true, mine, &challenge->server, wanted) &&
-                         shoal_tcp_proof_build(identity->secret, false, mine, &challenge->server, proof);
-    const bool is_known = is_made && (!mine->has_secret || shoal_auth_equal(wanted, challenge->proof, sizeof wanted));
+    const bool is_made = shoal_tcp_proof_build(identity->secret, true, &mine->hello, &challenge->server, wanted) &&
+                         shoal_tcp_proof_build(identity->secret, false, &mine->hello, &challenge->server, proof);
+    const bool is_known = is_made && (!mine->hello.has_secret || shoal_auth_equal(wanted, challenge->proof, sizeof wanted));
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_PROOF, .verdict = is_known ? SHOAL_TCP_OK : SHOAL_TCP_SECRET_WRONG};
     head.value_bytes = is_known ? sizeof proof : 0;
     int error = send_frame(client->fd, head, NULL, proof, deadline_ns);
     if (!is_known)
-        return refused(client, SHOAL_TCP_SECRET_WRONG, mine, &challenge->server, reason);
+        return refused(client, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
     if (error)
         return elsewhere(client, error, reason);
     if (head.verdict != SHOAL_TCP_OK)
-        return refused(client, (enum shoal_tcp_verdict)head.verdict, mine, &challenge->server, reason);
+        return refused(client, (enum shoal_tcp_verdict)head.verdict, mine, challenge, reason);
     return SHOAL_TCP_JOIN_DONE;
 }
 
@@ -203,26 +199,26 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
 {
     shoal_address_print(address, client->server);
     attempt_ns = earliest(attempt_ns, deadline_ns);
-    struct shoal_tcp_hello mine = identity->hello;
-    if (shoal_auth_random(mine.nonce, sizeof mine.nonce) != SHOAL_OK)
+    struct shoal_tcp_side mine = identity->side;
+    if (shoal_auth_random(mine.hello.nonce, sizeof mine.hello.nonce) != SHOAL_OK)
         return elsewhere(client, ENOSYS, reason);
-    struct challenge challenge;
+    struct shoal_tcp_challenge challenge = {.agreed = {{0}}};
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_HELLO, .value_bytes = sizeof mine};
     int error = open_connection(client, address, attempt_ns);
     if (!error)
         error = send_frame(client->fd, head, NULL, &mine, attempt_ns);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_CHALLENGE, &head, &challenge, sizeof challenge, attempt_ns);
-    if (!error && head.value_bytes < sizeof challenge)
+    if (!error && head.value_bytes < offsetof(struct shoal_tcp_challenge, agreed)) /* another version may end there */
         error = EPROTO;
     if (error)
         return elsewhere(client, error, reason);
     /* Judged here too: a server of another build may judge less. */
     enum shoal_tcp_verdict verdict = (enum shoal_tcp_verdict)head.verdict;
     if (verdict == SHOAL_TCP_OK)
-        verdict = shoal_tcp_hello_judge(&mine, &challenge.server);
+        verdict = shoal_tcp_hello_judge(&mine.hello, &challenge.server);
     if (verdict != SHOAL_TCP_OK)
-        return refused(client, verdict, &mine, &challenge.server, reason);
+        return refused(client, verdict, &mine, &challenge, reason);
     return prove(client, identity, &mine, &challenge, deadline_ns, reason);
 }
 

@@ -12,9 +12,9 @@ enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct 
     memset(core, 0, sizeof *core);
     core->identity = *identity;
     core->log = log;
-    core->session_max = identity->hello.size + SHOAL_TCP_STRANGERS_MAX;
+    core->session_max = identity->side.hello.size + SHOAL_TCP_STRANGERS_MAX;
     core->sessions = calloc(core->session_max, sizeof *core->sessions);
-    core->ranks = calloc(identity->hello.size, 1);
+    core->ranks = calloc(identity->side.hello.size, 1);
     shoal_key_table_init(&core->table);
     if (core->sessions && core->ranks)
         return SHOAL_OK;
@@ -123,10 +123,10 @@ void shoal_tcp_session_close(struct shoal_tcp_core *core, struct shoal_tcp_sessi
     core->member_count--;
     core->ranks[session->rank] = SHOAL_TCP_RANK_LOST;
     char host[SHOAL_TCP_HOST_BYTES];
-    memcpy(host, session->client.host, sizeof host);
+    memcpy(host, session->client.hello.host, sizeof host);
     shoal_tcp_text_clean(host, sizeof host);
     if (!core->lost[0])
-        snprintf(core->lost, sizeof core->lost, "rank %u (%s:%u)", session->rank, host, session->client.process);
+        snprintf(core->lost, sizeof core->lost, "rank %u (%s:%u)", session->rank, host, session->client.hello.process);
     for (size_t i = 0; i < core->session_count; i++) {
         if (core->sessions[i]->state == SHOAL_TCP_WAITING)
             finish_get(core->sessions[i], SHOAL_TCP_LOST, core->lost, sizeof core->lost);
@@ -157,39 +157,35 @@ static void log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_sess
     if (core->refusal_count++ >= SHOAL_TCP_REFUSALS_LOGGED_MAX)
         return;
     char text[512];
-    shoal_tcp_refusal_print(verdict, &session->client, &session->server, text, sizeof text);
+    const struct shoal_tcp_side server = {session->server, core->identity.side.agreed};
+    shoal_tcp_refusal_print(verdict, &session->client, &server, text, sizeof text);
     shoal_log_line(core->log, SHOAL_LOG_WARN, "bootstrap", "%s", text);
 }
 
 static enum shoal_tcp_verdict judge(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
 {
-    const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(&session->client, &session->server);
+    const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(&session->client.hello, &session->server);
     if (verdict != SHOAL_TCP_OK)
         return verdict;
-    const unsigned char state = core->ranks[session->client.rank];
+    const unsigned char state = core->ranks[session->client.hello.rank];
     if (state == SHOAL_TCP_RANK_LEFT)
         return SHOAL_TCP_PAST;
     return state == SHOAL_TCP_RANK_ABSENT ? SHOAL_TCP_OK : SHOAL_TCP_TAKEN;
 }
 
-struct challenge {
-    struct shoal_tcp_hello server;
-    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
-};
-
 /* The server proves itself only to those it takes for members: a stranger gets no sample of the secret's use otherwise. */
 static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
 {
-    if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_hello_parse(frame, &session->client)) {
+    if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_side_parse(frame, &session->client)) {
         shoal_tcp_session_close(core, session);
         return;
     }
-    session->server = core->identity.hello;
+    session->server = core->identity.side.hello;
     enum shoal_tcp_verdict verdict = judge(core, session);
-    struct challenge challenge = {.proof = {0}};
+    struct shoal_tcp_challenge challenge = {.proof = {0}, .agreed = core->identity.side.agreed};
     if (shoal_auth_random(session->server.nonce, sizeof session->server.nonce) != SHOAL_OK ||
         (verdict == SHOAL_TCP_OK &&
-         !shoal_tcp_proof_build(core->identity.secret, true, &session->client, &session->server, challenge.proof))) {
+         !shoal_tcp_proof_build(core->identity.secret, true, &session->client.hello, &session->server, challenge.proof))) {
         shoal_tcp_session_close(core, session);
         return;
     }
@@ -206,10 +202,10 @@ static bool is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_
 {
     if (frame->head.verdict != SHOAL_TCP_OK || frame->head.value_bytes != SHOAL_AUTH_MAC_BYTES)
         return false;
-    if (!core->identity.hello.has_secret)
+    if (!core->identity.side.hello.has_secret)
         return true;
     unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
-    return shoal_tcp_proof_build(core->identity.secret, false, &session->client, &session->server, wanted) &&
+    return shoal_tcp_proof_build(core->identity.secret, false, &session->client.hello, &session->server, wanted) &&
            shoal_auth_equal(wanted, frame->value, sizeof wanted);
 }
 
@@ -229,7 +225,7 @@ static void do_proof(struct shoal_tcp_core *core, struct shoal_tcp_session *sess
     }
     session->deadline_ns = 0;
     session->is_member = true;
-    session->rank = session->client.rank;
+    session->rank = session->client.hello.rank;
     core->ranks[session->rank] = SHOAL_TCP_RANK_HERE;
     core->member_count++;
 }

@@ -25,7 +25,7 @@ struct shoal_tcp_session {
     int fd;
     bool is_member; /* it joined, and has not said bye */
     uint32_t rank;  /* of a member */
-    struct shoal_tcp_hello client;
+    struct shoal_tcp_side client;
     struct shoal_tcp_hello server;
     unsigned char *in;
     size_t in_bytes, in_capacity;

@@ -23,16 +23,17 @@ static void fill_identity(const struct shoal_tcp_place *place, const struct shoa
                           const struct shoal_bootstrap *bootstrap, struct shoal_tcp_identity *identity)
 {
     memset(identity, 0, sizeof *identity);
-    identity->hello.protocol = SHOAL_TCP_PROTOCOL;
-    identity->hello.rank = (uint32_t)bootstrap->rank;
-    identity->hello.size = (uint32_t)bootstrap->size;
-    identity->hello.has_secret = bootstrap->has_secret;
-    identity->hello.job = place->job;
-    identity->hello.settings = shoal_settings_hash(settings);
-    identity->hello.process = (uint32_t)getpid();
-    snprintf(identity->hello.version, sizeof identity->hello.version, "%s", shoal_version());
-    if (gethostname(identity->hello.host, sizeof identity->hello.host - 1) != 0)
-        strcpy(identity->hello.host, "?");
+    identity->side.hello.protocol = SHOAL_TCP_PROTOCOL;
+    identity->side.hello.rank = (uint32_t)bootstrap->rank;
+    identity->side.hello.size = (uint32_t)bootstrap->size;
+    identity->side.hello.has_secret = bootstrap->has_secret;
+    identity->side.hello.job = place->job;
+    identity->side.hello.settings = shoal_settings_hash(settings);
+    identity->side.agreed = shoal_settings_agreed(settings);
+    identity->side.hello.process = (uint32_t)getpid();
+    snprintf(identity->side.hello.version, sizeof identity->side.hello.version, "%s", shoal_version());
+    if (gethostname(identity->side.hello.host, sizeof identity->side.hello.host - 1) != 0)
+        strcpy(identity->side.hello.host, "?");
     memcpy(identity->secret, bootstrap->secret, sizeof identity->secret);
 }
 
@@ -171,9 +172,11 @@ static enum shoal_status join(struct search *search, uint32_t timeout_ms)
     }
     char ports[48];
     port_text(search->place, ports, sizeof ports);
-    return shoal_log_fail(search->client->log, SHOAL_ERR_TIMEOUT, "bootstrap",
-                          "rank 0 of %u did not come within %u ms: nothing of this job listens at %s, %s (last: %s)",
-                          search->identity->hello.size, timeout_ms, search->place->host, ports, search->reason);
+    return shoal_log_fail(
+        search->client->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+        "rank 0 of %u did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms): nothing of "
+        "this job listens at %s, %s (last: %s)",
+        search->identity->side.hello.size, timeout_ms, search->place->host, ports, search->reason);
 }
 
 static int store_set(void *arg, const char *key, const void *value, size_t bytes)

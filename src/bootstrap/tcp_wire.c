@@ -35,11 +35,12 @@ void shoal_tcp_text_clean(char *text, size_t bytes)
     }
 }
 
-bool shoal_tcp_hello_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_hello *hello_out)
+bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_side *side_out)
 {
-    if (frame->head.value_bytes < sizeof *hello_out)
+    if (frame->head.value_bytes < sizeof side_out->hello)
         return false;
-    memcpy(hello_out, frame->value, sizeof *hello_out);
+    memset(side_out, 0, sizeof *side_out);
+    memcpy(side_out, frame->value, shoal_min_size(frame->head.value_bytes, sizeof *side_out));
     return true;
 }
 
@@ -88,6 +89,13 @@ enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict)
     return SHOAL_ERR_INTERNAL;
 }
 
+static void settings_text(const struct shoal_agreed *client, const struct shoal_agreed *server, char *text, size_t text_bytes)
+{
+    char difference[320];
+    shoal_agreed_print_difference(client, server, "on rank 0", difference, sizeof difference);
+    snprintf(text, text_bytes, "settings that must agree differ: %s", difference);
+}
+
 static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
                          const struct shoal_tcp_hello *server, char *text, size_t text_bytes)
 {
@@ -113,12 +121,6 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
     case SHOAL_TCP_TAKEN:
         snprintf(text, text_bytes, "two processes say that they are this rank, or it was there before and ended");
         return;
-    case SHOAL_TCP_SETTINGS:
-        snprintf(text, text_bytes,
-                 "settings that must agree differ (hash %016llx there, %016llx on rank 0); compare `shoal info --settings` "
-                 "on both, and with SHOAL_ALGORITHMS `shoal info --algorithms`",
-                 (unsigned long long)client->settings, (unsigned long long)server->settings);
-        return;
     case SHOAL_TCP_SECRET_ONE_SIDED:
         snprintf(text, text_bytes, "%s has a secret and %s has none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",
                  client->has_secret ? "it" : "rank 0", client->has_secret ? "rank 0" : "it");
@@ -129,15 +131,18 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
     }
 }
 
-void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
-                             const struct shoal_tcp_hello *server, char *text, size_t text_bytes)
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *client,
+                             const struct shoal_tcp_side *server, char *text, size_t text_bytes)
 {
-    struct shoal_tcp_hello there = *client, here = *server;
+    struct shoal_tcp_hello there = client->hello, here = server->hello;
     shoal_tcp_text_clean(there.version, sizeof there.version);
     shoal_tcp_text_clean(there.host, sizeof there.host);
     shoal_tcp_text_clean(here.version, sizeof here.version);
-    char reason[256];
-    refusal_text(verdict, &there, &here, reason, sizeof reason);
+    char reason[360];
+    if (verdict == SHOAL_TCP_SETTINGS)
+        settings_text(&client->agreed, &server->agreed, reason, sizeof reason);
+    else
+        refusal_text(verdict, &there, &here, reason, sizeof reason);
     snprintf(text, text_bytes, "rank %u (%s:%u) is refused: %s", there.rank, there.host, there.process, reason);
 }
 

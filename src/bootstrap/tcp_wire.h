@@ -4,8 +4,8 @@
  *     frame:   head (16 bytes) | key (0..255 bytes) | value (0..64 KiB)
  *
  *     client                                   server
- *     HELLO  value: client's hello    ------>
- *                                     <------  CHALLENGE  status; value: server's hello, server's proof
+ *     HELLO  value: client's side     ------>
+ *                                     <------  CHALLENGE  status; value: server's hello, proof, settings to agree on
  *     PROOF  value: client's proof    ------>
  *                                     <------  WELCOME  status
  *     SET key value | GET key number=timeout_ms | ERASE key | BYE    ------>
@@ -85,13 +85,27 @@ struct shoal_tcp_hello {
 };
 _Static_assert(sizeof(struct shoal_tcp_hello) == 136, "the hello on the wire");
 
+/* The value of HELLO. The hello is what is judged and proved; `agreed` is there so that both sides can print what differs. */
+struct shoal_tcp_side {
+    struct shoal_tcp_hello hello;
+    struct shoal_agreed agreed;
+};
+
 #define SHOAL_TCP_FRAME_BYTES_MAX (sizeof(struct shoal_tcp_head) + SHOAL_KEY_BYTES_MAX + SHOAL_VALUE_BYTES_MAX)
 /* What a stranger may send. */
 #define SHOAL_TCP_HELLO_BYTES_MAX 256
+_Static_assert(sizeof(struct shoal_tcp_side) <= SHOAL_TCP_HELLO_BYTES_MAX, "what a stranger may send");
+
+/* The value of CHALLENGE. */
+struct shoal_tcp_challenge {
+    struct shoal_tcp_hello server;
+    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+    struct shoal_agreed agreed;
+};
 
 /* What one side knows of itself before any connection. */
 struct shoal_tcp_identity {
-    struct shoal_tcp_hello hello; /* the nonce is filled per connection */
+    struct shoal_tcp_side side; /* the nonce is filled per connection */
     unsigned char secret[SHOAL_SECRET_BYTES];
 };
 
@@ -108,15 +122,16 @@ enum shoal_tcp_parsed { SHOAL_TCP_PARSED_MORE, SHOAL_TCP_PARSED_FRAME, SHOAL_TCP
 enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t bytes, size_t value_max,
                                             struct shoal_tcp_frame *frame_out);
 
-/* Copies the hello at the start of a value, byte for byte (proofs cover it). False when the value is too short. */
-bool shoal_tcp_hello_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_hello *hello_out);
+/* Copies a value, the hello byte for byte (proofs cover it). What another version leaves out is zero; false when the hello is
+ * not there. */
+bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_side *side_out);
 
 /* What the server says to a hello, from the two alone. */
 enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
 
 /* A refusal in words, the same on both sides, and the status it means. */
-void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *client,
-                             const struct shoal_tcp_hello *server, char *text, size_t text_bytes);
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *client,
+                             const struct shoal_tcp_side *server, char *text, size_t text_bytes);
 enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict);
 
 /* The proof of one side. All zeros where there is no secret. False without libsodium. */

@@ -1,5 +1,6 @@
 #include "comm/arguments.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,8 +17,13 @@ _Static_assert(SHOAL_NOTICES_MAX >= SHOAL_SHM_PEERS_MAX, "an all-to-all of diffe
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *why)
+enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
 {
+    char why[256];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm", "%s on communicator %s: %s", call, comm->name, why);
 }
 
@@ -45,14 +51,15 @@ static enum shoal_status check_operator(const struct attempt *attempt)
 {
     const struct shoal_call *call = attempt->call;
     if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
-        return shoal_call_refuse(attempt->comm, attempt->name, "op is none of enum shoal_op");
+        return shoal_call_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
     if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
         return shoal_call_refuse(attempt->comm, attempt->name, "the bitwise operators are for integers alone");
     if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
         return SHOAL_OK;
     const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
     if (!is_whole)
-        return shoal_call_refuse(attempt->comm, attempt->name, "the scale of integers must be a whole number");
+        return shoal_call_refuse(attempt->comm, attempt->name, "the scale of integers is %g, but must be a whole number",
+                                 call->scale);
     return SHOAL_OK;
 }
 
@@ -66,6 +73,18 @@ static bool has_output(const struct attempt *attempt)
     return shoal_shape_takes(attempt->shape, attempt->comm->rank, attempt->call->root);
 }
 
+static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
+{
+    return shoal_call_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what, operand,
+                             shoal_type_bytes(attempt->call->type));
+}
+
+static enum shoal_status refuse_count(const struct attempt *attempt, const char *what, size_t count)
+{
+    return shoal_call_refuse(attempt->comm, attempt->name, "%s is %zu, larger than memory can be; was a negative number given?",
+                             what, count);
+}
+
 /* One pair of operands; input_bytes and output_bytes are the memory from their first to their last element. In place, the one
  * that is a whole is at own_at bytes of the other. */
 static enum shoal_status check_operands(const struct attempt *attempt, const void *input, size_t input_bytes,
@@ -77,8 +96,10 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
         return shoal_call_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(output_bytes && !output))
         return shoal_call_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
-    if (SHOAL_UNLIKELY((input_bytes && (uintptr_t)input % element) || (output_bytes && (uintptr_t)output % element)))
-        return shoal_call_refuse(attempt->comm, attempt->name, "a pointer is not aligned to its element type");
+    if (SHOAL_UNLIKELY(input_bytes && (uintptr_t)input % element))
+        return refuse_unaligned(attempt, "input", input);
+    if (SHOAL_UNLIKELY(output_bytes && (uintptr_t)output % element))
+        return refuse_unaligned(attempt, "output", output);
     if (!input_bytes || !output_bytes || a + input_bytes <= b || b + output_bytes <= a)
         return SHOAL_OK;
     const bool is_in_place = attempt->shape->is_input_cut == attempt->shape->is_output_cut ? a == b
@@ -105,8 +126,7 @@ static enum shoal_status check_plain(const struct attempt *attempt)
     const size_t size = (size_t)attempt->comm->size;
     const size_t part = call->count * shoal_type_bytes(call->type);
     if (SHOAL_UNLIKELY(!is_count(attempt->comm, call->count)))
-        return shoal_call_refuse(attempt->comm, attempt->name,
-                                 "count is larger than memory can be; was a negative number given?");
+        return refuse_count(attempt, "count", call->count);
     return check_operands(attempt, call->input, has_input(attempt) ? part * (attempt->shape->is_input_cut ? size : 1) : 0,
                           call->output, has_output(attempt) ? part * (attempt->shape->is_output_cut ? size : 1) : 0,
                           (size_t)attempt->comm->rank * part);
@@ -151,9 +171,10 @@ static enum shoal_status check_counts(const struct attempt *attempt, const size_
     size_t row = 0;
     *end_out = 0;
     for (int i = 0; i < attempt->comm->size; i++) {
-        if (!is_count(attempt->comm, counts[i]) || (at && counts[i] && at[i] > SIZE_MAX / 32))
-            return shoal_call_refuse(attempt->comm, attempt->name,
-                                     "a count or offset is larger than memory can be; was a negative number given?");
+        if (!is_count(attempt->comm, counts[i]))
+            return refuse_count(attempt, "a count", counts[i]);
+        if (at && counts[i] && at[i] > SIZE_MAX / 32)
+            return refuse_count(attempt, "an offset", at[i]);
         const size_t begin = at ? at[i] : row;
         if (i == attempt->comm->rank)
             *own_at_out = begin;
@@ -196,7 +217,8 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
     if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
         return shoal_call_refuse(attempt->comm, attempt->name,
-                                 "what this rank gives to itself is not what it takes from itself");
+                                 "this rank gives %zu elements to itself, but takes %zu from itself", extra->given[rank],
+                                 extra->taken[rank]);
     const bool is_in_place = input && output && call->input == call->output;
     return extra->given && extra->taken && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
@@ -334,11 +356,11 @@ enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *na
     SHOAL_TRY(shoal_comm_check(comm, name));
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
-        return shoal_call_refuse(comm, name, "type is none of enum shoal_type");
+        return shoal_call_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
     if (attempt->shape->is_reduced)
         SHOAL_TRY(check_operator(attempt));
     if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
-        return shoal_call_refuse(comm, name, "root is no rank of the communicator");
+        return shoal_call_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
     call->input = has_input(attempt) ? call->input : NULL;
     call->output = has_output(attempt) ? call->output : NULL;
     if (SHOAL_LIKELY(!extra))
@@ -352,6 +374,7 @@ enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const 
 {
     const size_t element = shoal_type_bytes(message->type);
     const struct attempt attempt = {comm, name, call, NULL, NULL};
+    const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
     *call = (struct shoal_call){.kind = message->is_send ? SHOAL_KIND_SEND : SHOAL_KIND_RECV,
                                 .type = message->type,
@@ -362,17 +385,17 @@ enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const 
                                 .count = message->count};
     SHOAL_TRY(take_options(&attempt, options));
     if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
-        return shoal_call_refuse(comm, name, "peer is no other rank of the communicator");
+        return shoal_call_refuse(comm, name, "peer is %d, but must be one of the %d ranks, and not this one (%d)",
+                                 message->peer, comm->size, comm->rank);
     if (message->tag < 0)
-        return shoal_call_refuse(comm, name, "tag is negative");
+        return shoal_call_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
     if (!element)
-        return shoal_call_refuse(comm, name, "type is none of enum shoal_type");
+        return shoal_call_refuse(comm, name, "type is %d, none of enum shoal_type", (int)message->type);
     if (!is_count(comm, message->count))
-        return shoal_call_refuse(comm, name, "count is larger than memory can be; was a negative number given?");
+        return refuse_count(&attempt, "count", message->count);
     if (message->count && !message->buffer)
-        return shoal_call_refuse(comm, name,
-                                 message->is_send ? "input is NULL, but count is not 0" : "output is NULL, but count is not 0");
+        return shoal_call_refuse(comm, name, "%s is NULL, but count is not 0", operand);
     if (message->count && (uintptr_t)message->buffer % element)
-        return shoal_call_refuse(comm, name, "a pointer is not aligned to its element type");
+        return refuse_unaligned(&attempt, operand, message->buffer);
     return SHOAL_OK;
 }

@@ -26,6 +26,7 @@ SHOAL_MUST_USE enum shoal_status shoal_call_check_message(const struct shoal_com
                                                           const struct shoal_options *options, struct shoal_call *call);
 
 /* Logs why the call is refused; ERR_ARGUMENT. */
-enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *why);
+enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
+    SHOAL_PRINTF(3, 4);
 
 #endif

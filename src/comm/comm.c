@@ -13,7 +13,7 @@
 /* What every rank of a new world tells the others, besides how to reach it. */
 struct agreement {
     uint64_t number; /* rank 0's counts */
-    uint64_t settings;
+    struct shoal_agreed settings;
     char version[16];
 };
 
@@ -102,10 +102,19 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
     return SHOAL_OK;
 }
 
+static enum shoal_status fail_settings(struct shoal_context *context, int rank, const struct shoal_agreed *there,
+                                       const struct shoal_agreed *here)
+{
+    char difference[320];
+    shoal_agreed_print_difference(there, here, "here", difference, sizeof difference);
+    return shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm", "settings that must agree differ from rank %d's: %s", rank,
+                          difference);
+}
+
 static enum shoal_status agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                uint64_t *number_out)
 {
-    struct agreement own = {.settings = shoal_settings_hash(&context->settings)};
+    struct agreement own = {.settings = shoal_settings_agreed(&context->settings)};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
     SHOAL_TRY(shoal_auth_random(&own.number, sizeof own.number));
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
@@ -118,12 +127,8 @@ static enum shoal_status agree(struct shoal_context *context, struct shoal_boots
         if (strcmp(all[r].version, own.version) != 0)
             status = shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm",
                                     "rank %d has Shoal %s, this rank %s: install one version", r, all[r].version, own.version);
-        else if (all[r].settings != own.settings)
-            status = shoal_log_fail(
-                &context->log, SHOAL_ERR_AUTH, "comm",
-                "rank %d has other settings (hash %016llx, here %016llx): SHOAL_PIECE_BYTES, SHOAL_DEPTH, "
-                "SHOAL_DIRECT_BYTES, SHOAL_COUNTER_START and the rules of SHOAL_ALGORITHMS must be the same on all ranks",
-                r, (unsigned long long)all[r].settings, (unsigned long long)own.settings);
+        else if (!shoal_agreed_is_same(&all[r].settings, &own.settings))
+            status = fail_settings(context, r, &all[r].settings, &own.settings);
     }
     if (status == SHOAL_OK)
         *number_out = all[0].number;
@@ -131,7 +136,26 @@ static enum shoal_status agree(struct shoal_context *context, struct shoal_boots
     return status;
 }
 
-static enum shoal_status make_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+/* Once in a context, and on one rank: all have the same environment, mostly. What does not read like a setting may be the
+ * program's own. */
+static void name_unknown_variables(struct shoal_context *context)
+{
+    char name[SHOAL_SETTING_NAME_MAX];
+    const char *nearest;
+    size_t at = 0;
+    if (context->log.rank != 0 || context->has_named_variables)
+        return;
+    context->has_named_variables = true;
+    while (shoal_settings_find_unknown(&at, name, &nearest)) {
+        if (nearest)
+            shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is no setting; did you mean %s?", name, nearest);
+        else
+            shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%s is no setting (`shoal info --settings` lists them)",
+                           name);
+    }
+}
+
+static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     const uint32_t timeout_ms = create_timeout(context, options);
@@ -153,6 +177,17 @@ static enum shoal_status make_world(struct shoal_context *context, struct shoal_
     if (status == SHOAL_OK)
         status = make(context, &shm_options, "world", options, bootstrap->launcher, comm_out);
     free(shm_options.peers);
+    return status;
+}
+
+/* found: what came of looking for the bootstrap. */
+static enum shoal_status make_world(struct shoal_context *context, enum shoal_status found, struct shoal_bootstrap *bootstrap,
+                                    const struct shoal_comm_options *options, struct shoal_comm **comm_out)
+{
+    name_unknown_variables(context); /* a misspelt one may be why nothing was found */
+    SHOAL_TRY(found);
+    const enum shoal_status status = join_world(context, bootstrap, options, comm_out);
+    shoal_bootstrap_close(bootstrap);
     return status;
 }
 
@@ -181,11 +216,9 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
 {
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
-    SHOAL_TRY(
-        shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap));
-    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
-    shoal_bootstrap_close(&bootstrap);
-    return status;
+    const enum shoal_status found =
+        shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap);
+    return make_world(context, found, &bootstrap, options, comm_out);
 }
 
 enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
@@ -196,11 +229,9 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
     SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
-    SHOAL_TRY(shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log,
-                                           create_timeout(context, options), &bootstrap));
-    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
-    shoal_bootstrap_close(&bootstrap);
-    return status;
+    const enum shoal_status found = shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log,
+                                                                 create_timeout(context, options), &bootstrap);
+    return make_world(context, found, &bootstrap, options, comm_out);
 }
 
 enum shoal_status shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store, int rank, int size,
@@ -209,11 +240,9 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
     SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_with"));
-    SHOAL_TRY(shoal_bootstrap_from_store(store, rank, size, &context->settings, &context->log, create_timeout(context, options),
-                                         &bootstrap));
-    const enum shoal_status status = make_world(context, &bootstrap, options, comm_out);
-    shoal_bootstrap_close(&bootstrap);
-    return status;
+    const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings, &context->log,
+                                                               create_timeout(context, options), &bootstrap);
+    return make_world(context, found, &bootstrap, options, comm_out);
 }
 
 /* ---- Splitting ----------------------------------------------------------------------------------------------------------- */

@@ -16,6 +16,7 @@ struct shoal_context {
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
     bool has_driver;
+    bool has_named_variables; /* unknown ones, in the log */
 };
 
 struct shoal_comm {

@@ -172,6 +172,17 @@ static void note_exposed(struct shoal_engine *engine)
     }
 }
 
+/* The rank that others have waited for reads so, not that they wait for rank N. */
+static void log_broken(struct shoal_engine *engine, const struct shoal_failure *failure)
+{
+    char before[96] = "";
+    if (failure->status == SHOAL_ERR_TIMEOUT && failure->rank == engine->rank && failure->reporter != engine->rank)
+        snprintf(before, sizeof before, "rank %d waited %llu ms for this rank: ", failure->reporter,
+                 (unsigned long long)failure->waited_ms);
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken: %s%s", engine->name, before,
+                   failure->text);
+}
+
 static void break_with(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
     struct shoal_request *active = engine->active_head, *queued = engine->queue_head;
@@ -181,7 +192,7 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     engine->active_head = engine->queue_head = engine->start_next = NULL;
     engine->active_count = engine->piece_active = 0;
     memset(engine->pieces, 0, sizeof engine->pieces);
-    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken: %s", engine->name, failure->text);
+    log_broken(engine, failure);
     complete_list(active, failure->status);
     complete_list(queued, failure->status);
     shoal_messages_fail(engine, failure->status);

@@ -3,7 +3,7 @@
  * engine's lock, but those marked "any thread".
  *
  * Four things travel:
- *   arrivals   one 64-byte record per rank and operation: what was called and where its operands are; with up to
+ *   arrivals   one record per rank and operation: what was called and where its operands are; with up to
  *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
  *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote
  *              or put before raising it is visible to who has read the raised value.

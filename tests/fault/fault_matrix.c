@@ -327,6 +327,16 @@ static void check_warnings(struct fault_test *test, const struct fault_scene *sc
                  name, scene->how == FAULT_STOP ? ", stopped" : "");
 }
 
+/* To the victim it reads so. */
+static void check_victim(struct fault_test *test, const struct fault_scene *scene)
+{
+    const struct fault_result *victim = &test->shared->results[scene->victim];
+    fault_expect(test, victim->status == endings[scene->how].status, "the victim itself got %s afterwards",
+                 shoal_status_name(victim->status));
+    fault_expect(test, !is_stalled(scene) || strstr(victim->log, "ms for this rank: "), "the victim was not told: %s",
+                 victim->log);
+}
+
 static void play_once(struct fault_test *test)
 {
     static char deadline[64], warning[64];
@@ -349,8 +359,7 @@ static void play_once(struct fault_test *test)
     if (is_stalled(scene))
         check_warnings(test, scene);
     if (is_stalled(scene) || scene->how == FAULT_ABORT)
-        fault_expect(test, test->shared->results[scene->victim].status == endings[scene->how].status,
-                     "the victim itself got %s afterwards", shoal_status_name(test->shared->results[scene->victim].status));
+        check_victim(test, scene);
 }
 
 void fault_play(struct fault_test *test)

@@ -256,6 +256,16 @@ static enum shoal_status rules_missing(struct fault_rank *self)
     return make_context(self, "SHOAL_ALGORITHMS=/no/such/rules.csv");
 }
 
+static enum shoal_status log_level(struct fault_rank *self)
+{
+    return make_context(self, "SHOAL_LOG=verbose");
+}
+
+static enum shoal_status log_room(struct fault_rank *self)
+{
+    return make_context(self, "SHOAL_LOG=info,shm,foo");
+}
+
 static enum shoal_status setting_no_number(struct fault_rank *self)
 {
     return make_context(self, "SHOAL_TIMEOUT_MS=soon");
@@ -358,6 +368,12 @@ static enum shoal_status rules_on_one_rank(struct fault_rank *self)
     return start_different(self, self->rank ? "SHOAL_ALGORITHMS=broadcast=copies" : "SHOAL_ALGORITHMS=");
 }
 
+/* Found while ranks meet: each knows of the other. */
+static enum shoal_status different_hosts(struct fault_rank *self)
+{
+    return start_different(self, self->rank ? "SHOAL_HOST_ID=h1" : "SHOAL_HOST_ID=h0");
+}
+
 static enum shoal_status different_secrets(struct fault_rank *self)
 {
     return start_different(self, self->rank ? "SHOAL_SECRET=fish" : "SHOAL_SECRET=bird");
@@ -413,6 +429,41 @@ static enum shoal_status no_address_space(struct fault_rank *self)
     return status;
 }
 
+/* ---- Variables that are no settings -------------------------------------------------------------------------------------- */
+
+static void set_misspelt(struct fault_rank *self)
+{
+    (void)self;
+    setenv("SHOAL_DEPHT", "8", 1);
+    setenv("SHOAL_TIMEOUT", "30", 1);
+    setenv("SHOAL_FOLDER_OF_MINE", "/tmp", 1);
+    setenv("SHOAL_RUN_TERMINAL", "1", 1);
+}
+
+/* A second world of the same context says nothing more. */
+static void make_two_worlds(struct fault_rank *self)
+{
+    float x[3];
+    struct shoal_comm *second = NULL;
+    const enum shoal_status status = shoal_comm_create_at(self->context, self->address, self->rank, self->size, NULL, &second);
+    if (fault_check(self, status == SHOAL_OK, "%s", shoal_status_name(status)))
+        fault_allreduce_once(self, second, x, 3);
+    shoal_comm_free(second);
+    const char *log = self->mine->log;
+    fault_check(self, count_newlines(log) == (self->rank ? 0 : 2), "it says: %s", log);
+    if (self->rank == 0)
+        fault_check(self,
+                    strstr(log, "SHOAL_DEPHT is no setting; did you mean SHOAL_DEPTH?") &&
+                        strstr(log, "SHOAL_TIMEOUT is no setting; did you mean SHOAL_TIMEOUT_MS?"),
+                    "it says: %s", log);
+}
+
+static void misspelt(struct fault_test *test)
+{
+    const struct fault_job job = {.size = 2, .prepare = set_misspelt, .body = make_two_worlds};
+    fault_run(test, &job);
+}
+
 #define BAD(...)        \
     &(const struct bad) \
     {                   \
@@ -427,15 +478,15 @@ int main(int argc, char **argv)
         {"bad_output_null", play, BAD(null_output, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "output is NULL"}, 0, 0)},
         {"bad_send_buffer_null", play, BAD(null_buffer_of_send, SHOAL_ERR_ARGUMENT, {"shoal_send", "NULL"}, 0, 0)},
         {"bad_request_out_null", play, BAD(null_request_out, SHOAL_ERR_ARGUMENT, {"request_out is NULL"}, 0, 0)},
-        {"bad_type", play, BAD(wrong_type, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "type", "enum shoal_type"}, 0, 0)},
-        {"bad_operator", play, BAD(wrong_operator, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "enum shoal_op"}, 0, 0)},
+        {"bad_type", play, BAD(wrong_type, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "type is 99", "enum shoal_type"}, 0, 0)},
+        {"bad_operator", play, BAD(wrong_operator, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "op is 17", "enum shoal_op"}, 0, 0)},
         {"bad_count", play, BAD(wrong_count, SHOAL_ERR_ARGUMENT, {"shoal_allreduce", "count", "negative"}, 0, 0)},
         {"bad_overlap", play, BAD(overlapping, SHOAL_ERR_ARGUMENT, {"overlap", "same address or apart"}, 0, 0)},
         {"bad_alignment", play, BAD(unaligned, SHOAL_ERR_ARGUMENT, {"aligned"}, 0, 0)},
-        {"bad_root", play, BAD(bad_root, SHOAL_ERR_ARGUMENT, {"shoal_broadcast", "root"}, 0, 0)},
+        {"bad_root", play, BAD(bad_root, SHOAL_ERR_ARGUMENT, {"shoal_broadcast", "root is 2, but there are 2 ranks"}, 0, 0)},
         {"bad_root_negative", play, BAD(negative_root, SHOAL_ERR_ARGUMENT, {"shoal_broadcast", "root"}, 0, 0)},
-        {"bad_tag", play, BAD(negative_tag, SHOAL_ERR_ARGUMENT, {"shoal_send", "tag is negative"}, 0, 0)},
-        {"bad_peer", play, BAD(bad_peer, SHOAL_ERR_ARGUMENT, {"shoal_recv", "peer"}, 0, 0)},
+        {"bad_tag", play, BAD(negative_tag, SHOAL_ERR_ARGUMENT, {"shoal_send", "tag is -1"}, 0, 0)},
+        {"bad_peer", play, BAD(bad_peer, SHOAL_ERR_ARGUMENT, {"shoal_recv", "peer is"}, 0, 0)},
         {"bad_options", play, BAD(unset_options, SHOAL_ERR_ARGUMENT, {"struct_bytes", "SHOAL_OPTIONS_INIT"}, 0, 0)},
         {"bad_comm_out_null", play, BAD(null_comm_out, SHOAL_ERR_ARGUMENT, {"shoal_comm_split", "comm_out is NULL"}, 0, 0)},
         {"bad_memory_out_null", play, BAD(null_memory_out, SHOAL_ERR_ARGUMENT, {"shoal_mem_alloc", "NULL"}, 0, 0)},
@@ -447,7 +498,12 @@ int main(int argc, char **argv)
         {"bad_use_after_finalize", play, BAD(use_after_finalize, SHOAL_ERR_STATE, {"world.1", "finalized"}, 0, 0)},
         {"bad_context_out_null", play, BAD(null_context_out, SHOAL_ERR_ARGUMENT, {"context_out is NULL"}, 1, 0)},
         {"bad_context_null", play, BAD(null_context, SHOAL_ERR_ARGUMENT, {"shoal_comm_create", "NULL"}, 1, 0)},
-        {"bad_setting_unknown", play, BAD(unknown_setting, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPHT", "shoal info"}, 1, 0)},
+        {"bad_setting_unknown", play,
+         BAD(unknown_setting, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPHT", "shoal info", "did you mean SHOAL_DEPTH?"}, 1, 0)},
+        {"bad_setting_log_level", play,
+         BAD(log_level, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"verbose\"", "may be warn, info, debug"}, 1, 0)},
+        {"bad_setting_log_room", play,
+         BAD(log_room, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"info,shm,foo\"", "commas, bootstrap, comm,"}, 1, 0)},
         {"bad_setting_no_number", play,
          BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
         {"bad_setting_rule", play,
@@ -461,17 +517,24 @@ int main(int argc, char **argv)
         {"bad_address_without_port", play, BAD(address_without_port, SHOAL_ERR_ARGUMENT, {"127.0.0.1", "host:port"}, 1, 0)},
         {"bad_rank_beyond_size", play, BAD(rank_beyond_size, SHOAL_ERR_ARGUMENT, {"rank 2 of 2"}, 1, 0)},
         {"bad_world_size", play, BAD(bad_world_size, SHOAL_ERR_ARGUMENT, {"WORLD_SIZE", "two"}, 1, 0)},
-        {"bad_start_missing_worker", play, BAD(missing_worker, SHOAL_ERR_TIMEOUT, {"2"}, 2, 0)},
+        {"bad_start_missing_worker", play,
+         BAD(missing_worker, SHOAL_ERR_TIMEOUT,
+             {"rank 2 of 3 did not come within", "SHOAL_BOOTSTRAP_TIMEOUT_MS", "did it start, and call shoal_comm_create?"}, 2,
+             0)},
         {"bad_start_missing_rank_0", play, BAD(missing_rank_0, SHOAL_ERR_TIMEOUT, {"rank 0", "127.0.0.1"}, 1, 0)},
         {"bad_start_port_in_use", play, BAD(port_in_use, SHOAL_ERR_SYSTEM, {"in use", "127.0.0.1"}, 1, 0)},
         {"bad_start_different_settings", play,
-         BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "shoal info --settings"}, 2, 1)},
+         BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_DEPTH is 2 there, 3 on rank 0"}, 2, 1)},
         {"bad_start_different_rules", play,
          BAD(different_rules, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
         {"bad_start_rules_on_one_rank", play,
          BAD(rules_on_one_rank, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
         {"bad_start_different_secrets", play,
          BAD(different_secrets, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_SECRET"}, 2, 1)},
+        {"bad_start_different_hosts", play,
+         BAD(different_hosts, SHOAL_ERR_UNSUPPORTED, {"counts as on another host", "SHOAL_HOST_ID is \"h", "\" there, \"h"}, 2,
+             0)},
+        {"misspelt_variable_is_named_on_rank_0", misspelt, NULL},
         {"bad_limit_of_descriptors", play, BAD(no_descriptors, SHOAL_ERR_SYSTEM, {"ulimit -n"}, 1, 0)},
         {"bad_limit_of_address_space", play,
          BAD(no_address_space, SHOAL_ERR_MEMORY, {"cannot map", "Cannot allocate memory"}, 1, 0)},

@@ -105,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct harness h = {.now_ns = 1};
     struct shoal_tcp_identity identity;
     memset(&identity, 0, sizeof identity);
-    fill_hello(&identity.hello, 0);
+    fill_hello(&identity.side.hello, 0);
     shoal_log_init(&h.log, &settings, drop_line, NULL);
     if (shoal_tcp_core_init(&h.core, &identity, &h.log) != SHOAL_OK)
         return 0;

@@ -251,7 +251,7 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 290, 3000);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     for (int r = 0; r < 2; r++)
-        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 300 ms");
+        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 300 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
     first.rank = 3;
     ranks[0] = first;
     run_given(ranks, 1);
@@ -383,7 +383,7 @@ static void expect_refusal(const char *of_rank_0, const char *of_rank_1, const c
 static void bootstrap_differences_are_refused_on_both_sides(void **state)
 {
     (void)state;
-    expect_refusal("SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "settings that must agree differ");
+    expect_refusal("SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "settings that must agree differ: SHOAL_DEPTH is 5 there, 4 on rank 0");
     need_sodium();
     expect_refusal("SHOAL_SECRET=a", "SHOAL_SECRET=b", "secret is not rank 0's");
     expect_refusal("SHOAL_SECRET=a", "SHOAL_DEPTH=4", "rank 0 has a secret and it has none");
@@ -480,7 +480,7 @@ static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
 
 static void bootstrap_store_differences_are_refused_on_both_sides(void **state)
 {
-    static const char *const cases[][3] = {{"SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "settings that must agree differ"},
+    static const char *const cases[][3] = {{"SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "'s: SHOAL_DEPTH is "},
                                            {"SHOAL_SECRET=a", "SHOAL_SECRET=b", "another secret"},
                                            {"SHOAL_SECRET=a", "SHOAL_DEPTH=4", "has a secret and"}};
     static struct rank ranks[RANKS_MAX];

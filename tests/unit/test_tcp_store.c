@@ -63,13 +63,14 @@ static int set_up_identity(void **state)
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&f->server_log, &settings, keep_line, &f->server_lines);
     shoal_log_init(&f->client_log, &settings, keep_line, &f->client_lines);
-    f->identity.hello.protocol = SHOAL_TCP_PROTOCOL;
-    f->identity.hello.size = SIZE;
-    f->identity.hello.job = 77;
-    f->identity.hello.settings = 88;
-    f->identity.hello.process = (uint32_t)getpid();
-    strcpy(f->identity.hello.version, "1.2.3");
-    strcpy(f->identity.hello.host, "here");
+    f->identity.side.hello.protocol = SHOAL_TCP_PROTOCOL;
+    f->identity.side.hello.size = SIZE;
+    f->identity.side.hello.job = 77;
+    f->identity.side.hello.settings = 88;
+    f->identity.side.agreed = shoal_settings_agreed(&settings);
+    f->identity.side.hello.process = (uint32_t)getpid();
+    strcpy(f->identity.side.hello.version, "1.2.3");
+    strcpy(f->identity.side.hello.host, "here");
     for (int i = 0; i < SIZE; i++)
         shoal_tcp_client_init(&f->clients[i], &f->client_log);
     *state = f;
@@ -87,7 +88,7 @@ static int set_up_secret(void **state)
 {
     set_up_identity(state);
     struct fixture *f = *state;
-    f->identity.hello.has_secret = 1;
+    f->identity.side.hello.has_secret = 1;
     memset(f->identity.secret, 5, sizeof f->identity.secret);
     start(f);
     return 0;
@@ -119,7 +120,7 @@ static enum shoal_tcp_join join_as(struct fixture *f, int slot, struct shoal_tcp
 static enum shoal_tcp_join join_rank(struct fixture *f, int rank)
 {
     struct shoal_tcp_identity identity = f->identity;
-    identity.hello.rank = (uint32_t)rank;
+    identity.side.hello.rank = (uint32_t)rank;
     return join_as(f, rank, identity, NULL);
 }
 
@@ -346,15 +347,15 @@ static void tcp_store_refuses_another_version(void **state)
 {
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
-    identity.hello.rank = 2;
-    strcpy(identity.hello.version, "1.2.4");
+    identity.side.hello.rank = 2;
+    strcpy(identity.side.hello.version, "1.2.4");
     assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[2].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "rank 2 (here:");
     expect_both_say(f, "1.2.3");
     expect_both_say(f, "1.2.4");
-    strcpy(identity.hello.version, "1.2.3");
-    identity.hello.protocol = 9;
+    strcpy(identity.side.hello.version, "1.2.3");
+    identity.side.hello.protocol = 9;
     assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     expect_both_say(f, "protocol 9");
 }
@@ -363,27 +364,28 @@ static void tcp_store_refuses_other_settings(void **state)
 {
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
-    identity.hello.settings = 0x99;
+    identity.side.hello.settings = 0x99;
+    identity.side.agreed.values[1] = 7;
+    identity.side.agreed.values[SHOAL_COUNT_OF(identity.side.agreed.values) - 1] = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
-    expect_both_say(f, "0000000000000099");
-    expect_both_say(f, "0000000000000058");
+    expect_both_say(f, "SHOAL_DEPTH is 7 there, 4 on rank 0; the rules of SHOAL_ALGORITHMS differ");
 }
 
 static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
 {
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
-    identity.hello.size = 3;
+    identity.side.hello.size = 3;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_ARGUMENT);
     expect_both_say(f, "there are 3 ranks, and rank 0 that there are 4");
     assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
-    identity.hello.size = SIZE;
-    identity.hello.rank = 1;
+    identity.side.hello.size = SIZE;
+    identity.side.hello.rank = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     expect_both_say(f, "two processes say that they are this rank");
-    identity.hello.rank = SIZE;
+    identity.side.hello.rank = SIZE;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     expect_both_say(f, "only ranks 0 to 3");
     expect_alive(f, 1);
@@ -394,7 +396,7 @@ static void tcp_store_of_another_job_is_passed_by(void **state)
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
     char reason[SHOAL_TCP_REASON_MAX];
-    identity.hello.job = 78;
+    identity.side.hello.job = 78;
     assert_int_equal(join_as(f, 0, identity, reason), SHOAL_TCP_JOIN_ELSEWHERE);
     assert_non_null(strstr(reason, "another Shoal job"));
     assert_string_equal(f->client_lines.text, "");
@@ -412,7 +414,7 @@ static void tcp_store_wants_the_secret(void **state)
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "its secret is not rank 0's");
-    identity.hello.has_secret = 0;
+    identity.side.hello.has_secret = 0;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "rank 0 has a secret and it has none");
@@ -424,15 +426,14 @@ static void tcp_store_without_secret_refuses_one(void **state)
 {
     struct fixture *f = *state;
     struct shoal_tcp_identity identity = f->identity;
-    identity.hello.has_secret = 1;
+    identity.side.hello.has_secret = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     expect_both_say(f, "it has a secret and rank 0 has none");
 }
 
 struct challenge {
     struct shoal_tcp_head head;
-    struct shoal_tcp_hello server;
-    unsigned char proof[SHOAL_AUTH_MAC_BYTES];
+    struct shoal_tcp_challenge value;
 };
 
 static int say_hello(const struct fixture *f, const struct shoal_tcp_hello *hello, struct challenge *challenge)
@@ -463,13 +464,13 @@ static void tcp_store_refuses_a_recorded_proof(void **state)
     }
     struct challenge first, second;
     unsigned char proof[SHOAL_AUTH_MAC_BYTES];
-    const int a = say_hello(f, &f->identity.hello, &first);
-    const int b = say_hello(f, &f->identity.hello, &second);
-    assert_memory_not_equal(first.server.nonce, second.server.nonce, sizeof first.server.nonce);
-    assert_true(shoal_tcp_proof_build(f->identity.secret, false, &f->identity.hello, &first.server, proof));
+    const int a = say_hello(f, &f->identity.side.hello, &first);
+    const int b = say_hello(f, &f->identity.side.hello, &second);
+    assert_memory_not_equal(first.value.server.nonce, second.value.server.nonce, sizeof first.value.server.nonce);
+    assert_true(shoal_tcp_proof_build(f->identity.secret, false, &f->identity.side.hello, &first.value.server, proof));
     assert_int_equal(send_proof(b, proof), SHOAL_TCP_SECRET_WRONG);
-    const int c = say_hello(f, &f->identity.hello, &second);
-    assert_int_equal(send_proof(c, second.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
+    const int c = say_hello(f, &f->identity.side.hello, &second);
+    assert_int_equal(send_proof(c, second.value.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
     assert_int_equal(send_proof(a, proof), SHOAL_TCP_OK);
     close(a);
     close(b);

@@ -145,6 +145,18 @@ bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct sho
     return strncmp(a->boot_id, b->boot_id, sizeof a->boot_id) == 0 && a->network_namespace == b->network_namespace;
 }
 
+void shoal_link_card_print_difference(const struct shoal_link_card *there, const struct shoal_link_card *here, char *text,
+                                      size_t bytes)
+{
+    if (there->host_id[0] || here->host_id[0])
+        snprintf(text, bytes, "SHOAL_HOST_ID is \"%.63s\" there, \"%.63s\" here", there->host_id, here->host_id);
+    else if (strncmp(there->boot_id, here->boot_id, sizeof here->boot_id) != 0)
+        snprintf(text, bytes, "/proc/sys/kernel/random/boot_id is %.39s there, %.39s here", there->boot_id, here->boot_id);
+    else
+        snprintf(text, bytes, "/proc/self/ns/net is net:[%llu] there, net:[%llu] here",
+                 (unsigned long long)there->network_namespace, (unsigned long long)here->network_namespace);
+}
+
 static socklen_t abstract_address(const unsigned char *name, struct sockaddr_un *address)
 {
     memset(address, 0, sizeof *address);
@@ -449,14 +461,78 @@ struct pidfd_info {
 #define PIDFD_GET_INFO_REQUEST _IOWR(0xFF, 11, struct pidfd_info)
 #define PIDFD_INFO_EXIT_BIT (UINT64_C(1) << 3)
 
-bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
+/* The number that /proc gives the process: 0 when it is not to be seen there, or its parent has collected it. */
+static int number_of(int pidfd)
+{
+    char path[64], line[128];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+    FILE *file = pidfd >= 0 ? fopen(path, "re") : NULL;
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "Pid: %d", &pid) != 1)
+        continue;
+    if (file)
+        fclose(file);
+    return pid > 0 ? pid : 0;
+}
+
+/* Fields of /proc/PID/stat (proc(5)): the second is the program's name in parentheses, which may hold anything. */
+#define FIELD_NAME 2
+#define FIELD_EXIT_CODE 52
+
+char shoal_link_read_stat(int pid, int *exit_code_out)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    const size_t got = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file)
+        fclose(file);
+    text[got] = 0;
+    const char *name_end = strrchr(text, ')'), *at = name_end;
+    for (int field = FIELD_NAME; at && field < FIELD_EXIT_CODE; field++)
+        at = strchr(at + 1, ' ');
+    *exit_code_out = at ? (int)strtol(at, NULL, 10) : 0;
+    return name_end && name_end[1] == ' ' ? name_end[2] : '?';
+}
+
+/* The kernel asks of who reads this link what it asks of who reads an exit code: else the code reads as 0. */
+static bool may_read_exit_code(int pid)
+{
+    char path[64], target[64];
+    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
+    return readlink(path, target, sizeof target) > 0;
+}
+
+/* Until the parent has collected it, /proc knows; from then on the pidfd does, where the kernel is new enough. The number
+ * belongs to no other process as long as the pidfd names it. */
+static bool read_uncollected(int pidfd, int *exit_code_out)
+{
+    const int pid = number_of(pidfd);
+    return pid && shoal_link_read_stat(pid, exit_code_out) == 'Z' && (*exit_code_out != 0 || may_read_exit_code(pid)) &&
+           number_of(pidfd) == pid;
+}
+
+static bool read_collected(int pidfd, int *exit_code_out)
 {
     struct pidfd_info info = {.mask = PIDFD_INFO_EXIT_BIT};
     if (pidfd < 0 || ioctl(pidfd, PIDFD_GET_INFO_REQUEST, &info) != 0 || !(info.mask & PIDFD_INFO_EXIT_BIT))
         return false;
-    if (WIFSIGNALED(info.exit_code))
-        snprintf(text, bytes, "was killed by signal %d (%s)", WTERMSIG(info.exit_code), strsignal(WTERMSIG(info.exit_code)));
+    *exit_code_out = info.exit_code;
+    return true;
+}
+
+bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
+{
+    int code;
+    if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
+        snprintf(text, bytes, "%s",
+                 number_of(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
+                                  : "ended (the kernel does not tell how)");
+        return false;
+    }
+    if (WIFSIGNALED(code))
+        snprintf(text, bytes, "was killed by signal %d (%s)", WTERMSIG(code), strsignal(WTERMSIG(code)));
     else
-        snprintf(text, bytes, "exited with code %d", WEXITSTATUS(info.exit_code));
+        snprintf(text, bytes, "exited with code %d", WEXITSTATUS(code));
     return true;
 }

@@ -23,6 +23,9 @@ struct shoal_link_card {
 };
 
 bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct shoal_link_card *b);
+/* Of cards of different hosts: what makes them so, with both values. */
+void shoal_link_card_print_difference(const struct shoal_link_card *there, const struct shoal_link_card *here, char *text,
+                                      size_t bytes);
 
 /* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
 struct shoal_link_contact {
@@ -78,7 +81,11 @@ bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int 
 void shoal_link_wait(int socket, short events, int timeout_ms);
 
 bool shoal_link_has_ended(int pidfd, int socket);
-/* "was killed by signal 9 (Killed)", "exited with code 3": true when the kernel knows by now. */
+/* Of a process that has ended: "was killed by signal 9 (Killed)", "exited with code 3". False when the kernel does not tell
+ * now; text says why. */
 bool shoal_link_how_ended(int pidfd, char *text, size_t bytes);
+/* The state letter of a process, '?' when it is not visible here; the exit code of one that ended, as waitpid gives it, 0 where
+ * that must not be seen. */
+char shoal_link_read_stat(int pid, int *exit_code_out);
 
 #endif

@@ -232,10 +232,12 @@ static enum shoal_status require_same_host(struct shoal_shm_node *node, const st
 {
     if (shoal_link_card_same_host(own, card))
         return SHOAL_OK;
+    char difference[256];
+    shoal_link_card_print_difference(card, own, difference, sizeof difference);
     return shoal_log_fail(node->log, SHOAL_ERR_UNSUPPORTED, "shm",
-                          "rank %d (process %d) is on host %s, this rank on %s: this version joins the ranks of one host "
-                          "(same boot, same network namespace; SHOAL_HOST_ID overrules)",
-                          rank, card->pid, card->host, own->host);
+                          "rank %d (process %d on %s) counts as on another host than this rank (on %s): %s; this version joins "
+                          "the ranks of one host (same boot, same network namespace; SHOAL_HOST_ID overrules)",
+                          rank, card->pid, card->host, own->host, difference);
 }
 
 /* Who is new? The others are met already. */
@@ -586,7 +588,7 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
 
 /* ---- Life and death of a peer -------------------------------------------------------------------------------------------- */
 
-/* How long a process that ended may stay unreaped before we stop waiting to learn how it ended. */
+/* How long we wait to learn how a process ended: what /proc hides, the pidfd tells when the parent has collected it. */
 #define REAP_NS (150 * SHOAL_NS_PER_MS)
 
 bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
@@ -600,27 +602,21 @@ bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
     const uint64_t now_ns = shoal_clock_ns();
     if (!peer->ended_ns)
         peer->ended_ns = now_ns;
-    if (shoal_link_how_ended(peer->pidfd, peer->ended, sizeof peer->ended))
-        return true;
-    if (now_ns - peer->ended_ns < REAP_NS)
+    char how[sizeof peer->ended];
+    if (!shoal_link_how_ended(peer->pidfd, how, sizeof how) && now_ns - peer->ended_ns < REAP_NS)
         return false; /* asked again soon; only then is it said */
-    snprintf(peer->ended, sizeof peer->ended, "ended (this kernel does not tell how)");
+    memcpy(peer->ended, how, sizeof how);
     return true;
 }
 
 void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes)
 {
-    char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", peer->name.pid);
-    FILE *file = fopen(path, "re");
-    const char *state = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
-    const char letter = state && state[1] == ' ' ? state[2] : '?';
+    int exit_code;
+    const char letter = shoal_link_read_stat(peer->name.pid, &exit_code);
     snprintf(text, bytes, "%s",
              letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"
              : letter == 'Z'                ? "ended, not yet reaped"
              : letter == 'D'                ? "blocked in the kernel (I/O)"
              : letter == '?'                ? "not visible from here"
                                             : "alive");
-    if (file)
-        fclose(file);
 }
