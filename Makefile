@@ -20,10 +20,14 @@ deps:
 
 build/build.ninja:
 	@dev/deps.sh build
+	@echo "configuring build/"
 	@meson setup build >/dev/null || { cat build/meson-logs/meson-log.txt; exit 1; }
 
+# Says that it builds only where there is something to build.
 build: build/build.ninja
-	@ninja -C build --quiet
+	@ninja -C build --quiet -n | grep -qx 'ninja: no work to do.' || \
+	 { echo "building; the first time takes half a minute"; ninja -C build --quiet; }
+	@echo "built: build/shoal"
 
 demo: build
 	@dev/deps.sh demo

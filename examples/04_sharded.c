@@ -2,9 +2,9 @@
  *
  *     build/shoal run -n 4 build/examples/04_sharded
  *
- * Each step gathers all parameters, computes gradients of them, and gets back the average of its own part's gradients alone. The
- * parts differ in length, as they do when the number of parameters is no multiple of the number of ranks. The toy problem: every
- * rank pulls each parameter x towards targets of its own; the average of all targets is where it ends. */
+ * Each step gathers all parameters, computes gradients of them, and gets back the average of its own part's gradients alone.
+ * The parts differ in length, as they do when the number of parameters is no multiple of the number of ranks. The toy problem:
+ * every rank pulls each parameter x towards targets of its own; the average of all targets is where it ends. */
 #include <shoal/shoal.h>
 #include <stdio.h>
 #include <stdlib.h>

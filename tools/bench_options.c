@@ -61,7 +61,7 @@ static const struct tool_option options_known[] = {
     {"--in-place", IN_PLACE, NULL},
     {"--inputs", INPUTS, "fresh|warm"},
     {"--type", ELEMENT, "TYPE"},
-    {"--dtype", ELEMENT, "TYPE"}, /* as `shoal explain` has it */
+    {"--dtype", ELEMENT, "TYPE"}, /* as other tools have it */
     {"--op", OP, "OPERATOR"},
     {"--check", CHECK, NULL},
     {"--format", FORMAT, "table|json"},

@@ -324,7 +324,7 @@ static enum shoal_status result_join(struct worker *worker, size_t iterations, s
 
 static enum shoal_status algorithm_ask(struct worker *worker, const struct task *task, const char **name_out)
 {
-    struct shoal_operation operation = {.struct_bytes = sizeof operation};
+    struct shoal_operation operation = SHOAL_OPERATION_INIT;
     *name_out = "read-write";
     if (task->collective == BENCH_PROBE)
         return SHOAL_OK;

@@ -4,25 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum option {
-    OPTION_HELP = 1,
-    OPTION_RANKS,
-    OPTION_HOSTS,
-    OPTION_RANKS_PER_HOST,
-    OPTION_BYTES,
-    OPTION_DTYPE,
-    OPTION_MEMORY,
-    OPTION_IN_PLACE,
-    OPTION_RANK
-};
+enum option { OPTION_HELP = 1, OPTION_RANKS, OPTION_BYTES, OPTION_TYPE, OPTION_MEMORY, OPTION_IN_PLACE, OPTION_RANK };
 
 static const struct tool_option options[] = {
     {"--ranks", OPTION_RANKS, "N"},
     {"-n", OPTION_RANKS, "N"},
-    {"--hosts", OPTION_HOSTS, "N"},
-    {"--ranks-per-host", OPTION_RANKS_PER_HOST, "N"},
     {"--bytes", OPTION_BYTES, "SIZE"},
-    {"--dtype", OPTION_DTYPE, "TYPE"},
+    {"--type", OPTION_TYPE, "TYPE"},
+    {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
     {"--memory", OPTION_MEMORY, "plain|shared"},
     {"--in-place", OPTION_IN_PLACE, NULL},
     {"--rank", OPTION_RANK, "R"},
@@ -43,13 +32,12 @@ static const char help[] =
     "the list of steps each rank takes. A real run takes exactly these steps.\n"
     "\n"
     "    --ranks N, -n N          how many ranks, all on one host (default 2)\n"
-    "    --bytes SIZE             the larger operand, all parts where it has one per rank, such as 4096, 64K or 3MiB\n"
-    "                             (default 1MiB; powers of 1024)\n"
-    "    --dtype TYPE             the element, such as float32, bfloat16 or int8 (default float32)\n"
+    "    --bytes SIZE             the larger operand, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024); where it has\n"
+    "                             a part per rank, all parts, rounded down to equal ones\n"
+    "    --type TYPE              the element, such as float32, bfloat16 or int8 (default float32)\n"
     "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
     "    --in-place               output is input: an all-to-all then goes through windows also from shared memory\n"
     "    --rank R                 the plan of this rank only (default all)\n"
-    "    --hosts 1 --ranks-per-host N   the same as --ranks N; this version explains one host\n"
     "\n"
     "Examples:\n"
     "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
@@ -59,11 +47,6 @@ static const char help[] =
     "Exit codes: 0 success, 2 the question makes no sense.\n";
 
 enum { RANKS_MAX = 1024 };
-
-struct request {
-    struct shoal_question question;
-    int hosts;
-};
 
 static bool memory_read(const struct tool_args *args, struct shoal_question *question)
 {
@@ -75,24 +58,21 @@ static bool memory_read(const struct tool_args *args, struct shoal_question *que
     return true;
 }
 
-static bool option_apply(int id, const struct tool_args *args, struct request *request)
+static bool option_apply(int id, const struct tool_args *args, struct shoal_question *question)
 {
     switch (id) {
     case OPTION_RANKS:
-    case OPTION_RANKS_PER_HOST:
-        return tool_number_read(args, 1, RANKS_MAX, &request->question.ranks);
-    case OPTION_HOSTS:
-        return tool_number_read(args, 1, RANKS_MAX, &request->hosts);
+        return tool_number_read(args, 1, RANKS_MAX, &question->ranks);
     case OPTION_BYTES:
-        return tool_size_read(args, &request->question.bytes);
-    case OPTION_DTYPE:
-        return tool_type_read(args, &request->question.type);
+        return tool_size_read(args, &question->bytes);
+    case OPTION_TYPE:
+        return tool_type_read(args, &question->type);
     case OPTION_MEMORY:
-        return memory_read(args, &request->question);
+        return memory_read(args, question);
     case OPTION_RANK:
-        return tool_number_read(args, 0, RANKS_MAX - 1, &request->question.rank);
+        return tool_number_read(args, 0, RANKS_MAX - 1, &question->rank);
     case OPTION_IN_PLACE:
-        request->question.in_place = 1;
+        question->in_place = 1;
         return true;
     default:
         return true;
@@ -132,14 +112,11 @@ static bool collective_read(const char *text, struct shoal_question *question)
 }
 
 /* Returns 0, or the exit code when one line has been printed. */
-static int request_check(const struct request *request)
+static int question_check(const struct shoal_question *question)
 {
-    const struct shoal_question *question = &request->question;
     const size_t element = shoal_type_bytes(question->type);
     if (!question->collective)
         return tool_usage_fail("explain", "which collective? Such as: shoal explain allreduce --ranks 4 --bytes 3MiB");
-    if (request->hosts > 1)
-        return tool_usage_fail("explain", "this version explains one host, not %d", request->hosts);
     if (question->rank >= question->ranks)
         return tool_usage_fail("explain", "there is no rank %d among %d ranks", question->rank, question->ranks);
     if (element && question->bytes % element)
@@ -175,10 +152,7 @@ static int question_ask(const struct shoal_question *question)
 
 int shoal_tool_explain(int argc, char **argv)
 {
-    struct request request = {
-        .question = {.struct_bytes = sizeof request.question, .ranks = 2, .bytes = 1 << 20, .type = SHOAL_FLOAT32, .rank = -1},
-        .hosts = 1,
-    };
+    struct shoal_question question = SHOAL_QUESTION_INIT;
     struct tool_args args = {.command = "explain", .argc = argc, .argv = argv, .at = 1};
     for (;;) {
         const int id = tool_option_next(&args, options);
@@ -190,9 +164,9 @@ int shoal_tool_explain(int argc, char **argv)
             break;
         if (id == TOOL_OPTION_BAD)
             return TOOL_EXIT_USAGE;
-        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &request.question) : !option_apply(id, &args, &request))
+        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &question) : !option_apply(id, &args, &question))
             return TOOL_EXIT_USAGE;
     }
-    const int code = request_check(&request);
-    return code ? code : question_ask(&request.question);
+    const int code = question_check(&question);
+    return code ? code : question_ask(&question);
 }

@@ -1,6 +1,9 @@
 /* `shoal info`: what this machine offers, the settings, the algorithms. */
 #include "tool.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 enum option { OPTION_HELP = 1, OPTION_SETTINGS, OPTION_TOPOLOGY, OPTION_ALGORITHMS };
 
 static const struct tool_option options[] = {
@@ -25,7 +28,9 @@ static const char help[] =
     "    shoal info\n"
     "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n"
     "\n"
-    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments make no sense.\n";
+    "A variable that makes no sense is told on stderr; the table then shows its default, or leaves out the rules.\n"
+    "\n"
+    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments or a variable make no sense.\n";
 
 static void version_print(void)
 {
@@ -33,16 +38,53 @@ static void version_print(void)
     shoal_print_topology(stdout);
 }
 
-static void part_print(int id, bool is_first)
+static enum shoal_status settings_print(FILE *out)
+{
+    return shoal_print_settings(NULL, out);
+}
+
+/* A variable that keeps the library from printing any of a table stands at the beginning of the reason. */
+static bool variable_drop(char *reason)
+{
+    reason[strcspn(reason, " ")] = 0;
+    return getenv(reason) && unsetenv(reason) == 0;
+}
+
+/* Prints a table; where something is wrong, its last line says what, and goes to stderr. Returns the exit code. */
+static int table_print(enum shoal_status (*print)(FILE *out))
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    const enum shoal_status status = out ? print(out) : SHOAL_ERR_MEMORY;
+    if (!out || fclose(out) != 0) {
+        fputs("shoal info: no memory\n", stderr);
+        free(text);
+        return 1;
+    }
+    size_t table = length;
+    while (status != SHOAL_OK && table > 0 && (table == length || text[table - 1] != '\n'))
+        table--;
+    fwrite(text, 1, table, stdout);
+    if (status != SHOAL_OK)
+        fprintf(stderr, "shoal info: %s", text + table);
+    if (status == SHOAL_ERR_ARGUMENT && !table && variable_drop(text))
+        table_print(print);
+    free(text);
+    return status == SHOAL_OK ? 0 : status == SHOAL_ERR_ARGUMENT ? TOOL_EXIT_USAGE : 1;
+}
+
+/* Returns the exit code. */
+static int part_print(int id, bool is_first)
 {
     if (!is_first)
         putchar('\n');
     if (id == OPTION_SETTINGS)
-        shoal_print_settings(NULL, stdout);
-    else if (id == OPTION_TOPOLOGY)
-        shoal_print_topology(stdout);
-    else
-        shoal_print_algorithms(stdout);
+        return table_print(settings_print);
+    if (id == OPTION_ALGORITHMS)
+        return table_print(shoal_print_algorithms);
+    shoal_print_topology(stdout);
+    return 0;
 }
 
 int shoal_tool_info(int argc, char **argv)
@@ -65,7 +107,10 @@ int shoal_tool_info(int argc, char **argv)
         return tool_usage_fail("info", "'%s' is not expected here", argv[args.at]);
     if (!count)
         version_print();
-    for (int i = 0; i < count; i++)
-        part_print(parts[i], i == 0);
-    return tool_output_finish("info", 0);
+    int code = 0;
+    for (int i = 0; i < count; i++) {
+        const int part = part_print(parts[i], i == 0);
+        code = code ? code : part;
+    }
+    return tool_output_finish("info", code);
 }

@@ -30,10 +30,10 @@ enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
 
 struct worker {
     pid_t pid;
-    bool is_alive;       /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
-    bool is_consequence; /* it ended after the first failure */
-    int how;             /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
-    int code;            /* the exit code or the signal */
+    bool is_alive; /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
+    bool is_later; /* it ended after the first failure, or is that */
+    int how;       /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
+    int code;      /* the exit code or the signal */
 };
 
 /* The places in the array for poll(); the rest belongs to the output. */
@@ -250,7 +250,7 @@ static void deaths_take(struct run *run, pid_t pid)
         if (!worker_look(worker))
             continue;
         run->alive--;
-        worker->is_consequence = run->cause == CAUSE_FAILURE || has_failed(worker);
+        worker->is_later = run->cause == CAUSE_FAILURE || has_failed(worker);
     }
     if (run->cause == CAUSE_NONE)
         failure_note(run, pid);
@@ -378,9 +378,9 @@ static int failure_report(struct run *run)
     run_output_tail_print(&run->output, run->first);
     for (int rank = 0; rank < run->started; rank++) {
         const struct worker *worker = &run->workers[rank];
-        if (rank != run->first && worker->is_consequence && !worker->is_alive)
-            run_output_say(&run->output, "rank %d (pid %d) ended %s: %s", rank, (int)worker->pid,
-                           has_failed(worker) ? "as a consequence" : "then", ending_text(worker).text);
+        if (rank != run->first && !worker->is_alive)
+            run_output_say(&run->output, "rank %d (pid %d) %s: %s", rank, (int)worker->pid,
+                           worker->is_later ? "ended after it" : "had ended by then", ending_text(worker).text);
     }
     return exit_code(first);
 }

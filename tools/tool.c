@@ -19,6 +19,17 @@ int tool_usage_fail(const char *command, const char *format, ...)
     return TOOL_EXIT_USAGE;
 }
 
+int tool_file_fail(const char *command, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "shoal %s: ", command);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    return TOOL_EXIT_USAGE;
+}
+
 bool tool_value_fail(const struct tool_args *args, const char *takes)
 {
     tool_usage_fail(args->command, "%s takes %s, not '%s'", args->name, takes, args->value);
@@ -54,20 +65,31 @@ static size_t word_distance(const char *a, const char *b)
     return row[b_length];
 }
 
-/* A third of the letters may be wrong. A word of which text is the beginning is near, too. */
+/* Text that stops early, or goes on for one letter too many: "-np" of other launchers. */
+static bool is_beginning(const char *text, const char *word)
+{
+    const size_t length = strlen(text), word_length = strlen(word);
+    return (length > 2 && !strncmp(text, word, length)) || (length == word_length + 1 && !strncmp(text, word, word_length));
+}
+
+/* A third of the letters may be wrong; dashes in front are none. */
+static bool is_near(const char *text, const char *word, size_t distance)
+{
+    const size_t letters = strlen(text + strspn(text, "-")), word_letters = strlen(word + strspn(word, "-"));
+    return is_beginning(text, word) || distance <= (letters > word_letters ? letters : word_letters) / 3;
+}
+
 const char *tool_word_nearest(const char *text, const char *const *words)
 {
-    const size_t length = strlen(text);
     const char *nearest = NULL;
-    size_t least = length / 3 + 1;
-    if (length == 0 || length > WORD_MAX)
+    size_t least = WORD_MAX;
+    if (!*text || strlen(text) > WORD_MAX)
         return NULL;
     for (; *words; words++) {
         if (strlen(*words) > WORD_MAX)
             continue;
-        const bool is_beginning = length > 2 && !strncmp(text, *words, length);
-        const size_t distance = is_beginning ? 1 : word_distance(text, *words);
-        if (distance <= least && (!nearest || distance < least)) {
+        const size_t distance = is_beginning(text, *words) ? 1 : word_distance(text, *words);
+        if (distance < least && is_near(text, *words, distance)) {
             least = distance;
             nearest = *words;
         }
@@ -88,7 +110,8 @@ static int option_unknown(const struct tool_args *args, const struct tool_option
     return TOOL_OPTION_BAD;
 }
 
-/* How much of text names the option: all of "--timeout", the front of "--timeout=5" and of "-n4"; 0: it is another one. */
+/* How much of text names the option: all of "--timeout", the front of "--timeout=5" and of "-n4"; 0: it is another one, as
+ * "-np" is, for -n takes a number. */
 static size_t option_match(const struct tool_option *option, const char *text)
 {
     const size_t length = strlen(option->name);
@@ -96,7 +119,8 @@ static size_t option_match(const struct tool_option *option, const char *text)
         return 0;
     if (!text[length] || text[length] == '=')
         return length;
-    return length == 2 && option->value ? length : 0;
+    const bool is_number = option->value && !strcmp(option->value, "N");
+    return length == 2 && option->value && (!is_number || isdigit((unsigned char)text[length])) ? length : 0;
 }
 
 static int option_take(struct tool_args *args, const struct tool_option *option, const char *rest)

@@ -44,7 +44,10 @@ int tool_option_next(struct tool_args *args, const struct tool_option *options);
 /* Prints "shoal COMMAND: text (shoal COMMAND --help explains)" on stderr and returns TOOL_EXIT_USAGE. */
 int tool_usage_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The same for the value of the option just read: "-n takes a number from 1 to 1024, not 'x'". Returns false. */
+/* The same without the hint at --help: about a file, of which the help says nothing. */
+int tool_file_fail(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Like tool_usage_fail for the value of the option just read: "-n takes a number from 1 to 1024, not 'x'". Returns false. */
 bool tool_value_fail(const struct tool_args *args, const char *takes);
 
 /* Read the value of the option just read; print the line and return false when it makes no sense. Sizes take K, M, G (powers of

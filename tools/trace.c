@@ -33,6 +33,7 @@ static const char help[] =
     "    --json    the summary as one JSON object\n"
     "\n"
     "Examples:\n"
+    "    rm -f flight.*                                      lines are appended: those of an older run would be mixed in\n"
     "    SHOAL_TRACE_FILE=flight.%r shoal run -n 4 ./train   each rank writes its last 1,024 operations at the end\n"
     "    shoal trace flight.*                                who was late; the trace is in shoal-trace.json\n"
     "    shoal trace --json -o /dev/null flight.*            the summary alone, for a program\n"

@@ -119,6 +119,7 @@ int trace_memory_fail(void);
 struct trace_blame {
     size_t worker_at;
     size_t operations, last_in;
+    bool is_partial; /* it came last in operations of which it has no record: how many it took part in is not known */
     int64_t median, p99, worst, others_waited;
 };
 
@@ -137,11 +138,12 @@ struct trace_absence {
     int64_t first_rank, last_rank;
 };
 
-/* A rank whose oldest operations are not in the files. */
+/* A rank whose oldest operations are not in the files, or whose newest are not. */
 struct trace_cut {
     size_t comm_at;
     int64_t rank;
-    uint64_t gone, all;
+    uint64_t gone, all; /* of those up to its last record */
+    uint64_t later;     /* operations after that in which the others saw it come last */
 };
 
 enum { TRACE_WORST = 5 };

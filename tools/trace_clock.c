@@ -202,8 +202,8 @@ int trace_align(struct trace *trace)
     for (size_t i = 0; i < trace->count; i++) {
         struct trace_record *record = &trace->records[i];
         if (!times_read(&trace->clocks[record->clock_at], record))
-            return tool_usage_fail("trace", "%s:%" PRIu32 ": its time is more than three years from the first of its machine",
-                                   trace->files[record->file], record->line);
+            return tool_file_fail("trace", "%s:%" PRIu32 ": its time is more than three years from the first of its machine",
+                                  trace->files[record->file], record->line);
     }
     struct trace_clock *reference = reference_choose(trace);
     reference->alignment = TRACE_REFERENCE;

@@ -227,7 +227,7 @@ enum trace_step trace_json_next(struct trace_json *json)
 {
     space_skip(json);
     if (!json->is_begun && *json->at != '{')
-        return bad(json, "it does not begin with '{'");
+        return bad(json, "this is no line of a flight recorder, which begins with '{'");
     if (json->is_begun && *json->at == '}')
         return end_read(json);
     if (json->is_begun && *json->at != ',')

@@ -46,8 +46,8 @@ static int duplicates_drop(struct trace *trace)
         if (!last || !is_same_record(last, record))
             trace->records[kept++] = *record;
         else if (last->posted_ticks != record->posted_ticks || last->kind != record->kind)
-            return tool_usage_fail("trace", "%s:%" PRIu32 " and %s:%" PRIu32 " tell different things of one record",
-                                   trace->files[last->file], last->line, trace->files[record->file], record->line);
+            return tool_file_fail("trace", "%s:%" PRIu32 " and %s:%" PRIu32 " tell different things of one record",
+                                  trace->files[last->file], last->line, trace->files[record->file], record->line);
     }
     trace->duplicates = trace->count - kept;
     trace->count = kept;
@@ -69,9 +69,9 @@ static int comms_find(struct trace *trace)
             *last = (struct trace_comm){.id = record->comm_id, .name = record->comm, .size = record->size, .begin = INT64_MAX};
         }
         if (last->size != record->size)
-            return tool_usage_fail("trace", "%s:%" PRIu32 ": communicator %s has %lld ranks here, but %lld in other lines",
-                                   trace->files[record->file], record->line, record->comm, (long long)record->size,
-                                   (long long)last->size);
+            return tool_file_fail("trace", "%s:%" PRIu32 ": communicator %s has %lld ranks here, but %lld in other lines",
+                                  trace->files[record->file], record->line, record->comm, (long long)record->size,
+                                  (long long)last->size);
         record->comm_at = trace->comm_count - 1;
     }
     return 0;

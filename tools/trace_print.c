@@ -210,10 +210,17 @@ static void cuts_print(const struct trace_summary *summary, FILE *out)
 {
     for (size_t i = 0; i < summary->cut_count && i < LISTED_SHOWN; i++) {
         const struct trace_cut *cut = &summary->cuts[i];
-        fprintf(out,
-                "  rank %" PRId64 " of %s: %" PRIu64 " of its %" PRIu64
-                " operations are gone; a recorder keeps the last 1,024\n",
-                cut->rank, summary->trace->comms[cut->comm_at].label, cut->gone, cut->all);
+        const char *label = summary->trace->comms[cut->comm_at].label;
+        if (cut->gone)
+            fprintf(out,
+                    "  rank %" PRId64 " of %s: %" PRIu64 " of its %" PRIu64
+                    " operations are gone; a recorder keeps the last 1,024\n",
+                    cut->rank, label, cut->gone, cut->all);
+        if (cut->later)
+            fprintf(out,
+                    "  rank %" PRId64 " of %s: its newest operations are cut off; the others saw it come last in %" PRIu64
+                    " after its last line\n",
+                    cut->rank, label, cut->later);
     }
     if (summary->cut_count > LISTED_SHOWN)
         fprintf(out, "  and %zu more ranks (--json lists all)\n", summary->cut_count - LISTED_SHOWN);
@@ -271,10 +278,12 @@ static void blames_print(const struct trace_summary *summary, FILE *out)
             "worst us", "others waited ms");
     for (size_t i = 0; i < shown; i++) {
         const struct trace_blame *blame = &summary->blames[i];
-        char worker[128];
+        char worker[128], of[24] = "-";
         worker_print(summary->trace, blame->worker_at, worker);
-        fprintf(out, "  %-32s %9zu %9zu %12.1f %12.1f %12.1f %16.3f\n", worker, blame->last_in, blame->operations,
-                us(blame->median), us(blame->p99), us(blame->worst), us(blame->others_waited) / 1e3);
+        if (!blame->is_partial)
+            snprintf(of, sizeof of, "%zu", blame->operations);
+        fprintf(out, "  %-32s %9zu %9s %12.1f %12.1f %12.1f %16.3f\n", worker, blame->last_in, of, us(blame->median),
+                us(blame->p99), us(blame->worst), us(blame->others_waited) / 1e3);
     }
     if (shown < count)
         fprintf(out, "  and %zu ranks that others waited less for (--json lists all)\n", count - shown);
@@ -414,7 +423,8 @@ static void cut_print_json(const struct trace_summary *summary, size_t at, FILE 
 {
     const struct trace_cut *cut = &summary->cuts[at];
     text_print(out, "{\"communicator\":", summary->trace->comms[cut->comm_at].label);
-    fprintf(out, ",\"rank\":%" PRId64 ",\"gone\":%" PRIu64 ",\"operations\":%" PRIu64 "}", cut->rank, cut->gone, cut->all);
+    fprintf(out, ",\"rank\":%" PRId64 ",\"gone\":%" PRIu64 ",\"operations\":%" PRIu64 ",\"later\":%" PRIu64 "}", cut->rank,
+            cut->gone, cut->all, cut->later);
 }
 
 static void clock_print_json(const struct trace_summary *summary, size_t at, FILE *out)

@@ -336,7 +336,7 @@ static int line_fail(const struct reader *reader)
 {
     if (reader->has_no_memory)
         return trace_memory_fail();
-    return tool_usage_fail("trace", "%s:%u: %s", reader->name, reader->line, reader->error);
+    return tool_file_fail("trace", "%s:%u: %s", reader->name, reader->line, reader->error);
 }
 
 static int line_take(struct reader *reader, enum line_end end, char *text, size_t bytes)
@@ -369,7 +369,7 @@ static int lines_read(struct reader *reader, FILE *file)
         if (code)
             return code;
     }
-    return ferror(file) ? tool_usage_fail("trace", "cannot read %s: %s", reader->name, strerror(errno)) : 0;
+    return ferror(file) ? tool_file_fail("trace", "cannot read %s: %s", reader->name, strerror(errno)) : 0;
 }
 
 static int file_read(struct trace *trace, uint32_t at)
@@ -379,10 +379,10 @@ static int file_read(struct trace *trace, uint32_t at)
     struct stat status;
     FILE *file = is_stdin ? stdin : fopen(reader.name, "re");
     if (!file)
-        return tool_usage_fail("trace", "cannot open %s: %s", reader.name, strerror(errno));
+        return tool_file_fail("trace", "cannot open %s: %s", reader.name, strerror(errno));
     const bool is_folder = fstat(fileno(file), &status) == 0 && S_ISDIR(status.st_mode);
     const int code = is_folder
-                         ? tool_usage_fail("trace", "%s is a folder; name the files in it, as %s/*", reader.name, reader.name)
+                         ? tool_file_fail("trace", "%s is a folder; name the files in it, as %s/*", reader.name, reader.name)
                          : lines_read(&reader, file);
     if (!is_stdin)
         fclose(file);
@@ -393,8 +393,8 @@ static int file_read(struct trace *trace, uint32_t at)
 static int files_check(const struct trace *trace, size_t file_count, size_t *records_of)
 {
     if (!trace->count)
-        return tool_usage_fail("trace", "there is no operation in %s%s", trace->files[0],
-                               file_count > 1 ? " and the others" : "");
+        return tool_file_fail("trace", "there is no operation in %s%s", trace->files[0],
+                              file_count > 1 ? " and the others" : "");
     for (size_t i = 0; i < trace->count; i++)
         records_of[trace->records[i].file]++;
     for (size_t i = 0; i < file_count; i++)

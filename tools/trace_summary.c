@@ -37,11 +37,21 @@ static int by_blame(const void *a, const void *b)
     return order ? order : compare((int64_t)x->worker_at, (int64_t)y->worker_at);
 }
 
+static bool has_record(const struct trace *trace, const struct trace_operation *operation, size_t worker_at)
+{
+    for (size_t i = operation->first; i < operation->first + operation->count; i++)
+        if (trace->records[i].worker_at == worker_at)
+            return true;
+    return false;
+}
+
 /* Operations of one worker that came last in all of them; values is room for as many numbers. */
-static void blame_fill(struct trace_blame *blame, const struct trace_operation *const *view, size_t count, int64_t *values)
+static void blame_fill(const struct trace *trace, struct trace_blame *blame, const struct trace_operation *const *view,
+                       size_t count, int64_t *values)
 {
     for (size_t i = 0; i < count; i++) {
         values[i] = view[i]->late;
+        blame->is_partial = blame->is_partial || !has_record(trace, view[i], blame->worker_at);
         blame->others_waited += view[i]->others_waited;
     }
     qsort(values, count, sizeof *values, by_number);
@@ -76,7 +86,7 @@ static bool blames_make(struct trace_summary *summary, int64_t *values)
     for (size_t first = 0, end; first < late && summary->blames; first = end) {
         for (end = first; end < late && view[end]->last_worker == view[first]->last_worker; end++)
             ;
-        blame_fill(&summary->blames[view[first]->last_worker], view + first, end - first, values);
+        blame_fill(trace, &summary->blames[view[first]->last_worker], view + first, end - first, values);
     }
     if (summary->blames)
         qsort(summary->blames, trace->worker_count, sizeof *summary->blames, by_blame);
@@ -168,12 +178,28 @@ static void gap_check(struct trace_summary *summary, const struct trace_record *
         absence_add(summary, next->comm_at, 0, next->rank - 1);
 }
 
-/* Records count from 0, so the highest number tells how many there were. */
-static void cut_check(struct trace_summary *summary, const struct trace_record *last, size_t count)
+/* Operations that came after all of a rank's records, and that it came to. */
+static uint64_t later_count(const struct trace *trace, const struct trace_record *const *view, size_t count)
 {
-    if (last->record + 1 > count)
-        summary->cuts[summary->cut_count++] =
-            (struct trace_cut){last->comm_at, last->rank, last->record + 1 - count, last->record + 1};
+    uint64_t newest = 0, later = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!trace_is_message(view[i]) && view[i]->sequence > newest)
+            newest = view[i]->sequence;
+    for (size_t i = 0; i < trace->operation_count; i++) {
+        const struct trace_record *record = &trace->records[trace->operations[i].first];
+        later +=
+            trace->operations[i].last_rank == view[0]->rank && record->comm_at == view[0]->comm_at && record->sequence > newest;
+    }
+    return later;
+}
+
+/* Those of one rank. Records count from 0, so the highest number tells how many there were. */
+static void cut_check(struct trace_summary *summary, const struct trace_record *const *view, size_t count)
+{
+    const struct trace_record *last = view[count - 1];
+    const uint64_t all = last->record + 1, later = later_count(summary->trace, view, count);
+    if (all > count || later)
+        summary->cuts[summary->cut_count++] = (struct trace_cut){last->comm_at, last->rank, all - count, all, later};
 }
 
 static bool missing_find(struct trace_summary *summary)
@@ -192,7 +218,7 @@ static bool missing_find(struct trace_summary *summary)
              end < trace->count && view[end]->comm_at == view[first]->comm_at && view[end]->rank == view[first]->rank;)
             end++;
         gap_check(summary, last, view[first]);
-        cut_check(summary, view[end - 1], end - first);
+        cut_check(summary, view + first, end - first);
     }
     if (has_memory)
         gap_check(summary, last, NULL);

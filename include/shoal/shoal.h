@@ -24,8 +24,8 @@
  *   - All functions may be called from any thread, at the same time, unless their text says otherwise. Calls on one
  *     communicator must reach it in the same order on every rank, so two threads that call collectives on one communicator
  *     must agree on an order; on different communicators any order is right.
- *   - Options structs begin with struct_bytes; set it with the *_INIT macro so that newer libraries know your version.
- *     A NULL options pointer means all defaults.
+ *   - Structs that libraries may lengthen, of options and of answers, begin with struct_bytes: begin each with its *_INIT
+ *     macro, as in `struct shoal_options options = SHOAL_OPTIONS_INIT;`. A NULL options pointer means all defaults.
  *   - No state is global. A process may hold several contexts, even several ranks of one job.
  *   - After fork() the child must not use what its parent made: each call returns SHOAL_ERR_STATE there. exec() is fine.
  */
@@ -116,7 +116,7 @@ SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
 
-/* A group of ranks that make calls together. */
+/* A group of ranks that make calls together, 1,024 at most. */
 struct shoal_comm;
 
 struct shoal_comm_options {
@@ -138,7 +138,8 @@ struct shoal_comm_options {
 SHOAL_API SHOAL_MUST_USE enum shoal_status
 shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
-/* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. */
+/* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. size is
+ * 1 to 1,024, rank 0 to size - 1; they are here and in shoal_comm_create_with. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
                                                                 int size, const struct shoal_comm_options *options,
                                                                 struct shoal_comm **comm_out);
@@ -303,7 +304,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv(struct shoal_co
                                                                  const struct shoal_options *options);
 
 /* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
- * (output_counts[i] there); where it is not, every rank gets ERR_MISMATCH, but others may have moved their bytes. In place (input == output) needs equal counts and offsets on both sides. */
+ * (output_counts[i] there); where it is not, every rank gets ERR_MISMATCH, but others may have moved their bytes. In place
+ * (input == output) needs equal counts and offsets on both sides. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input,
                                                            const size_t *input_counts, const size_t *input_offsets,
                                                            void *output, const size_t *output_counts,
@@ -312,8 +314,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *co
 
 /* Several tensors in one operation: one announcement, one request, one deadline, and pieces that run across the borders
  * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
- * ranks. No output may overlap
- * an operand of another tensor. The array is read during the call only. Peers are given the data through windows, also from shared memory. */
+ * ranks. No output may overlap an operand of another tensor. The array is read during the call only. Peers are given the data
+ * through windows, also from shared memory. */
 struct shoal_tensor {
     const void *input;
     void *output;
@@ -492,9 +494,13 @@ struct shoal_failure {
     char operation[96]; /* such as "all-reduce of 1024 float32, sum" */
     char text[512];     /* one paragraph for people: what, where, what to do */
 };
+#define SHOAL_FAILURE_INIT                                                      \
+    {                                                                           \
+        sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "" \
+    }
 
-/* Writes the failure of comm (or, with comm NULL, the last failed call on context) to *failure_out; set its struct_bytes first.
- * Returns PENDING when nothing has failed. */
+/* Writes the failure of comm (or, with comm NULL, the last failed call on context) to *failure_out, which begins as
+ * SHOAL_FAILURE_INIT. Returns PENDING when nothing has failed. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context,
                                                               const struct shoal_comm *comm, struct shoal_failure *failure_out);
 
@@ -504,7 +510,8 @@ SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
 /* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */
 
-/* The last operation that finished on this rank. Times are microseconds since it was posted here. */
+/* The last operation that finished on this rank. Times are microseconds since it was posted here. Begins as
+ * SHOAL_OPERATION_INIT. */
 struct shoal_operation {
     size_t struct_bytes;
     uint64_t sequence;
@@ -514,39 +521,55 @@ struct shoal_operation {
     int last_rank;  /* who came last, -1 when not known */
     double late_us; /* how long after the first to come */
 };
+#define SHOAL_OPERATION_INIT                              \
+    {                                                     \
+        sizeof(struct shoal_operation), 0, 0, 0, 0, -1, 0 \
+    }
+
+/* PENDING when none has finished yet. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
 
-/* Bytes of memory held for a communicator. */
+/* Bytes of memory held for a communicator. Begins as SHOAL_MEMORY_USAGE_INIT. */
 struct shoal_memory_usage {
     size_t struct_bytes;
     size_t control_bytes; /* shared: arrival lines, counters, small payloads */
     size_t window_bytes;  /* shared: windows for operands that peers cannot map */
     size_t local_bytes;   /* recorder, plans, requests */
 };
+#define SHOAL_MEMORY_USAGE_INIT                    \
+    {                                              \
+        sizeof(struct shoal_memory_usage), 0, 0, 0 \
+    }
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
-/* Prints the table of settings: name, current value, default, meaning. Context may be NULL: then the environment counts. */
-SHOAL_API void shoal_print_settings(const struct shoal_context *context, FILE *out);
+/* Prints the table of settings: name, current value, default, meaning. Context may be NULL: then the environment counts, and
+ * where a variable makes no sense ERR_ARGUMENT is returned; then one line on out says why, and begins with its name. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_settings(const struct shoal_context *context, FILE *out);
 
 /* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
 SHOAL_API void shoal_print_topology(FILE *out);
 
 /* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the rules of SHOAL_ALGORITHMS, which
- * come before it. */
-SHOAL_API void shoal_print_algorithms(FILE *out);
+ * come before it. ERR_ARGUMENT when the rules or other variables make no sense; then one line after the table says why. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
 
-/* A question to shoal_explain. */
+/* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks and 1 MiB of float32; the
+ * collective is still to be named. */
 struct shoal_question {
     size_t struct_bytes;
-    const char *collective; /* "allreduce", "reduce-scatter", ... as shoal_print_algorithms writes them, but without dashes */
+    const char *collective; /* "allreduce" or "all-reduce": dashes do not count */
     int ranks;              /* all on one host */
-    size_t bytes;           /* of the larger operand: all parts where there are parts */
+    size_t bytes;           /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
     int rank;     /* whose plan to print; -1: all */
     int in_place; /* are input and output the same memory? */
 };
+#define SHOAL_QUESTION_INIT                                                      \
+    {                                                                            \
+        sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0 \
+    }
 
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
  * then one line on out says why. */

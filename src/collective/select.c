@@ -91,7 +91,7 @@ const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selecti
 }
 
 /* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. */
-static size_t direct_limit(const struct shoal_selection *selection)
+size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
     const size_t limit = selection->direct_bytes;
     if (selection->kind != SHOAL_KIND_ALLREDUCE || selection->size <= 2)
@@ -107,7 +107,8 @@ bool shoal_select_is_direct(const struct shoal_selection *selection)
         return false;
     const bool has_rules = selection->rules && selection->rules->count && selection->bytes;
     const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
-    return rule ? !shoal_select_find(rule->kind, rule->name)->build : selection->payload_bytes <= direct_limit(selection);
+    return rule ? !shoal_select_find(rule->kind, rule->name)->build
+                : selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
 const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,

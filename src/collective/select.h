@@ -30,6 +30,9 @@ struct shoal_selection {
     const struct shoal_rules *rules;
 };
 
+/* The most bytes of a giver that go the direct way where no rule says otherwise. */
+size_t shoal_select_direct_limit(const struct shoal_selection *selection);
+
 /* Whether the call goes the direct way. Known to each rank before anything is exchanged. */
 bool shoal_select_is_direct(const struct shoal_selection *selection);
 

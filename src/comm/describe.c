@@ -14,9 +14,15 @@ static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_
            shoal_min_size(out_bytes, from_bytes) - sizeof(size_t));
 }
 
-static bool is_sized(size_t struct_bytes)
+/* OK when a caller's struct says how large it is; pass 0 where it is NULL. The line logged is not kept as the context's last
+ * failure: the caller may be asking for that one. */
+static enum shoal_status check_out(const struct shoal_context *context, const char *call, size_t struct_bytes, const char *init)
 {
-    return struct_bytes >= sizeof(size_t) && struct_bytes <= 65536;
+    if (struct_bytes >= sizeof(size_t) && struct_bytes <= 65536)
+        return SHOAL_OK;
+    shoal_log_line((struct shoal_log *)(uintptr_t)&context->log, SHOAL_LOG_WARN, "comm",
+                   "%s: the struct to be filled is NULL, or its struct_bytes is not set: use %s", call, init);
+    return SHOAL_ERR_ARGUMENT;
 }
 
 /* ---- Failures and history ------------------------------------------------------------------------------------------------ */
@@ -25,10 +31,10 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
                                      struct shoal_failure *failure_out)
 {
     struct shoal_failure failure = {.struct_bytes = sizeof failure, .rank = -1, .reporter = -1, .step = -1};
-    if (!failure_out || !is_sized(failure_out->struct_bytes) || (!comm && !context))
-        return SHOAL_ERR_ARGUMENT;
+    context = comm ? comm->context : context;
+    SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
+    SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out ? failure_out->struct_bytes : 0, "SHOAL_FAILURE_INIT"));
     if (comm) {
-        SHOAL_TRY(shoal_context_check(comm->context, "shoal_last_failure"));
         shoal_driver_lock(&comm->context->driver);
         const bool is_broken = comm->engine->is_broken;
         if (is_broken)
@@ -37,7 +43,6 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
         if (!is_broken)
             return SHOAL_PENDING;
     } else {
-        SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
         failure.status = shoal_log_last_error((struct shoal_log *)(uintptr_t)&context->log, failure.text, sizeof failure.text);
         if (failure.status == SHOAL_OK)
             return SHOAL_PENDING;
@@ -69,8 +74,8 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
-    if (!operation_out || !is_sized(operation_out->struct_bytes))
-        return SHOAL_ERR_ARGUMENT;
+    SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
+                        "SHOAL_OPERATION_INIT"));
     const double us = comm->context->driver.ns_per_tick / 1e3;
     shoal_driver_lock(&comm->context->driver);
     const bool has_last = comm->engine->last && comm->engine->last->done;
@@ -98,8 +103,8 @@ static size_t plan_bytes(const struct shoal_plan *plan)
 enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_memory"));
-    if (!usage_out || !is_sized(usage_out->struct_bytes))
-        return SHOAL_ERR_ARGUMENT;
+    SHOAL_TRY(
+        check_out(comm->context, "shoal_comm_memory", usage_out ? usage_out->struct_bytes : 0, "SHOAL_MEMORY_USAGE_INIT"));
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
     const struct shoal_engine *engine = comm->engine;
     shoal_driver_lock(&comm->context->driver);
@@ -115,17 +120,18 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
 
 /* ---- Tables -------------------------------------------------------------------------------------------------------------- */
 
-void shoal_print_settings(const struct shoal_context *context, FILE *out)
+enum shoal_status shoal_print_settings(const struct shoal_context *context, FILE *out)
 {
     struct shoal_settings settings;
     char error[256];
-    if (context)
-        settings = context->settings;
-    else if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK) {
+    enum shoal_status status = SHOAL_OK;
+    if (!context)
+        status = shoal_settings_load(&settings, NULL, error, sizeof error);
+    if (status == SHOAL_OK)
+        shoal_settings_print(context ? &context->settings : &settings, out);
+    else
         fprintf(out, "%s\n", error);
-        return;
-    }
-    shoal_settings_print(&settings, out);
+    return status;
 }
 
 static const char *pidfd_text(void)
@@ -156,28 +162,35 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "\ntransports            shm (ranks of one host)\n");
 }
 
-void shoal_print_algorithms(FILE *out)
+/* The heads of the columns that shoal_rules_print fills. */
+static void print_rules(const struct shoal_rules *rules, FILE *out)
+{
+    fputs("\nThese rules come first; of those for a call, the first one that can serve it counts:\n", out);
+    fprintf(out, "%-14s %-10s %29s %13s\n", "", "", "bytes", "ranks");
+    fprintf(out, "%-14s %-10s %14s %14s %6s %6s   %s\n", "collective", "algorithm", "from", "to", "from", "to", "where");
+    shoal_rules_print(rules, out);
+}
+
+enum shoal_status shoal_print_algorithms(FILE *out)
 {
     struct shoal_settings settings;
     struct shoal_rules rules;
     char error[600];
-    fprintf(out, "%-14s %-10s %-42s %s\n", "collective", "algorithm", "chosen",
-            "cost (n bytes of the larger operand, p ranks)");
+    fprintf(out, "%-14s %-10s %s\n%-14s %-10s %s\n", "collective", "algorithm", "chosen", "", "",
+            "    cost (n bytes of the larger operand, p ranks)");
     for (int i = 0; shoal_select_row(i); i++) {
         const struct shoal_row *row = shoal_select_row(i);
         if (row->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-14s %-10s %-42s %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, row->cost);
+            fprintf(out, "%-14s %-10s %s\n%-14s %-10s     %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, "", "",
+                    row->cost);
     }
-    if (shoal_context_configure(&settings, &rules, NULL, error, sizeof error) != SHOAL_OK)
-        fprintf(out, "\n%s\n", error);
-    else if (rules.count) {
-        fprintf(out,
-                "\nThese rules come first; of those for a call, the first one that can serve it counts:\n%-14s %-10s %14s %14s "
-                "%6s %6s   %s\n",
-                "collective", "algorithm", "from bytes", "to bytes", "from", "to", "where");
-        shoal_rules_print(&rules, out);
-    }
+    const enum shoal_status status = shoal_context_configure(&settings, &rules, NULL, error, sizeof error);
+    if (status != SHOAL_OK)
+        fprintf(out, "%s\n", error);
+    else if (rules.count)
+        print_rules(&rules, out);
     shoal_rules_fini(&rules);
+    return status;
 }
 
 /* ---- Explaining ---------------------------------------------------------------------------------------------------------- */
@@ -191,27 +204,56 @@ struct inquiry {
     struct shoal_rules rules;
     struct shoal_selection selection;
     size_t element;
-    size_t count; /* elements of a whole, or of each part */
+    bool is_cut;         /* an operand is in parts */
+    bool is_overwritten; /* in place where every rank gives and takes parts: no peer may look into it */
+    size_t count;        /* elements of a whole, or of each part */
     struct shoal_view view;
 };
 
-static enum shoal_status explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
+static const char *plural(size_t count)
 {
-    struct shoal_plan plan;
-    shoal_plan_init(&plan, rank, inquiry->question->ranks);
-    row->build(&plan, &inquiry->view, rank, 0);
-    if (plan.status == SHOAL_OK) {
-        const bool is_cut = inquiry->row->shape.is_input_cut || inquiry->row->shape.is_output_cut;
-        const size_t piece = shoal_select_piece(row, &plan, inquiry->settings.piece_bytes, inquiry->element);
-        const size_t pieces = (inquiry->count + piece - 1) / piece;
-        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s; for each piece:\n",
-                rank, pieces, pieces == 1 ? "" : "s", piece * inquiry->element, is_cut ? " of each part" : "",
-                (unsigned long long)inquiry->settings.depth, plan.parts, plan.parts == 1 ? "" : "s");
-        shoal_plan_print(&plan, out);
+    return count == 1 ? "" : "s";
+}
+
+static void explain_call(const struct inquiry *inquiry, FILE *out)
+{
+    const int ranks = inquiry->question->ranks;
+    const size_t bytes = inquiry->selection.bytes;
+    fprintf(out, "%s ", inquiry->row->name);
+    if (!inquiry->row->shape.is_empty)
+        fprintf(out, "of %zu byte%s (%zu element%s%s) ", bytes, plural(bytes), inquiry->count, plural(inquiry->count),
+                inquiry->is_cut ? " for each rank" : "");
+    fprintf(out, "over %d rank%s on one host\n", ranks, plural((size_t)ranks));
+}
+
+/* Rules that speak of the call, but were not taken: a giver has more than the direct way carries. */
+static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_rule *taken, FILE *out)
+{
+    struct shoal_selection selection = inquiry->selection;
+    struct shoal_rules rest = inquiry->rules;
+    const struct shoal_rule *rule;
+    selection.rules = &rest;
+    while ((rule = shoal_select_rule(&selection)) != NULL && rule->line != (taken ? taken->line : -1)) {
+        fprintf(out, "the rule %s:%d (%s) cannot serve this call: a giver has more than %d bytes\n", inquiry->rules.source,
+                rule->line, rule->name, SHOAL_PAYLOAD_MAX);
+        rest.count -= (size_t)(rule + 1 - rest.rules);
+        rest.rules += rule + 1 - rest.rules;
     }
-    const enum shoal_status status = plan.status;
-    shoal_plan_fini(&plan);
-    return status;
+}
+
+static void explain_why(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
+{
+    const struct shoal_selection *selection = &inquiry->selection;
+    if (inquiry->row->shape.is_empty) {
+        fprintf(out, "because: %s\n", row->when);
+        return;
+    }
+    fprintf(out, "because a giver has %zu byte%s, %s than direct's %zu", selection->payload_bytes,
+            plural(selection->payload_bytes), row->build ? "more" : "no more", shoal_select_direct_limit(selection));
+    if (row->fits)
+        fprintf(out, "; %s\n", row->when);
+    else
+        fprintf(out, " (%s)\n", shoal_select_find(inquiry->kind, "direct")->when);
 }
 
 static void explain_choice(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule,
@@ -220,40 +262,76 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
     static const char *const reaches[] = {"no operand that peers could use is in shared memory",
                                           "some operands that peers can use are in shared memory",
                                           "all operands that peers can use are in shared memory"};
+    fprintf(out, "algorithm %s, ", row->variants[reach]);
     if (rule)
-        fprintf(out, "algorithm %s, because of the rule %s:%d\n", row->variants[reach], inquiry->rules.source, rule->line);
+        fprintf(out, "because of the rule %s:%d\n", inquiry->rules.source, rule->line);
     else
-        fprintf(out, "algorithm %s, because: %s\n", row->variants[reach], row->when);
-    if (row->build)
+        explain_why(inquiry, row, out);
+    if (row->build && inquiry->is_overwritten)
+        fprintf(out, "operands: an %s in place goes through windows\n", inquiry->row->name);
+    else if (row->build)
         fprintf(out, "operands: %s\n", reaches[reach]);
     fprintf(out, "cost: %s\n", row->cost);
 }
 
-static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
+static void explain_direct(const struct inquiry *inquiry, FILE *out)
+{
+    const struct shoal_row *row = shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_rule *rule = shoal_select_rule(&inquiry->selection);
+    /* Of a call without bytes, any rule may speak; none is followed. */
+    explain_choice(inquiry, row, inquiry->selection.bytes ? rule : NULL, SHOAL_REACH_STAGED, out);
+    fputs(inquiry->row->shape.is_empty
+              ? "no plan: every rank publishes an arrival record and waits for those of all others\n"
+              : "no plan: who gives publishes data beside its arrival record; who takes reads it there\n",
+          out);
+}
+
+static enum shoal_status explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
+{
+    struct shoal_plan plan;
+    shoal_plan_init(&plan, rank, inquiry->question->ranks);
+    row->build(&plan, &inquiry->view, rank, 0);
+    if (plan.status == SHOAL_OK) {
+        const size_t piece = shoal_select_piece(row, &plan, inquiry->settings.piece_bytes, inquiry->element);
+        const size_t pieces = (inquiry->count + piece - 1) / piece;
+        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s; for each piece:\n",
+                rank, pieces, plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
+                (unsigned long long)inquiry->settings.depth, plan.parts, plural((size_t)plan.parts));
+        shoal_plan_print(&plan, out);
+    }
+    const enum shoal_status status = plan.status;
+    shoal_plan_fini(&plan);
+    return status;
+}
+
+static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
-    const struct shoal_rule *rule = NULL;
-    fprintf(out, "%s of %zu bytes (%zu elements%s) over %d ranks on one host\n", inquiry->row->name, question->bytes,
-            inquiry->count, inquiry->row->shape.is_input_cut || inquiry->row->shape.is_output_cut ? " for each rank" : "",
-            question->ranks);
-    if (question->ranks == 1) {
-        fprintf(out, "algorithm alone: a copy, or nothing in place\n");
-        return SHOAL_OK;
-    }
-    const struct shoal_row *row;
-    if (shoal_select_is_direct(&inquiry->selection)) {
-        row = shoal_select_find(inquiry->kind, "direct");
-        rule = shoal_select_rule(&inquiry->selection);
-        explain_choice(inquiry, row, rule, SHOAL_REACH_STAGED, out);
-        fprintf(out, "no plan: each rank publishes its data beside its arrival record; all read the records of all\n");
-        return SHOAL_OK;
-    }
-    row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    const struct shoal_rule *rule;
+    const struct shoal_row *row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    explain_passed_over(inquiry, rule, out);
     explain_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    fputs("in[r], out[r]: input and output of rank r; win[r].p: part p of its window; 1/4: block 1 of 4, from 0; "
+          "copy: reduce of one block\n"
+          "wait 2 #1: for rank 2's first signal of this piece; wait 2 credit: until rank 2 has read the piece before\n",
+          out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
             SHOAL_TRY(explain_plan(inquiry, row, rank, out));
     }
+    return SHOAL_OK;
+}
+
+static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
+{
+    explain_call(inquiry, out);
+    if (inquiry->question->ranks == 1) {
+        fprintf(out, "algorithm alone: a copy, or nothing in place\n");
+        return SHOAL_OK;
+    }
+    if (!shoal_select_is_direct(&inquiry->selection))
+        return explain_plans(inquiry, out);
+    explain_direct(inquiry, out);
     return SHOAL_OK;
 }
 
@@ -264,13 +342,15 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     char error[600];
     if (inquiry->kind == SHOAL_KIND_NONE)
         fprintf(out,
-                "there is no collective \"%s\"; there are allreduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
+                "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
                 "scatter, all-to-all, barrier\n",
                 question->collective ? question->collective : "");
     else if (question->ranks < 1 || question->ranks > SHOAL_SHM_PEERS_MAX)
         fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_SHM_PEERS_MAX);
     else if (!inquiry->element || question->bytes % inquiry->element)
-        fprintf(out, "%zu bytes are no whole number of elements\n", question->bytes);
+        fprintf(out, "bytes is %zu, which is no whole number of elements\n", question->bytes);
+    else if (inquiry->is_cut && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
+        fprintf(out, "bytes is %zu, less than one element for each of %d ranks\n", question->bytes, question->ranks);
     else if (question->rank >= question->ranks)
         fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
     else if (shoal_context_configure(&inquiry->settings, &inquiry->rules, NULL, error, sizeof error) != SHOAL_OK)
@@ -280,30 +360,41 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     return false;
 }
 
+/* Parts are equal: what is left over belongs to none. */
+static void measure(struct inquiry *inquiry)
+{
+    const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_cut ? ranks : 1;
+    if (!inquiry->row->shape.is_empty)
+        inquiry->count = inquiry->question->bytes / inquiry->element / parts;
+    inquiry->selection = (struct shoal_selection){.kind = inquiry->kind,
+                                                  .size = inquiry->question->ranks,
+                                                  .bytes = inquiry->count * inquiry->element * parts,
+                                                  .payload_bytes = inquiry->count * inquiry->element *
+                                                                   (inquiry->row->shape.is_input_cut ? ranks : 1),
+                                                  .direct_bytes = inquiry->settings.direct_bytes,
+                                                  .rules = &inquiry->rules};
+}
+
 enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
 {
     uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
-    if (!question || !out || question->struct_bytes < sizeof *question)
+    if (!out)
         return SHOAL_ERR_ARGUMENT;
+    if (!question || question->struct_bytes < sizeof *question) {
+        fputs("the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n", out);
+        return SHOAL_ERR_ARGUMENT;
+    }
     struct inquiry inquiry = {
         .question = question, .kind = shoal_kind_find(question->collective), .element = shoal_type_bytes(question->type)};
     enum shoal_status status = SHOAL_ERR_ARGUMENT;
     inquiry.row = shoal_kind_row(inquiry.kind);
-    const bool is_overwritten = question->in_place && inquiry.row->shape.is_input_cut && inquiry.row->shape.is_output_cut;
-    memset(input, question->shared_input && inquiry.row->is_input_reached && !is_overwritten, sizeof input);
+    inquiry.is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
+    inquiry.is_overwritten = question->in_place && inquiry.row->shape.is_input_cut && inquiry.row->shape.is_output_cut;
+    memset(input, question->shared_input && inquiry.row->is_input_reached && !inquiry.is_overwritten, sizeof input);
     memset(output, question->shared_output && inquiry.row->is_output_reached, sizeof output);
     inquiry.view = (struct shoal_view){question->ranks, NULL, input, output, &inquiry.row->shape};
     if (is_question(&inquiry, out)) {
-        const size_t ranks = (size_t)question->ranks;
-        const bool is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
-        inquiry.count = question->bytes / inquiry.element / (is_cut ? ranks : 1);
-        inquiry.selection = (struct shoal_selection){.kind = inquiry.kind,
-                                                     .size = question->ranks,
-                                                     .bytes = question->bytes,
-                                                     .payload_bytes = inquiry.count * inquiry.element *
-                                                                      (inquiry.row->shape.is_input_cut ? ranks : 1),
-                                                     .direct_bytes = inquiry.settings.direct_bytes,
-                                                     .rules = &inquiry.rules};
+        measure(&inquiry);
         status = explain(&inquiry, out);
     }
     shoal_rules_fini(&inquiry.rules);

@@ -68,6 +68,31 @@ def names_are_those_the_compiler_sees():
     expect(len(seen) > 50 and found == seen, "in one only:", sorted(found ^ seen))
 
 
+def structs_begin_with_their_macro():
+    """Each struct that has struct_bytes has an INIT macro, and it serves C and C++ without a warning."""
+    structs = re.findall(r"^struct shoal_(\w+) \{\n\s+size_t struct_bytes;", HEADER.read_text(), re.M)
+    expect(len(structs) >= 7, structs)
+    lines = [f"    struct shoal_{name} {name} = SHOAL_{name.upper()}_INIT;\n"
+             f"    sum += {name}.struct_bytes == sizeof {name};" for name in structs]
+    text = "\n".join(["#include <shoal/shoal.h>", "int main(void)", "{", "    int sum = 0;", *lines,
+                      f"    return sum - {len(structs)};", "}", ""])
+    strict = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+    for compiler, standard in (("gcc", "c11"), ("clang", "c11"), ("g++", "c++17"), ("clang++", "c++17")):
+        if not shutil.which(compiler):
+            continue
+        source = ROOT / ("init.c" if standard == "c11" else "init.cpp")
+        source.write_text(text)
+        code, out, err = call(compiler, f"-std={standard}", *strict, f"-I{TOP}/include", source, "-o", ROOT / "init")
+        expect(code == 0 and not err, compiler, err)
+        expect(call(ROOT / "init")[0] == 0, compiler, "a macro does not set struct_bytes")
+
+
+def headers_and_examples_fit_the_columns():
+    for path in [HEADER, *TOP.glob("examples/**/*.[ch]"), *TOP.glob("tools/*.[ch]")]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            expect(len(line) <= 128, f"{path}:{number} has {len(line)} columns")
+
+
 def sections_keep_their_order():
     wanted = re.findall(r"^/\* -{4} (\d+\. .*?) -+ \*/", HEADER.read_text(), re.M)
     expect(len(wanted) >= 10 and re.findall(r"<h2[^>]*>(.*?)</h2>", manual()) == wanted, wanted)
@@ -151,6 +176,7 @@ def what_is_missing_is_told():
 
 try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
+               structs_begin_with_their_macro, headers_and_examples_fit_the_columns,
                sections_keep_their_order, no_link_is_dead, texts_link_to_names_and_pages, faults_of_the_sources_are_told,
                a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:

@@ -282,7 +282,7 @@ def first_failure_is_reported():
     within(shown, "line 30")
     assert "line 11" not in shown, shown
     for rank in (0, 2):
-        assert re.search(r"rank %d \(pid \d+\) ended as a consequence: exited with code 1" % rank, done.err), done.err
+        assert re.search(r"rank %d \(pid \d+\) ended after it: exited with code 1" % rank, done.err), done.err
 
 
 def killed_worker_is_reported():
@@ -312,18 +312,28 @@ def success_beside_others_is_fine():
     equal(sh("[ $RANK = 0 ] && exit 0; sleep 0.3; exit 9", 2).code, 9)
 
 
+def early_leavers_are_in_the_report():
+    """Who left with code 0 did not fail, but may be why another did."""
+    done = sh("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { sleep 1; exit 0; }; sleep 0.5; exit 3", 3)
+    equal(done.code, 3)
+    report = [re.sub(r" \(pid \d+\)", "", line) for line in done.err.splitlines() if line.startswith("shoal run: rank")]
+    equal(report, ["shoal run: rank 0 failed first: exited with code 3", "shoal run: rank 0 had printed nothing",
+                   "shoal run: rank 1 had ended by then: exited with code 0",
+                   "shoal run: rank 2 ended after it: exited with code 0"])
+
+
 def survivors_are_ended():
     done = sh("[ $RANK = 1 ] && exit 5; exec sleep 58", 2)
     equal(done.code, 5)
     within(done.err, "rank 0 did not end within 3 s")
-    within(done.err, "ended as a consequence: killed by signal 15")
+    within(done.err, "ended after it: killed by signal 15")
     assert 2.5 < done.seconds < 5, done.seconds
 
 
 def stubborn_survivors_are_killed():
     done = sh("[ $RANK = 1 ] && exit 5; trap '' TERM; while :; do sleep 0.1; done", 2)
     equal(done.code, 5)
-    within(done.err, "ended as a consequence: killed by signal 9")
+    within(done.err, "ended after it: killed by signal 9")
     assert 5 < done.seconds < 9, done.seconds
 
 
@@ -590,6 +600,17 @@ def mistyped_words_get_a_suggestion():
     refused(command("rnu", "-n", "2"), 2, "did you mean 'shoal run'?")
     refused(command("info", "--setings"), 2, "did you mean --settings?")
     refused(command("explain", "allreduc"), 2, "did you mean allreduce?")
+    refused(run("-np", "2", "true"), 2, "there is no option '-np'; did you mean -n?")
+    refused(command("ru", "-n", "2"), 2, "did you mean 'shoal run'?")
+
+
+def other_words_get_none():
+    """A third of the letters may be wrong, not more."""
+    for words in (["run", "--frob"], ["run", "-x", "2"], ["bench", "--frob"], ["trace", "--frob"], ["trace", "-x"], ["doctor"],
+                  ["explain", "sort"], ["bench", "--most", "8"]):
+        done = command(*words)
+        refused(done, 2, words[-1] if words[-1][0] == "-" or len(words) == 1 else words[1])
+        assert "did you mean" not in done.err, done.err
 
 
 def command(*args):
@@ -618,16 +639,14 @@ def info_prints_the_tables():
 
 
 def explain_answers_and_refuses():
-    for words in (["--ranks", "4", "--bytes", "3MiB"], ["--hosts", "1", "--ranks-per-host", "8"],
-                  ["--memory", "shared", "--in-place", "--dtype", "bf16", "--rank", "1"]):
+    for words in (["--ranks", "4", "--bytes", "3MiB"], ["--memory", "shared", "--in-place", "--type", "bf16", "--rank", "1"]):
         done = command("explain", "allreduce", *words)
         equal((done.code, done.err), (0, ""))
         assert done.out.strip(), words
-    refused(command("explain", "allreduce", "--hosts", "4"), 2, "one host")
     refused(command("explain", "allreduce", "--bytes", "7"), 2, "no whole number of float32")
     refused(command("explain", "allreduce", "--rank", "2"), 2, "no rank 2")
     refused(command("explain", "allreduce", "--memory", "fast"), 2, "plain or shared")
-    refused(command("explain", "allreduce", "--dtype", "f8"), 2, "float32")
+    refused(command("explain", "allreduce", "--type", "f8"), 2, "float32")
     refused(command("explain"), 2, "which collective?")
 
 
@@ -664,12 +683,13 @@ TESTS = [
     closed_reader_ends_the_run, output_files_hold_each_rank, standard_input_goes_to_rank_0, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
     first_failure_is_reported, killed_worker_is_reported, first_death_wins_at_once, success_beside_others_is_fine,
-    survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended, children_of_workers_are_ended,
+    early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
+    children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
     second_interrupt_kills, grace_passes_once, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,
-    wrong_arguments_get_one_line, mistyped_words_get_a_suggestion, help_teaches, info_prints_the_tables,
+    wrong_arguments_get_one_line, mistyped_words_get_a_suggestion, other_words_get_none, help_teaches, info_prints_the_tables,
     explain_answers_and_refuses, full_disk_is_reported, idle_launcher_uses_no_time,
 ]
 

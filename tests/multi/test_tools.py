@@ -2,6 +2,8 @@
 """`shoal bench`, `shoal explain` and `shoal info` as a user meets them. (`shoal run` has test_run.py.)"""
 import json
 import os
+import pathlib
+import re
 import shutil
 import tempfile
 
@@ -13,6 +15,7 @@ FIELDS = ["collective", "ranks", "hosts", "bytes", "dtype", "memory", "in_place"
 REDUCING = ["allreduce", "reduce", "reducescatter"]
 MOVING = ["broadcast", "allgather", "gather", "scatter", "alltoall"]
 OPERATORS = ["sum", "avg", "max", "min", "prod", "scaled-sum"]
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 INTEGERS = ["int64", "int32", "int8", "uint8"]
 
 
@@ -120,9 +123,24 @@ def explain_prints_the_plan():
         expect(word in out, word, out)
 
 
+def steps(text):
+    return [line for line in text.splitlines() if re.match(r" *\d+  ", line)]
+
+
 def explain_shows_zero_copy_for_shared_memory():
-    code, out, err = call(SHOAL, "explain", "allreduce", "--ranks", "2", "--bytes", "3MiB", "--memory", "shared")
-    expect(code == 0 and "owners-shared" in out and "win[" not in out, out, err)
+    out = explain("allreduce", "--ranks", "2", "--bytes", "3MiB", "--memory", "shared")
+    expect("owners-shared" in out and steps(out) and not any("win[" in step for step in steps(out)), out)
+    expect(any("win[" in step for step in steps(explain("allreduce", "--ranks", "2", "--bytes", "3MiB"))))
+
+
+def explain_has_a_legend_for_its_steps():
+    out = explain("allreduce", "--ranks", "3", "--bytes", "3MiB")
+    legend, _, plans = out.partition("\nrank 0: ")
+    for word in ("in[r]", "out[r]", "win[r].p", "1/4: block 1 of 4", "copy: ", "wait 2 #1: ", "wait 2 credit: "):
+        expect(word in legend and word not in plans, word, out)
+    for shape in (r"\d  copy    in\[0\] 1/3 -> win\[0\]\.0 1/3", r"wait    1 #1$", r"wait    1 credit$"):
+        expect(re.search(shape, plans, re.M), shape, out)
+    expect("block 1 of 4" not in explain("allreduce", "--bytes", "8") and max(map(len, out.splitlines())) <= 128, out)
 
 
 def explain_knows_every_collective():
@@ -131,25 +149,70 @@ def explain_knows_every_collective():
     for collective, row in rows.items():
         for memory, reach in (("plain", "staged"), ("shared", "shared")):
             out = explain(collective, "--ranks", "4", "--bytes", "3MiB", "--memory", memory)
-            expect(f"algorithm {row}-{reach}, because: otherwise\n" in out and "cost: " in out, out)
+            given = 786432 if collective in ("allgather", "gather") else 3145728
+            expect(f"algorithm {row}-{reach}, because a giver has {given} bytes, more than direct's" in out, out)
+            expect("\ncost: " in out, out)
             plans = [line.split(":")[0] for line in out.splitlines() if line.startswith("rank ")]
             expect(plans == [f"rank {r}" for r in range(4)], out)
         small = explain(collective, "--ranks", "4", "--bytes", "1024")
-        expect("algorithm direct, because: up to SHOAL_DIRECT_BYTES" in small and "no plan: " in small, small)
+        expect("algorithm direct, because a giver has " in small and "no more than direct's" in small, small)
+        expect("no plan: who gives publishes data beside its arrival record; who takes reads it there\n" in small, small)
         expect("algorithm alone" in explain(collective, "--ranks", "1"), collective)
-    expect("algorithm direct, because: always\n" in explain("barrier"))
-    expect("algorithm at-root-staged" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))
+    expect("algorithm at-root-staged, because a giver has 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
+           "output not shared\n" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))
+
+
+def explain_tells_the_limit_of_the_direct_way():
+    share = "(up to SHOAL_DIRECT_BYTES * max(2/p, 1/4))\n"
+    for ranks, limit in ((2, 16384), (4, 8192), (8, 4096), (64, 4096)):
+        at, above = (explain("allreduce", "-n", ranks, "--rank", "0", "--bytes", limit + more) for more in (0, 4))
+        expect(f"direct, because a giver has {limit} bytes, no more than direct's {limit} {share}" in at, at)
+        expect(f"owners-staged, because a giver has {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
+    env = {**os.environ, "SHOAL_DIRECT_BYTES": "100"}
+    expect("a giver has 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
+    expect("a giver has 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
+    expect("a giver has 208 bytes, more than direct's 100 (" in explain("alltoall", "--bytes", "208", env=env))
+
+
+def explain_of_a_barrier_knows_no_bytes():
+    out = explain("barrier", "--bytes", "1K")
+    expect(out == "barrier over 2 ranks on one host\nalgorithm direct, because: always\ncost: one exchange of cache lines\n"
+           "no plan: every rank publishes an arrival record and waits for those of all others\n", out)
 
 
 def explain_counts_the_elements_of_each_rank():
     expect("all-gather of 3145728 bytes (262144 elements for each rank) over 3 ranks" in
            explain("allgather", "--ranks", "3", "--bytes", "3MiB"))
     expect("broadcast of 3145728 bytes (786432 elements) over 3 ranks" in explain("broadcast", "--ranks", "3", "--bytes", "3MiB"))
+    expect("reduce-scatter of 96 bytes (8 elements for each rank) over 3 ranks" in
+           explain("reduce-scatter", "-n", "3", "--bytes", "100"))
+    expect("all-to-all of 1048572 bytes (87381 elements for each rank) over 3 ranks" in explain("alltoall", "-n", "3"))
+    expect("broadcast of 4 bytes (1 element) over 1 rank on one host\n" in explain("broadcast", "-n", "1", "--bytes", "4"))
+    expect("gather of 1 byte (1 element for each rank) over 1 rank" in
+           explain("gather", "-n", "1", "--bytes", "1", "--type", "i8"))
+
+
+def explain_sends_an_all_to_all_in_place_through_windows():
+    for memory in ("plain", "shared"):
+        out = explain("alltoall", "--in-place", "--memory", memory)
+        expect("operands: an all-to-all in place goes through windows\n" in out and "copies-staged" in out, out)
+    out = explain("allgather", "--in-place", "--memory", "shared")
+    expect("operands: all operands that peers can use are in shared memory\n" in out, out)
+
+
+def options_have_one_name_in_all_commands():
+    for name in ("--type", "--dtype"):
+        expect("of 1048576 bytes (524288 elements)" in explain("allreduce", name, "bf16"), name)
+    for command in ("explain", "bench"):
+        code, out, err = call(SHOAL, command, "--help")
+        expect(code == 0 and "--type TYPE" in out and "--dtype" not in out and "--hosts" not in out, out)
 
 
 def explain_refuses_what_makes_no_sense():
     refused("explain", "allreduce", "--ranks", "0", "--bytes", "8", about="0")
     refused("explain", "allreduce", "--ranks", "2", "--bytes", "7", about="7")
+    refused("explain", "reduce-scatter", "--ranks", "3", "--bytes", "8",
+            about="bytes is 8, less than one element for each of 3 ranks")
     refused("explain", "allgathr", "--ranks", "2", "--bytes", "8", about="allgathr")
     refused("explain", about="which collective?")
     refused("explain", "reduce", "gather", about="one collective too many")
@@ -159,7 +222,7 @@ def explain_refuses_what_makes_no_sense():
     refused("explain", "gather", "--memory", "soft", about="plain or shared")
     refused("explain", "gather", "--dtype", "f8", about="f8")
     refused("explain", "gather", "--bytes", "12Q", about="12Q")
-    refused("explain", "gather", "--hosts", "2", about="one host")
+    refused("explain", "gather", "--hosts", "1", about="there is no option '--hosts'")
     refused("explain", "gather", "--byte", "8", about="--byte")
 
 
@@ -173,11 +236,27 @@ def explain_follows_the_rules():
     env = {**rules("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_DIRECT_BYTES": "0"}
     expect("algorithm owners-staged, because of the rule SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "64K", env=env))
     expect("algorithm owners-staged, because of the rule SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "128K", env=env))
-    expect("algorithm at-root-staged, because: " in explain("reduce", "--bytes", "65532", env=env))
-    expect("algorithm at-root-staged, because: " in explain("reduce", "--bytes", "131076", env=env))
+    expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "65532", env=env))
+    expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "131076", env=env))
     expect("algorithm copies-staged, because of the rule SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
     expect("algorithm direct, because of the rule SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
-    expect("algorithm owners-staged, because: otherwise\n" in explain("allreduce", "--bytes", "16388", env=env))
+    expect("algorithm owners-staged, because a giver has 16388 bytes, more than direct's 0 (" in
+           explain("allreduce", "--bytes", "16388", env=env))
+    expect("because of the rule" not in explain("gather", "--bytes", "0", env=env))
+
+
+def explain_names_rules_that_cannot_serve():
+    said = "the rule SHOAL_ALGORITHMS:{} (direct) cannot serve this call: a giver has more than 16384 bytes\n"
+    env = rules("reduce=owners,allreduce=direct,allreduce=direct@-1K,all-reduce=direct@32K-,allreduce=owners@1M-,"
+                "allreduce=direct")
+    out = explain("allreduce", "--bytes", "1M", env=env)
+    expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, False], out)
+    expect("because of the rule SHOAL_ALGORITHMS:5\n" in out, out)
+    out = explain("allreduce", "--bytes", "64K", env=env)
+    expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
+    expect("because a giver has 65536 bytes, more than direct's 16384 (" in out, out)
+    expect("cannot serve" not in explain("allreduce", "--bytes", "16K", env=env))
+    expect("cannot serve" not in explain("reduce", "--bytes", "1M", env=env))
 
 
 def explain_and_info_follow_a_file_of_rules():
@@ -185,8 +264,8 @@ def explain_and_info_follow_a_file_of_rules():
         file.write("collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks\n# so\nreduce,at-root,,,5,8\n")
         file.flush()
         expect(f"because of the rule {file.name}:3\n" in explain("reduce", "--ranks", "5", env=rules(file.name)))
-        expect("because: otherwise\n" in explain("reduce", "--ranks", "4", env=rules(file.name)))
-        expect("because: otherwise\n" in explain("reduce", "--ranks", "9", env=rules(file.name)))
+        for ranks in ("4", "9"):
+            expect("algorithm owners-staged, because a giver has " in explain("reduce", "--ranks", ranks, env=rules(file.name)))
         code, out, err = call(SHOAL, "info", "--algorithms", env=rules(file.name))
         wanted = ["reduce", "at-root", "0", "-", "5", "8", f"{file.name}:3"]
         expect(code == 0 and out.splitlines()[-1].split() == wanted, out, err)
@@ -196,11 +275,13 @@ def info_prints_the_rules_after_the_table():
     code, out, err = call(SHOAL, "info", "--algorithms", env=rules("reduce=owners@4K-1M,allgather=direct"))
     table, _, own = out.partition("These rules come first")
     expect(code == 0 and "SHOAL_ALGORITHMS:" not in table, out, err)
-    expect([line.split() for line in own.splitlines()[2:]] ==
-           [["reduce", "owners", "4096", "1048576", "1", "-", "SHOAL_ALGORITHMS:1"],
+    expect([line.split() for line in own.splitlines()[1:]] ==
+           [["bytes", "ranks"], ["collective", "algorithm", "from", "to", "from", "to", "where"],
+            ["reduce", "owners", "4096", "1048576", "1", "-", "SHOAL_ALGORITHMS:1"],
             ["all-gather", "direct", "0", "-", "1", "-", "SHOAL_ALGORITHMS:2"]], out)
     code, out, err = call(SHOAL, "info", "--algorithms")
     expect(code == 0 and "These rules" not in out, out, err)
+    expect(max(map(len, (table + own + out).splitlines())) <= 128, out)
 
 
 def rules_that_are_wrong_are_named():
@@ -208,7 +289,8 @@ def rules_that_are_wrong_are_named():
     said = "SHOAL_ALGORITHMS, rule 2: gather has no algorithm \"ring\"; it has direct, copies"
     refused("explain", "gather", about=said, env=env)
     code, out, err = call(SHOAL, "info", "--algorithms", env=env)
-    expect(code == 0 and said in out, out, err)
+    expect(code == 2 and err == f"shoal info: {said}\n", out, err)
+    expect(out == call(SHOAL, "info", "--algorithms")[1], "the table without the rules", out)
     refused("explain", "gather", about="cannot open the file \"/no/such/file\"", env=rules("/no/such/file"))
 
 
@@ -218,21 +300,69 @@ def info_prints_settings_machine_and_algorithms():
         expect(code == 0 and word in out, option, out, err)
 
 
+def info_tells_of_wrong_values_and_prints_the_rest():
+    env = {**os.environ, "SHOAL_DEPTH": "99", "SHOAL_STORES": "ice", "SHOAL_WARN_MS": "1234"}
+    code, out, err = call(SHOAL, "info", "--settings", env=env)
+    expect(code == 2 and err.splitlines() == ["shoal info: SHOAL_DEPTH is 99, but may be 1 to 16",
+                                              'shoal info: SHOAL_STORES is "ice", but may be auto, cached, streaming'], err)
+    shown = dict(re.findall(r"^(SHOAL_\w+) +(\S+)", out, re.M))
+    expect((shown["SHOAL_DEPTH"], shown["SHOAL_STORES"], shown["SHOAL_WARN_MS"]) == ("4", "auto", "1234"), out)
+    code, out, err = call(SHOAL, "info", "--topology", "--algorithms", env=env)
+    expect(code == 2 and err == "shoal info: SHOAL_DEPTH is 99, but may be 1 to 16\n", err)
+    expect("kernels" in out and "at-root" in out, out)
+
+
 def info_shows_a_setting_from_the_environment_and_hides_the_secret():
     code, out, err = call(SHOAL, "info", "--settings", env={**os.environ, "SHOAL_WARN_MS": "1234", "SHOAL_SECRET": "hush"})
     expect(code == 0 and "1234" in out and "hush" not in out, out, err)
 
 
 def help_teaches():
-    for words in (["--help"], ["run", "--help"], ["bench", "--help"], ["explain", "--help"], ["info", "--help"]):
-        code, out, err = call(SHOAL, *words)
+    for words in ([], ["run"], ["bench"], ["explain"], ["info"], ["trace"]):
+        code, out, err = call(SHOAL, *words, "--help")
         expect(code == 0 and len(out.splitlines()) > 5, words, out, err)
+        expect(re.search(r"^Usage:", out, re.M) and re.search(r"^Exit codes:", out, re.M), words, out)
+        expect(max(map(len, out.splitlines())) <= 128, words, out)
+
+
+def bench_help_names_the_states_of_the_machine():
+    code, out, err = call(SHOAL, "bench", "--help")
+    for word in ("near, about 60 ns", "far, about 260 ns", "(crowded)"):
+        expect(code == 0 and word in out, word, out)
+
+
+def make_build_says_what_it_built():
+    """With a ninja that says what the test wants."""
+    make = shutil.which("make")
+    if not make:
+        raise Skip("no make here")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder)
+        shutil.copy(TOP / "Makefile", tree)
+        (tree / "build").mkdir()
+        (tree / "build/build.ninja").write_text("")
+        (tree / "ninja").write_text('#!/bin/sh\ncase "$*" in *-n*) echo "$SAYS";; *) echo "$*" >>ran; exit $CODE;; esac\n')
+        (tree / "ninja").chmod(0o755)
+        env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "MAKEFLAGS": "", "CODE": "0",
+               "SAYS": "ninja: no work to do."}
+        code, out, err = call(make, "build", cwd=folder, env=env)
+        expect((code, out, err) == (0, "built: build/shoal\n", "") and not (tree / "ran").exists(), code, out, err)
+        code, out, err = call(make, "build", cwd=folder, env={**env, "SAYS": "[1/9] cc"})
+        expect(code == 0 and out.startswith("building") and out.endswith("\nbuilt: build/shoal\n"), code, out, err)
+        expect((tree / "ran").read_text() == "-C build --quiet\n")
+        code, out, err = call(make, "build", cwd=folder, env={**env, "SAYS": "[1/9] cc", "CODE": "1"})
+        expect(code != 0 and "built" not in out, code, out, err)
 
 
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_refuses_what_makes_no_sense, explain_prints_the_plan,
-           explain_shows_zero_copy_for_shared_memory, explain_knows_every_collective, explain_counts_the_elements_of_each_rank,
-           explain_refuses_what_makes_no_sense, explain_follows_the_rules, explain_and_info_follow_a_file_of_rules,
-           info_prints_the_rules_after_the_table, rules_that_are_wrong_are_named, info_prints_settings_machine_and_algorithms,
-           info_shows_a_setting_from_the_environment_and_hides_the_secret, help_teaches])
+           explain_shows_zero_copy_for_shared_memory, explain_has_a_legend_for_its_steps, explain_knows_every_collective,
+           explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
+           explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,
+           options_have_one_name_in_all_commands,
+           explain_refuses_what_makes_no_sense, explain_follows_the_rules, explain_names_rules_that_cannot_serve,
+           explain_and_info_follow_a_file_of_rules, info_prints_the_rules_after_the_table, rules_that_are_wrong_are_named,
+           info_prints_settings_machine_and_algorithms, info_tells_of_wrong_values_and_prints_the_rest,
+           info_shows_a_setting_from_the_environment_and_hides_the_secret, help_teaches,
+           bench_help_names_the_states_of_the_machine, make_build_says_what_it_built])

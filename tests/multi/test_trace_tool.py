@@ -211,7 +211,7 @@ def missing_ranks_and_cut_histories_are_named():
     sums, _ = folder.sums("flight")
     expect(sums["absent"] == [{"communicator": "world", "ranks": [0]}, {"communicator": "world", "ranks": [2, 3, 4]},
                               {"communicator": "world", "ranks": [6]}], sums["absent"])
-    expect(sums["cut"] == [{"communicator": "world", "rank": 1, "gone": 5, "operations": 7}], sums["cut"])
+    expect(sums["cut"] == [{"communicator": "world", "rank": 1, "gone": 5, "operations": 7, "later": 0}], sums["cut"])
     # Who is in no file is blamed by the words of the others: 1 us of waiting at most was seen of the 250.
     expect(sums["ranks"][0] == {"communicator": "world", "rank": 3, "host": None, "pid": None, "operations": 0, "last_in": 2,
                                 "late_median_us": 0.5, "late_p99_us": 250.5, "late_worst_us": 250.5, "others_waited_us": 1.5}, sums)
@@ -220,7 +220,40 @@ def missing_ranks_and_cut_histories_are_named():
                  "  no lines of ranks 2-4 of world: the file was not given, or the process ended before it could write",
                  "  rank 1 of world: 5 of its 7 operations are gone; a recorder keeps the last 1,024"):
         expect(line in out.splitlines(), line, out)
-    expect("  3 of world (no lines) " in out, out)
+    (absent,) = [line.split() for line in out.splitlines() if line.startswith("  3 of world (no lines) ")]
+    expect(absent[5:7] == ["2", "-"], absent)
+
+
+def newest_operations_that_were_cut_off_are_named():
+    """Rank 0 has lines of operations 2 and 3 alone, was last in 3, and the others saw it come last in 1, 4 and 5."""
+    folder = Folder()
+    others = [record(r, 10 * i + (i == 2 and r == 1), 10 * i + 1, 10 * i + 2, sequence=i, record=i - 1, size=3,
+                     last_rank=1 if i == 2 else 0, late_us=1) for i in range(1, 6) for r in (1, 2)]
+    folder.write("flight", others + [record(0, 20, 21, 22, sequence=2, record=1, size=3),
+                                     record(0, 31, 31, 32, sequence=3, record=2, size=3),
+                                     record(0, 33, 34, 35, sequence=99, record=3, size=3, kind="send", root=1)])
+    sums, _ = folder.sums("flight")
+    expect(sums["cut"] == [{"communicator": "world", "rank": 0, "gone": 1, "operations": 4, "later": 2}], sums["cut"])
+    code, out, err = folder.trace("flight")
+    lines = out.splitlines()
+    expect(code == 0 and "Not in these files" in lines, out, err)
+    expect("  rank 0 of world: 1 of its 4 operations are gone; a recorder keeps the last 1,024" in lines, out)
+    newest = "its newest operations are cut off; the others saw it come last in 2 after its last line"
+    expect(f"  rank 0 of world: {newest}" in lines, out)
+    blames = {line.split()[0]: line.split()[3:5] for line in lines if line.startswith(("  0 (", "  1 (", "  2 ("))}
+    expect(blames == {"0": ["4", "-"], "1": ["1", "5"], "2": ["0", "5"]}, out)
+
+
+def files_are_told_without_a_hint_at_the_options():
+    folder = Folder()
+    folder.write("prose", "# Shoal\n")
+    folder.write("bad", text_of(LATE[:1]) + "{}\n")
+    for words, said in ((["nowhere"], "cannot open nowhere: No such file or directory"),
+                        (["prose"], "prose:1: column 1: this is no line of a flight recorder, which begins with '{'"),
+                        (["bad"], 'bad:2: there is no "comm": it is no line of this version\'s flight recorder')):
+        code, out, err = folder.trace(*words)
+        expect((code, out, err) == (2, "", f"shoal trace: {said}\n"), code, out, err)
+    refused(folder, "--jason", "prose", about="(shoal trace --help explains)")
 
 
 def processes_of_one_machine_share_its_clock_exactly():
@@ -306,8 +339,8 @@ def empty_input_is_an_error_and_an_empty_file_is_told():
     folder.write("empty", "")
     folder.write("blank", "\n  \r\n\t\n")
     folder.write("good", LATE)
-    refused(folder, "empty", about="there is no operation in empty (")
-    refused(folder, "blank", "empty", about="there is no operation in blank and the others (")
+    refused(folder, "empty", about="there is no operation in empty\n")
+    refused(folder, "blank", "empty", about="there is no operation in blank and the others\n")
     sums, err = folder.sums("empty", "good")
     expect(sums["records"] == 6 and err == "shoal trace: there is no operation in empty\n", sums, err)
 
@@ -324,8 +357,9 @@ def without(name):
 
 
 BAD_LINES = [
-    ("hello", "column 1: it does not begin with '{'"), ("0| " + GOOD, "column 1: it does not begin with '{'"),
-    ("[]", "column 1: it does not begin"), ("{", "column 2: a name in quotes is missing"), ("{}", 'there is no "comm"'),
+    ("hello", "column 1: this is no line of a flight recorder"),
+    ("0| " + GOOD, "column 1: this is no line of a flight recorder, which begins with '{'"),
+    ("[]", "column 1: this is no line of"), ("{", "column 2: a name in quotes is missing"), ("{}", 'there is no "comm"'),
     ("{\"comm\" 1}", "column 9: a ':' is missing after a name"), ("{\"comm\":}", "column 9: a value is no text"),
     ("{\"a\":1 \"b\":2}", "column 8: a ',' or '}' is missing"), ("{\"a\":1,}", "column 8: a name in quotes is missing"),
     ("{\"a\":{}}", "column 6: a value holds other values"), ("{\"a\":[1]}", "column 6: a value holds other values"),
@@ -499,7 +533,8 @@ def the_end_of_a_killed_job_is_traced():
 def help_teaches():
     code, out, err = call(SHOAL, "trace", "--help")
     expect(code == 0 and err == "", code, err)
-    for word in ("SHOAL_TRACE_FILE=flight.%r shoal run", "shoal trace flight.*", "SHOAL_RECORDER_FILE", "shoal_flight_print", "perfetto", "--json", "-o FILE"):
+    for word in ("rm -f flight.*", "SHOAL_TRACE_FILE=flight.%r shoal run", "shoal trace flight.*", "SHOAL_RECORDER_FILE",
+                 "shoal_flight_print", "perfetto", "--json", "-o FILE"):
         expect(word in out, word, out)
     _, out, _ = call(SHOAL, "--help")
     expect("    shoal trace " in out, out)
@@ -508,6 +543,7 @@ def help_teaches():
 run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
            overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root, operations_told_twice_count_once,
            failed_and_open_operations_come_first, missing_ranks_and_cut_histories_are_named,
+           newest_operations_that_were_cut_off_are_named, files_are_told_without_a_hint_at_the_options,
            processes_of_one_machine_share_its_clock_exactly, clocks_of_several_machines_are_aligned_by_operations,
            clocks_that_share_nothing_are_aligned_by_the_wall, communicators_of_one_name_are_told_apart, any_name_is_printed_as_it_is,
            files_stdin_and_options_mix, a_line_cut_off_at_the_end_is_a_warning, empty_input_is_an_error_and_an_empty_file_is_told,
