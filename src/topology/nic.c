@@ -1,0 +1,297 @@
+#include "topology/nic.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Addresses ----------------------------------------------------------------------------------------------------------- */
+
+/* The bytes of an address in network order; how many they are, 0 where it is neither IPv4 nor IPv6. */
+static size_t bytes_of(const struct sockaddr *address, const uint8_t **bytes_out)
+{
+    if (address->sa_family == AF_INET) {
+        *bytes_out = (const uint8_t *)&((const struct sockaddr_in *)(const void *)address)->sin_addr;
+        return 4;
+    }
+    if (address->sa_family == AF_INET6) {
+        *bytes_out = (const uint8_t *)&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr;
+        return 16;
+    }
+    return 0;
+}
+
+/* Whether the first bits of both are the same. */
+static bool is_in_network(const uint8_t *address, const uint8_t *network, unsigned bits)
+{
+    const unsigned whole = bits / 8, rest = bits % 8;
+    if (memcmp(address, network, whole) != 0)
+        return false;
+    return rest == 0 || (address[whole] ^ network[whole]) >> (8 - rest) == 0;
+}
+
+static bool is_same_address(const struct sockaddr *a, const struct sockaddr *b)
+{
+    const uint8_t *x, *y;
+    const size_t bytes = bytes_of(a, &x);
+    return bytes && bytes_of(b, &y) == bytes && memcmp(x, y, bytes) == 0;
+}
+
+static const struct sockaddr *address_of(const struct shoal_nic *nic)
+{
+    return (const struct sockaddr *)(const void *)&nic->address;
+}
+
+void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX])
+{
+    char address[INET6_ADDRSTRLEN] = "?";
+    const uint8_t *bytes;
+    if (bytes_of(address_of(nic), &bytes))
+        inet_ntop(nic->address.ss_family, bytes, address, sizeof address);
+    snprintf(text, SHOAL_NIC_TEXT_MAX, "%s (%s)", nic->name, address);
+}
+
+/* ---- What there is ------------------------------------------------------------------------------------------------------- */
+
+static unsigned count_bits(const struct sockaddr *mask)
+{
+    const uint8_t *bytes;
+    const size_t length = mask ? bytes_of(mask, &bytes) : 0;
+    unsigned bits = 0;
+    for (size_t i = 0; i < length; i++)
+        bits += (unsigned)__builtin_popcount(bytes[i]);
+    return bits;
+}
+
+static unsigned speed_of(const char *name)
+{
+    char path[64];
+    int mbit = 0;
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    if (fscanf(file, "%d", &mbit) != 1)
+        mbit = 0;
+    fclose(file);
+    return mbit > 0 ? (unsigned)mbit : 0;
+}
+
+bool shoal_nics_find(struct shoal_nics *nics_out)
+{
+    struct ifaddrs *first;
+    nics_out->count = 0;
+    if (getifaddrs(&first) != 0)
+        return false;
+    for (const struct ifaddrs *one = first; one && nics_out->count < SHOAL_NICS_MAX; one = one->ifa_next) {
+        const uint8_t *bytes;
+        const size_t length = one->ifa_addr ? bytes_of(one->ifa_addr, &bytes) : 0;
+        if (!length)
+            continue;
+        struct shoal_nic *nic = &nics_out->at[nics_out->count++];
+        *nic = (struct shoal_nic){.prefix_bits = count_bits(one->ifa_netmask),
+                                  .speed_mbit = speed_of(one->ifa_name),
+                                  .is_up = (one->ifa_flags & IFF_UP) && (one->ifa_flags & IFF_RUNNING),
+                                  .is_loopback = one->ifa_flags & IFF_LOOPBACK};
+        snprintf(nic->name, sizeof nic->name, "%s", one->ifa_name);
+        memcpy(&nic->address, one->ifa_addr, length == 4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+    }
+    freeifaddrs(first);
+    return true;
+}
+
+/* A datagram socket that is connected has its own address, and has sent nothing. */
+bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes, struct sockaddr_storage *source_out)
+{
+    struct sockaddr_storage to;
+    socklen_t source_bytes = sizeof *source_out;
+    const int fd = socket(peer->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    memcpy(&to, peer, bytes);
+    if (to.ss_family == AF_INET)
+        ((struct sockaddr_in *)(void *)&to)->sin_port = htons(9); /* any; Linux refuses port 0 of some families */
+    else
+        ((struct sockaddr_in6 *)(void *)&to)->sin6_port = htons(9);
+    const bool found = connect(fd, (const struct sockaddr *)(const void *)&to, bytes) == 0 &&
+                       getsockname(fd, (struct sockaddr *)(void *)source_out, &source_bytes) == 0;
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return found;
+}
+
+/* ---- The wish ------------------------------------------------------------------------------------------------------------ */
+
+#define WORDS_MAX 16
+
+enum word_kind { NAME, PREFIX, NETWORK };
+
+struct word {
+    enum word_kind kind;
+    bool is_excluded;
+    char text[INET6_ADDRSTRLEN + 4]; /* a name, or a prefix */
+    uint8_t network[16];
+    size_t network_bytes;
+    unsigned bits;
+};
+
+struct wish {
+    struct word words[WORDS_MAX];
+    int count;
+    bool is_only_excluded;
+};
+
+static bool parse_network(struct word *word, char *slash)
+{
+    char *end;
+    *slash = 0;
+    const unsigned long bits = strtoul(slash + 1, &end, 10);
+    if (end == slash + 1 || *end)
+        return false;
+    word->kind = NETWORK;
+    word->network_bytes = inet_pton(AF_INET, word->text, word->network) == 1    ? 4
+                          : inet_pton(AF_INET6, word->text, word->network) == 1 ? 16
+                                                                                : 0;
+    word->bits = (unsigned)bits;
+    return word->network_bytes && bits <= 8 * word->network_bytes;
+}
+
+static bool parse_word(struct word *word, const char *text, size_t length)
+{
+    *word = (struct word){.is_excluded = length && text[0] == '^'};
+    text += word->is_excluded;
+    length -= word->is_excluded;
+    if (!length || length >= sizeof word->text)
+        return false;
+    memcpy(word->text, text, length);
+    char *slash = strchr(word->text, '/'), *star = strchr(word->text, '*');
+    if (slash)
+        return parse_network(word, slash);
+    if (!star)
+        return true;
+    word->kind = PREFIX;
+    *star = 0;
+    return star == word->text + length - 1;
+}
+
+/* False: *wrong is the word that makes no sense, its length in *wrong_length. */
+static bool parse_wish(struct wish *wish, const char *text, const char **wrong, size_t *wrong_length)
+{
+    *wish = (struct wish){.is_only_excluded = true};
+    while (text && *text) {
+        const size_t length = strcspn(text, ",");
+        *wrong = text;
+        *wrong_length = length;
+        if (wish->count == WORDS_MAX || !parse_word(&wish->words[wish->count], text, length))
+            return false;
+        wish->is_only_excluded &= wish->words[wish->count++].is_excluded;
+        text += length + (text[length] == ',');
+    }
+    return true;
+}
+
+static bool is_meant(const struct word *word, const struct shoal_nic *nic)
+{
+    const uint8_t *bytes = NULL;
+    switch (word->kind) {
+    case NAME:
+        return strcmp(word->text, nic->name) == 0;
+    case PREFIX:
+        return strncmp(word->text, nic->name, strlen(word->text)) == 0;
+    case NETWORK:
+        return bytes_of(address_of(nic), &bytes) == word->network_bytes && is_in_network(bytes, word->network, word->bits);
+    }
+    return false;
+}
+
+/* How much an interface is wished for: its word's place in the list, from 1 on; 0 where no word is for it. */
+static int place_of(const struct wish *wish, const struct shoal_nic *nic)
+{
+    int place = wish->is_only_excluded;
+    for (int i = wish->count - 1; i >= 0; i--) {
+        if (!is_meant(&wish->words[i], nic))
+            continue;
+        if (wish->words[i].is_excluded)
+            return 0;
+        place = i + 1;
+    }
+    return place;
+}
+
+/* ---- The choice ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_source(const struct shoal_nic *nic, const struct sockaddr *source)
+{
+    return source && is_same_address(address_of(nic), source);
+}
+
+/* Addresses of one link only say nothing without it: they are taken where the kernel would take them. */
+static bool is_link_local(const struct shoal_nic *nic)
+{
+    const struct sockaddr_in6 *address = (const struct sockaddr_in6 *)(const void *)&nic->address;
+    return nic->address.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr);
+}
+
+static bool may_be_taken(const struct shoal_nic *nic, const struct wish *wish, const struct sockaddr *source)
+{
+    if (!nic->is_up || !place_of(wish, nic))
+        return false;
+    if (is_source(nic, source))
+        return true;
+    if (source && nic->address.ss_family != source->sa_family)
+        return false;
+    return !is_link_local(nic) && (!nic->is_loopback || !wish->is_only_excluded);
+}
+
+/* Says what there was to choose from. */
+static void list_all(const struct shoal_nics *nics, char *text, size_t bytes)
+{
+    size_t used = 0;
+    for (int i = 0; i < nics->count && used < bytes; i++) {
+        char one[SHOAL_NIC_TEXT_MAX];
+        shoal_nic_print(&nics->at[i], one);
+        used += (size_t)snprintf(text + used, bytes - used, "%s%s%s", i ? ", " : "", one, nics->at[i].is_up ? "" : ", down");
+    }
+}
+
+const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const char *wanted, const struct sockaddr *source,
+                                         char *reason, size_t reason_bytes)
+{
+    struct wish wish;
+    const char *wrong;
+    size_t wrong_length;
+    char all[SHOAL_NIC_TEXT_MAX * 6] = "none";
+    const struct shoal_nic *best = NULL;
+    if (!parse_wish(&wish, wanted, &wrong, &wrong_length)) {
+        snprintf(reason, reason_bytes,
+                 "SHOAL_NIC has \"%.*s\", but may name interfaces (eth0), prefixes (eth*) and networks (10.0.0.0/16), "
+                 "comma between, ^ before what is excluded",
+                 (int)wrong_length, wrong);
+        return NULL;
+    }
+    for (int i = 0; i < nics->count; i++) {
+        const struct shoal_nic *nic = &nics->at[i];
+        if (!may_be_taken(nic, &wish, source))
+            continue;
+        if (!best || is_source(nic, source) || (!is_source(best, source) && place_of(&wish, nic) < place_of(&wish, best)))
+            best = nic;
+    }
+    if (!best) {
+        list_all(nics, all, sizeof all);
+        snprintf(reason, reason_bytes, "no interface that is up%s%s%s; there are: %s",
+                 wanted && *wanted ? " is left by SHOAL_NIC=" : "", wanted && *wanted ? wanted : "",
+                 source ? " and can reach the others" : "", all);
+    } else if (is_source(best, source)) {
+        snprintf(reason, reason_bytes, "the route to the others leaves there");
+    } else if (!wish.count) {
+        snprintf(reason, reason_bytes, "the first one that is up");
+    } else {
+        snprintf(reason, reason_bytes, "the first one that SHOAL_NIC=%s leaves", wanted);
+    }
+    return best;
+}
