@@ -644,10 +644,10 @@ static void kernels_scaled_sum_of_one_source_multiplies(void **state)
 
 /* ---- Every 16-bit number -------------------------------------------------------------------------------------- */
 
-/* Each of the 65536 combined with some that show what it was taken for. */
+/* Each of the 65536 combined with some that show what it was taken for; so many at once that vectors come in groups. */
 static void check_every_half(const struct shoal_kernels *kernels, enum shoal_type type, enum shoal_op op, uint16_t other)
 {
-    enum { COUNT = 64 };
+    enum { COUNT = 256 };
     uint16_t in[COUNT], others[COUNT], out[COUNT], expected[COUNT];
     struct call call = {.type = type, .op = op, .source_count = 2, .dest_count = 1, .argument = 3, .count = COUNT};
     call.bytes = sizeof(in);
@@ -734,19 +734,22 @@ static const struct {
     {SHOAL_FLOAT16, 0x4200, 0xfc01, 0x7e00},
 };
 
-/* The NaN among k sources, at each place of the vector and of the sources; result the one quiet NaN, there and nowhere else. */
+/* As many as fill a group of vectors and more. */
+#define NAN_COUNT 150
+
+/* The NaN among k sources, at each place of the vectors and of the sources; result the one quiet NaN, there only. */
 static void check_nan_at(const struct shoal_kernels *kernels, size_t row, enum shoal_op op, int source, size_t at)
 {
-    enum { K = 3, COUNT = 70 };
-    unsigned char x[K][COUNT * 8], out[COUNT * 8];
+    enum { K = 3 };
+    unsigned char x[K][NAN_COUNT * 8], out[NAN_COUNT * 8];
     void *dests[] = {out};
     const void *sources[K] = {x[0], x[1], x[2]};
     const size_t bytes = shoal_type_bytes(nan_rows[row].type);
-    for (size_t i = 0; i < COUNT; i++)
+    for (size_t i = 0; i < NAN_COUNT; i++)
         for (int k = 0; k < K; k++)
             memcpy(x[k] + i * bytes, i == at && k == source ? &nan_rows[row].nan : &nan_rows[row].number, bytes);
-    kernels->reduce[nan_rows[row].type][op](dests, 1, sources, K, COUNT, 3, SHOAL_STORES_CACHED);
-    for (size_t i = 0; i < COUNT; i++)
+    kernels->reduce[nan_rows[row].type][op](dests, 1, sources, K, NAN_COUNT, 3, SHOAL_STORES_CACHED);
+    for (size_t i = 0; i < NAN_COUNT; i++)
         assert_int_equal(memcmp(out + i * bytes, &nan_rows[row].quiet, bytes) == 0, i == at);
 }
 
@@ -757,8 +760,8 @@ static void kernels_nan_at_any_place_gives_quiet_nan(void **state)
     for (int set = 0; (kernels = shoal_kernels_at(set)) != NULL; set++)
         for (size_t row = 0; row < SHOAL_COUNT_OF(nan_rows); row++)
             for (int op = 0; op < SHOAL_OP_END; op++)
-                for (size_t at = 0; !is_bitwise((enum shoal_op)op) && at < 3 * 70; at++)
-                    check_nan_at(kernels, row, (enum shoal_op)op, (int)(at / 70), at % 70);
+                for (size_t at = 0; !is_bitwise((enum shoal_op)op) && at < 3 * NAN_COUNT; at++)
+                    check_nan_at(kernels, row, (enum shoal_op)op, (int)(at / NAN_COUNT), at % NAN_COUNT);
 }
 
 /* ---- The rest ------------------------------------------------------------------------------------------------- */

@@ -61,8 +61,9 @@ INLINE u32_lanes f32_lanes_bits(f32_lanes x)
 
 /* ---- bfloat16: the upper half of a float32 ---------------------------------------------------------------------------- */
 
-/* In the upper half of the word: to nearest, ties to even; the carry turns what is too large into infinity, and NaN stays. */
-#define BFLOAT16_ROUND(word) ((word) + 0x7fff + ((word) >> 16 & 1))
+/* In the upper half of the word: to nearest, ties to even (below an odd half, a tie becomes a little more than one); the carry
+ * turns what is too large into infinity, and NaN stays. */
+#define BFLOAT16_ROUND(word) (((word) | ((word) >> 16 & 1)) + 0x7fff)
 
 INLINE f32_one bfloat16_widen(uint16_t half)
 {
@@ -82,10 +83,23 @@ INLINE struct wide bfloat16_load(const char *from)
     return (struct wide){(bits)(memory << 16), (bits)(memory & 0xffff0000u)};
 }
 
+#if WIDTH == 32
+/* In 16-bit lanes, low and high at once: what is cut off, less one where what is kept is even, reaches half a step just where
+ * that is rounded up. */
+INLINE bits bfloat16_pack(struct wide wide)
+{
+    const __m256i low = (__m256i)wide.low, high = (__m256i)wide.high;
+    const __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa);
+    const __m256i cut = _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+    const __m256i less = _mm256_subs_epu16(cut, _mm256_andnot_si256(kept, _mm256_set1_epi16(1)));
+    return (bits)_mm256_add_epi16(kept, _mm256_srli_epi16(less, 15));
+}
+#else
 INLINE bits bfloat16_pack(struct wide wide)
 {
     return (bits)(BFLOAT16_ROUND((u32_lanes)wide.low) >> 16 | (BFLOAT16_ROUND((u32_lanes)wide.high) & 0xffff0000u));
 }
+#endif
 
 /* ---- float16 ---------------------------------------------------------------------------------------------------------- */
 

@@ -164,6 +164,36 @@ INLINE bits wide_finish(enum shoal_type type, enum shoal_op op, struct wide x, c
     }
 }
 
+/* Whether n vectors of 16-bit floats are ordered, as they are nearly always: one look at all costs less than to make NaN quiet
+ * in each. False too where no instruction looks at two vectors at once. */
+INLINE bool halves_are_ordered(int n, const struct wide *wide)
+{
+#if defined(__AVX512F__)
+    __mmask16 ordered = 0xffff;
+    UNROLL
+    for (int i = 0; i < n; i++)
+        ordered = _mm512_mask_cmp_ps_mask(ordered, (__m512)wide[i].low, (__m512)wide[i].high, _CMP_ORD_Q);
+    return ordered == 0xffff;
+#elif defined(__AVX2__)
+    __m256i unordered = _mm256_setzero_si256();
+    UNROLL
+    for (int i = 0; i < n; i++)
+        unordered |= (__m256i)_mm256_cmp_ps((__m256)wide[i].low, (__m256)wide[i].high, _CMP_UNORD_Q);
+    return _mm256_testz_si256(unordered, unordered);
+#else
+    (void)n;
+    (void)wide;
+    return false;
+#endif
+}
+
+INLINE bits halves_finish_ordered(enum shoal_type type, enum shoal_op op, struct wide x, const struct work *work)
+{
+    const struct wide result = {(bits)f32_lanes_finish_ordered(op, (f32_lanes)x.low, work),
+                                (bits)f32_lanes_finish_ordered(op, (f32_lanes)x.high, work)};
+    return type == SHOAL_BFLOAT16 ? bfloat16_pack(result) : float16_pack(result);
+}
+
 /* Stores past the caches; to must be a multiple of WIDTH. */
 INLINE void vector_stream(char *to, bits x)
 {
@@ -204,9 +234,15 @@ INLINE struct group group_reduce(enum shoal_type type, enum shoal_op op, int n, 
         for (int i = 0; i < n; i++)
             wide[i] = wide_combine(type, op, wide[i], wide_load(type, op, from + i * WIDTH, work));
     }
-    UNROLL
-    for (int i = 0; i < n; i++)
-        result.vector[i] = wide_finish(type, op, wide[i], work);
+    if ((type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16) && SHOAL_LIKELY(halves_are_ordered(n, wide))) {
+        UNROLL
+        for (int i = 0; i < n; i++)
+            result.vector[i] = halves_finish_ordered(type, op, wide[i], work);
+    } else {
+        UNROLL
+        for (int i = 0; i < n; i++)
+            result.vector[i] = wide_finish(type, op, wide[i], work);
+    }
     return result;
 }
 

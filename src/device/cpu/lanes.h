@@ -68,20 +68,26 @@ struct work {
 #define AVERAGE(QUOTIENT, sum, work) \
     ((QUOTIENT)(work)->factor != 0 ? (sum) * (QUOTIENT)(work)->factor : (sum) / (QUOTIENT)(work)->argument)
 
-/* take: what an element brings into the result; finish: what remains to be done with the result. */
-#define DEFINE_FLOAT_FORM(T, ONE, PICK, QUIET_NAN)                      \
-    DEFINE_COMBINE(T, T, PICK, NO_MORE_CASES)                           \
-    INLINE T T##_take(enum shoal_op op, T x, const struct work *work)   \
-    {                                                                   \
-        if (op == SHOAL_SCALED_SUM)                                     \
-            return x * (ONE)work->argument;                             \
-        return x;                                                       \
-    }                                                                   \
-    INLINE T T##_finish(enum shoal_op op, T x, const struct work *work) \
-    {                                                                   \
-        if (op == SHOAL_AVG)                                            \
-            x = AVERAGE(ONE, x, work);                                  \
-        return PICK(x != x, (T){0} + (ONE)(QUIET_NAN), x);              \
+/* take: what an element brings into the result; finish: what remains to be done with the result, and less of it where that is
+ * known to be ordered (no NaN). */
+#define DEFINE_FLOAT_FORM(T, ONE, PICK, QUIET_NAN)                              \
+    DEFINE_COMBINE(T, T, PICK, NO_MORE_CASES)                                   \
+    INLINE T T##_take(enum shoal_op op, T x, const struct work *work)           \
+    {                                                                           \
+        if (op == SHOAL_SCALED_SUM)                                             \
+            return x * (ONE)work->argument;                                     \
+        return x;                                                               \
+    }                                                                           \
+    INLINE T T##_finish_ordered(enum shoal_op op, T x, const struct work *work) \
+    {                                                                           \
+        if (op == SHOAL_AVG)                                                    \
+            return AVERAGE(ONE, x, work);                                       \
+        return x;                                                               \
+    }                                                                           \
+    INLINE T T##_finish(enum shoal_op op, T x, const struct work *work)         \
+    {                                                                           \
+        x = T##_finish_ordered(op, x, work);                                    \
+        return PICK(x != x, (T){0} + (ONE)(QUIET_NAN), x);                      \
     }
 
 #define DEFINE_FLOAT(LANE, ONE, QUIET_NAN)                  \
