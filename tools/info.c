@@ -4,11 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum option { OPTION_HELP = 1, OPTION_SETTINGS, OPTION_TOPOLOGY, OPTION_ALGORITHMS };
+enum option { OPTION_HELP = 1, OPTION_SETTINGS, OPTION_TOPOLOGY, OPTION_PROVIDERS, OPTION_ALGORITHMS };
 
 static const struct tool_option options[] = {
     {"--settings", OPTION_SETTINGS, NULL},
     {"--topology", OPTION_TOPOLOGY, NULL},
+    {"--providers", OPTION_PROVIDERS, NULL},
     {"--algorithms", OPTION_ALGORITHMS, NULL},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
@@ -16,21 +17,24 @@ static const struct tool_option options[] = {
 };
 
 static const char help[] =
-    "Usage: shoal info [--topology] [--settings] [--algorithms]\n"
+    "Usage: shoal info [--topology] [--settings] [--algorithms] [--providers]\n"
     "\n"
     "Shows what Shoal finds here. Without an option: the version and the topology.\n"
     "\n"
     "    --topology     cores, the limits that matter, instruction sets, how local ranks would be joined\n"
     "    --settings     every SHOAL_* variable: its value now, its default, its meaning\n"
     "    --algorithms   every algorithm: what for, when it is chosen, what it costs\n"
+    "    --providers    the interface to other hosts, libfabric's providers, and why each is taken or not\n"
     "\n"
     "Examples:\n"
     "    shoal info\n"
     "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n"
+    "    MASTER_ADDR=10.0.0.2 shoal info --providers     which interface leads there, and what carries data on it\n"
     "\n"
     "A variable that makes no sense is told on stderr; the table then shows its default, or leaves out the rules.\n"
     "\n"
-    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments or a variable make no sense.\n";
+    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments or a variable make no sense.\n"
+    "With --providers also 1 where no provider can be taken.\n";
 
 static void version_print(void)
 {
@@ -83,6 +87,8 @@ static int part_print(int id, bool is_first)
         return table_print(settings_print);
     if (id == OPTION_ALGORITHMS)
         return table_print(shoal_print_algorithms);
+    if (id == OPTION_PROVIDERS)
+        return table_print(shoal_print_providers);
     shoal_print_topology(stdout);
     return 0;
 }

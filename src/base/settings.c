@@ -41,7 +41,7 @@ static const struct {
 };
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const rooms[] = {"bootstrap", "comm", "engine", "observe", "shm", NULL}; /* that log */
+static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "observe", "shm", NULL}; /* that log */
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 

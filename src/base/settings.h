@@ -23,6 +23,10 @@
     X(SECRET, secret, TEXT, "", 0, "the job's secret; ranks prove to each other that they know it")                            \
     X(SECRET_FILE, secret_file, TEXT, "", 0, "file whose first line is the secret")                                            \
     X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart")                \
+    X(NIC, nic, TEXT, "", 0,                                                                                                   \
+      "interfaces that lead to other hosts: eth0, eth*, 10.0.0.0/16, with ^ before it excluded; comma between")                \
+    X(LIBFABRIC, libfabric, TEXT, "", 0, "file of libfabric instead of the newest one found")                                  \
+    X(PROVIDER, provider, TEXT, "", 0, "libfabric's provider instead of the best one, see `shoal info --providers`")           \
     X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
     X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \

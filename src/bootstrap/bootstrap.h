@@ -23,6 +23,9 @@ struct shoal_bootstrap {
                                   size_t bytes, uint32_t timeout_ms);
 };
 
+/* MASTER_ADDR, where rank 0 is; NULL where it is not set. */
+const char *shoal_bootstrap_master(void);
+
 /* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; none: size 1.
  * Errors are logged (room "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
  * not come), ERR_AUTH, ERR_SYSTEM, ERR_UNSUPPORTED. */

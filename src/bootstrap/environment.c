@@ -11,6 +11,11 @@ static const char *variable(const char *name)
     return value && *value ? value : NULL;
 }
 
+const char *shoal_bootstrap_master(void)
+{
+    return variable("MASTER_ADDR");
+}
+
 enum shoal_status shoal_environment_number(const char *name, long least, long most, struct shoal_log *log, bool *found_out,
                                            long *value_out)
 {

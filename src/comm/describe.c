@@ -4,8 +4,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "bootstrap/address.h"
+#include "bootstrap/bootstrap.h"
 #include "comm/context.h"
 #include "topology/limits.h"
+#include "topology/nic.h"
+#include "transport/fabric/fabric.h"
 
 /* Copies to a caller's struct that may be older, and so smaller, than ours. */
 static void copy_out(void *out, size_t out_bytes, const void *from, size_t from_bytes)
@@ -191,6 +195,52 @@ enum shoal_status shoal_print_algorithms(FILE *out)
         print_rules(&rules, out);
     shoal_rules_fini(&rules);
     return status;
+}
+
+/* The address that the route to MASTER_ADDR begins with: NULL where that is not set, or leads nowhere. */
+static const struct sockaddr *find_source(struct sockaddr_storage *storage, struct shoal_log *log)
+{
+    struct shoal_address_list list;
+    const char *master = shoal_bootstrap_master();
+    if (!master || shoal_address_list_find(master, "MASTER_ADDR", 0, log, &list) != SHOAL_OK)
+        return NULL;
+    const struct sockaddr *peer = (const struct sockaddr *)(const void *)&list.at[0].socket;
+    if (!shoal_nic_route(peer, list.at[0].bytes, storage))
+        return NULL;
+    return (const struct sockaddr *)(const void *)storage;
+}
+
+static const struct shoal_nic *print_nic(const struct shoal_settings *settings, struct shoal_nics *nics, FILE *out)
+{
+    char reason[700], text[SHOAL_NIC_TEXT_MAX];
+    struct sockaddr_storage source;
+    struct shoal_log log;
+    if (!shoal_nics_find(nics))
+        nics->count = 0;
+    shoal_log_init(&log, settings, NULL, NULL);
+    const struct shoal_nic *nic = shoal_nic_choose(nics, settings->nic, find_source(&source, &log), reason, sizeof reason);
+    shoal_log_fini(&log);
+    if (nic) {
+        shoal_nic_print(nic, text);
+        fprintf(out, "interface to other hosts: %s, %s\n", text, reason);
+    } else {
+        fprintf(out, "%s\n", reason);
+    }
+    return nic;
+}
+
+enum shoal_status shoal_print_providers(FILE *out)
+{
+    struct shoal_settings settings;
+    struct shoal_nics nics;
+    char error[256];
+    const enum shoal_status status = shoal_settings_load(&settings, NULL, error, sizeof error);
+    if (status != SHOAL_OK) {
+        fprintf(out, "%s\n", error);
+        return status;
+    }
+    const struct shoal_nic *nic = print_nic(&settings, &nics, out);
+    return nic ? shoal_fabric_print_providers(&settings, nic, out) : SHOAL_ERR_UNSUPPORTED;
 }
 
 /* ---- Explaining ---------------------------------------------------------------------------------------------------------- */

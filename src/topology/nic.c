@@ -46,6 +46,11 @@ static const struct sockaddr *address_of(const struct shoal_nic *nic)
     return (const struct sockaddr *)(const void *)&nic->address;
 }
 
+bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address)
+{
+    return is_same_address(address_of(nic), address);
+}
+
 void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX])
 {
     char address[INET6_ADDRSTRLEN] = "?";
@@ -227,7 +232,7 @@ static int place_of(const struct wish *wish, const struct shoal_nic *nic)
 
 static bool is_source(const struct shoal_nic *nic, const struct sockaddr *source)
 {
-    return source && is_same_address(address_of(nic), source);
+    return source && shoal_nic_has_address(nic, source);
 }
 
 /* Addresses of one link only say nothing without it: they are taken where the kernel would take them. */

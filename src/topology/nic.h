@@ -40,6 +40,9 @@ SHOAL_MUST_USE bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes
 const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const char *wanted, const struct sockaddr *source,
                                          char *reason, size_t reason_bytes);
 
+/* Whatever the ports. */
+bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address);
+
 /* "eth0 (10.0.0.1)" */
 void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX]);
 

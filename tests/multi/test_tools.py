@@ -312,6 +312,36 @@ def info_tells_of_wrong_values_and_prints_the_rest():
     expect("kernels" in out and "at-root" in out, out)
 
 
+def providers(**env):
+    return call(SHOAL, "info", "--providers", env={**os.environ, **env})
+
+
+def info_names_the_interface_and_the_providers():
+    """Where libfabric is loaded; over loopback, which every machine has."""
+    code, out, err = providers(MASTER_ADDR="127.0.0.1")
+    if "built without libfabric" in err:
+        raise Skip(err.strip())
+    lines = out.splitlines()
+    expect(code == 0 and lines[0] == "interface to other hosts: lo (127.0.0.1), the route to the others leaves there", out, err)
+    expect(re.fullmatch(r"libfabric \d+\.\d+ \(/.*libfabric\.so\S*\)", lines[1]), out)
+    taken = [line.split()[1] for line in lines if line.startswith("* ")]
+    expect(len(taken) == 1 and lines[-1] == f"taken: {taken[0]}, the best one here", out)
+    expect(len(lines) == 2 + 6 + 2 and all(len(line) <= 128 for line in lines), out)
+    code, out, err = providers(MASTER_ADDR="127.0.0.1", SHOAL_PROVIDER=taken[0])
+    expect(code == 0 and out.endswith(f"taken: {taken[0]}, SHOAL_PROVIDER names it\n"), out, err)
+
+
+def info_says_why_no_provider_is_taken():
+    if "built without libfabric" in providers()[2]:
+        raise Skip("built without libfabric's headers")
+    for env, said in (({"SHOAL_LIBFABRIC": "/no/such/file"}, "SHOAL_LIBFABRIC cannot be loaded: /no/such/file"),
+                      ({"SHOAL_PROVIDER": "smoke"}, 'SHOAL_PROVIDER is "smoke", but may be efa'),
+                      ({"SHOAL_NIC": "smoke0"}, "no interface that is up is left by SHOAL_NIC=smoke0"),
+                      ({"SHOAL_NIC": "10.0.0.0/99"}, 'SHOAL_NIC has "10.0.0.0/99"')):
+        code, out, err = providers(**env)
+        expect(code == 1 and said in err and len(err.splitlines()) == 1, env, out, err)
+
+
 def info_shows_a_setting_from_the_environment_and_hides_the_secret():
     code, out, err = call(SHOAL, "info", "--settings", env={**os.environ, "SHOAL_WARN_MS": "1234", "SHOAL_SECRET": "hush"})
     expect(code == 0 and "1234" in out and "hush" not in out, out, err)
@@ -364,5 +394,6 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            explain_refuses_what_makes_no_sense, explain_follows_the_rules, explain_names_rules_that_cannot_serve,
            explain_and_info_follow_a_file_of_rules, info_prints_the_rules_after_the_table, rules_that_are_wrong_are_named,
            info_prints_settings_machine_and_algorithms, info_tells_of_wrong_values_and_prints_the_rest,
+           info_names_the_interface_and_the_providers, info_says_why_no_provider_is_taken,
            info_shows_a_setting_from_the_environment_and_hides_the_secret, help_teaches,
            bench_help_names_the_states_of_the_machine, make_build_says_what_it_built])

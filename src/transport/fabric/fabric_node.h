@@ -1,0 +1,81 @@
+/* One endpoint of this process on the network between hosts: it sends messages to the endpoints of other processes, writes into
+ * memory that they have registered, and hears of what they send and write. It knows no communicator.
+ *
+ * Nothing arrives in order: neither messages, nor what was written. A message arrives whole, once. What was written is there
+ * when its immediate is heard, and not before.
+ *
+ * All calls but open and close come from one thread at a time; none blocks. */
+#ifndef SHOAL_TRANSPORT_FABRIC_NODE_H
+#define SHOAL_TRANSPORT_FABRIC_NODE_H
+
+#include "transport/fabric/fabric_providers.h"
+
+#define SHOAL_FABRIC_ADDRESS_MAX 64
+#define SHOAL_FABRIC_MESSAGE_MAX ((size_t)17 << 10) /* an arrival record, its payload, and what goes before them */
+
+struct shoal_fabric_node;
+
+/* An endpoint as others know it. */
+struct shoal_fabric_address {
+    uint16_t bytes;
+    unsigned char at[SHOAL_FABRIC_ADDRESS_MAX];
+};
+
+typedef uint64_t shoal_fabric_peer; /* valid on the node that gave it */
+
+/* Memory that others may write to. */
+struct shoal_fabric_memory {
+    void *region;  /* of libfabric; NULL: not registered */
+    uint64_t base; /* of its first byte, as peers have to name it */
+    uint64_t key;
+};
+
+/* What a poll hears. Handlers may send and write, not poll. */
+struct shoal_fabric_handler {
+    void *arg;
+    /* data is valid until the handler returns. */
+    void (*message)(void *arg, const void *data, size_t bytes);
+    /* A peer has written, and handed this with it. */
+    void (*written)(void *arg, uint32_t immediate);
+    /* What shoal_fabric_node_write was given has left: its source may be overwritten. */
+    void (*left)(void *arg, void *owner);
+    /* It will not leave, or (owner NULL) something else went wrong. */
+    void (*failed)(void *arg, void *owner, const char *text);
+};
+
+/* Opens an endpoint of the provider on its interface, at a port of [port_low, port_high] where both are not 0. The library and
+ * the provider's info must outlive it. */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_node_open(const struct shoal_fabric_library *library,
+                                                        const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                                        uint16_t port_high, struct shoal_log *log,
+                                                        struct shoal_fabric_node **node_out);
+void shoal_fabric_node_close(struct shoal_fabric_node *node);
+
+const struct shoal_fabric_address *shoal_fabric_node_address(const struct shoal_fabric_node *node);
+SHOAL_MUST_USE enum shoal_status
+shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric_address *address, shoal_fabric_peer *peer_out);
+
+/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer,
+                                                        const void *data, size_t bytes);
+
+/* Memory must be registered for writing from it too, where the provider wants that (shoal_fabric_node_registers_sources). */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                                            struct shoal_fabric_memory *memory_out);
+void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory);
+bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node);
+
+/* Writes to `offset` bytes behind base of a peer's memory. source_memory: where source is registered, else NULL. owner comes
+ * back with `left` or `failed`. PENDING: not now. */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, shoal_fabric_peer peer,
+                                                         const struct shoal_fabric_memory *to, uint64_t offset,
+                                                         const void *source, const struct shoal_fabric_memory *source_memory,
+                                                         size_t bytes, uint32_t immediate, void *owner);
+
+/* Hands on what has happened; true when anything has. */
+bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler);
+
+/* A descriptor that becomes readable when there may be something to poll; -1 where the provider has none. */
+int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node);
+
+#endif

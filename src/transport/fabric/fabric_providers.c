@@ -1,0 +1,223 @@
+#include "transport/fabric/fabric_providers.h"
+
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The immediate names a counter of the receiver and its generation. */
+#define IMMEDIATE_BYTES 4
+
+/* Best first. The last one is better at nothing, but unlike the others: for tests, when it is named. */
+static const struct {
+    const char *name;
+    bool is_on_request;
+} known[SHOAL_FABRIC_PROVIDERS] = {
+    {"efa", false}, {"verbs;ofi_rxm", false}, {"tcp", false}, {"net", false}, {"tcp;ofi_rxm", false}, {"udp;ofi_rxd", true},
+};
+
+/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t api_version(const struct shoal_fabric_library *library)
+{
+    const uint32_t ours = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), theirs = FI_VERSION(library->major, library->minor);
+    return ours < theirs ? ours : theirs;
+}
+
+/* What is asked of a provider; NULL: no memory. Whatever memory registration it wants, it gets. */
+static struct fi_info *make_hints(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
+                                  uint64_t caps)
+{
+    struct fi_info *hints = library->dupinfo(NULL);
+    if (!hints)
+        return NULL;
+    hints->caps = caps;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = type;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->fabric_attr->prov_name = strdup(name);
+    if (hints->fabric_attr->prov_name)
+        return hints;
+    library->freeinfo(hints);
+    return NULL;
+}
+
+/* Some that are asked for answer as a part of a layered one, which is another row. */
+static const struct fi_info *find_named(const struct fi_info *list, const char *name)
+{
+    while (list && strcmp(list->fabric_attr->prov_name, name) != 0)
+        list = list->next;
+    return list;
+}
+
+/* A list with such a one in it; NULL, with *error_out as libfabric has it, when nothing fits. */
+static struct fi_info *ask(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type, uint64_t caps,
+                           int *error_out)
+{
+    struct fi_info *hints = make_hints(library, name, type, caps), *found = NULL;
+    *error_out = -FI_ENOMEM;
+    if (!hints)
+        return NULL;
+    *error_out = library->getinfo(api_version(library), NULL, NULL, 0, hints, &found);
+    library->freeinfo(hints);
+    if (*error_out == 0 && find_named(found, name))
+        return found;
+    if (*error_out == 0)
+        library->freeinfo(found);
+    *error_out = *error_out ? *error_out : -FI_ENODATA;
+    return NULL;
+}
+
+/* A provider that finds no device is known, but not asked for more. Layered ones go by their first half. */
+static bool is_built_in(const struct shoal_fabric_library *library, const char *name)
+{
+    struct fi_info *all = NULL;
+    bool found = false;
+    const size_t length = strcspn(name, ";");
+    if (library->getinfo(api_version(library), NULL, NULL, FI_PROV_ATTR_ONLY, NULL, &all) != 0)
+        return true; /* nobody knows */
+    for (const struct fi_info *one = all; one && !found; one = one->next) {
+        const char *other = one->fabric_attr->prov_name;
+        found = other && strncmp(other, name, length) == 0 && (other[length] == 0 || other[length] == ';');
+    }
+    library->freeinfo(all);
+    return found;
+}
+
+/* Why nothing fits: what is missing first. */
+static void explain_rejection(const struct shoal_fabric_library *library, int error, struct shoal_fabric_provider *provider)
+{
+    int ignored;
+    struct fi_info *any = ask(library, provider->name, FI_EP_UNSPEC, 0, &ignored);
+    struct fi_info *datagrams = any ? ask(library, provider->name, FI_EP_RDM, 0, &ignored) : NULL;
+    if (error != -FI_ENODATA)
+        snprintf(provider->text, sizeof provider->text, "libfabric says: %s", library->error_text(-error));
+    else if (!is_built_in(library, provider->name))
+        snprintf(provider->text, sizeof provider->text, "is not part of this libfabric");
+    else if (!any)
+        snprintf(provider->text, sizeof provider->text, "finds no device here");
+    else if (!datagrams)
+        snprintf(provider->text, sizeof provider->text, "has no reliable unconnected endpoint (FI_EP_RDM)");
+    else
+        snprintf(provider->text, sizeof provider->text, "cannot send and receive messages (FI_MSG)");
+    if (datagrams)
+        library->freeinfo(datagrams);
+    if (any)
+        library->freeinfo(any);
+}
+
+/* ---- One interface ------------------------------------------------------------------------------------------------------- */
+
+static bool has_ip_address(const struct fi_info *info)
+{
+    return info->src_addr &&
+           (info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6);
+}
+
+static bool is_on(const struct fi_info *info, const struct shoal_nic *nic)
+{
+    return !has_ip_address(info) || shoal_nic_has_address(nic, info->src_addr);
+}
+
+/* Takes the first one of that name on that interface out of the list, and frees the others. */
+static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
+                                const struct shoal_nic *nic)
+{
+    const struct fi_info *one = find_named(list, name);
+    while (one && nic && !is_on(one, nic))
+        one = find_named(one->next, name);
+    struct fi_info *kept = one ? library->dupinfo(one) : NULL;
+    library->freeinfo(list);
+    return kept;
+}
+
+/* ---- What a provider offers ---------------------------------------------------------------------------------------------- */
+
+static bool can_write(const struct fi_info *info)
+{
+    return (info->caps & FI_RMA) && (info->caps & FI_WRITE) && (info->caps & FI_REMOTE_WRITE) &&
+           info->domain_attr->cq_data_size >= IMMEDIATE_BYTES;
+}
+
+static void describe(struct shoal_fabric_provider *provider)
+{
+    const struct fi_info *info = provider->info;
+    const uint64_t modes = (uint64_t)info->domain_attr->mr_mode;
+    const char *domain = info->domain_attr->name;
+    snprintf(provider->text, sizeof provider->text, "%s%s%s%s%s; progress is %s",
+             provider->way == SHOAL_FABRIC_WRITES ? "writes into peers' memory" : "sends", domain ? " on " : "",
+             domain ? domain : "", modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
+             modes & FI_MR_PROV_KEY ? "; it chooses keys" : "",
+             info->domain_attr->data_progress == FI_PROGRESS_AUTO ? "automatic" : "made by polling");
+}
+
+static void find_one(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                     struct shoal_fabric_provider *provider)
+{
+    int error;
+    char name[SHOAL_NIC_TEXT_MAX];
+    struct fi_info *list = ask(library, provider->name, FI_EP_RDM, FI_MSG | FI_RMA, &error);
+    if (!list)
+        list = ask(library, provider->name, FI_EP_RDM, FI_MSG, &error);
+    if (!list) {
+        explain_rejection(library, error, provider);
+        return;
+    }
+    provider->info = keep_one(library, list, provider->name, nic);
+    if (!provider->info) {
+        shoal_nic_print(nic, name);
+        snprintf(provider->text, sizeof provider->text, "has no endpoint on %s", name);
+        return;
+    }
+    provider->way = can_write(provider->info) ? SHOAL_FABRIC_WRITES : SHOAL_FABRIC_SENDS;
+    describe(provider);
+}
+
+void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                                 struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
+{
+    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
+        providers_out[i] = (struct shoal_fabric_provider){.name = known[i].name, .is_on_request = known[i].is_on_request};
+        find_one(library, nic, &providers_out[i]);
+    }
+}
+
+void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
+                                 struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS])
+{
+    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
+        if (providers[i].info)
+            library->freeinfo(providers[i].info);
+        providers[i].info = NULL;
+    }
+}
+
+/* ---- The choice ---------------------------------------------------------------------------------------------------------- */
+
+const struct shoal_fabric_provider *
+shoal_fabric_providers_choose(const struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS], const char *wanted,
+                              char *reason, size_t reason_bytes)
+{
+    size_t used = (size_t)snprintf(reason, reason_bytes, "no provider of libfabric can be used:");
+    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
+        const struct shoal_fabric_provider *provider = &providers[i];
+        const bool is_meant = wanted[0] ? strcmp(wanted, provider->name) == 0 : !provider->is_on_request;
+        if (is_meant && provider->way != SHOAL_FABRIC_REJECTED) {
+            snprintf(reason, reason_bytes, "%s", wanted[0] ? "SHOAL_PROVIDER names it" : "the best one here");
+            return provider;
+        }
+        if (is_meant && wanted[0]) {
+            snprintf(reason, reason_bytes, "SHOAL_PROVIDER=%s: it %s", wanted, provider->text);
+            return NULL;
+        }
+        if (is_meant && used < reason_bytes)
+            used +=
+                (size_t)snprintf(reason + used, reason_bytes - used, "%s %s %s", i ? ";" : "", provider->name, provider->text);
+    }
+    if (wanted[0])
+        snprintf(reason, reason_bytes,
+                 "SHOAL_PROVIDER is \"%s\", but may be efa, verbs;ofi_rxm, tcp, net, tcp;ofi_rxm or udp;ofi_rxd", wanted);
+    return NULL;
+}

@@ -1,0 +1,131 @@
+/* Which libfabric is loaded, which of its providers is taken and why others are not; on machines that a mock describes. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/fabric/fabric_providers.h"
+
+struct heard {
+    char text[2048];
+};
+
+static void hear(void *arg, int level, const char *line)
+{
+    struct heard *heard = arg;
+    (void)level;
+    snprintf(heard->text, sizeof heard->text, "%s", line);
+}
+
+static enum shoal_status open_library(const char *path, struct shoal_fabric_library *library, struct heard *heard)
+{
+    struct shoal_settings settings;
+    struct shoal_log log;
+    char error[256];
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&log, &settings, hear, heard);
+    const enum shoal_status status = shoal_fabric_library_open(path, &log, library);
+    shoal_log_fini(&log);
+    return status;
+}
+
+static struct shoal_nic nic_at(const char *text)
+{
+    struct shoal_nic nic = {.name = "eth0", .is_up = true};
+    struct sockaddr_in *address = (struct sockaddr_in *)(void *)&nic.address;
+    address->sin_family = AF_INET;
+    assert_int_equal(inet_pton(AF_INET, text, &address->sin_addr), 1);
+    return nic;
+}
+
+/* On that machine, with that wish, the provider `name` is taken (NULL: none). The reason contains `why`; `rejected` is told to have
+ * been rejected for `because`. */
+struct choice {
+    const char *machine, *address, *wanted, *name;
+    enum shoal_fabric_way way;
+    const char *why, *rejected, *because;
+};
+
+static const struct choice choices[] = {
+    {"aws", "10.0.0.5", "", "efa", SHOAL_FABRIC_WRITES, "best", "verbs;ofi_rxm", "finds no device"},
+    {"aws", "10.0.0.5", "tcp", "tcp", SHOAL_FABRIC_WRITES, "SHOAL_PROVIDER", "net", "finds no device"},
+    {"infiniband", "10.1.0.5", "", "verbs;ofi_rxm", SHOAL_FABRIC_WRITES, "best", "net", "no endpoint on eth0 (10.1.0.5)"},
+    {"infiniband", "10.0.0.5", "", "net", SHOAL_FABRIC_WRITES, "best", "verbs;ofi_rxm", "no endpoint on eth0 (10.0.0.5)"},
+    {"infiniband", "10.0.0.5", "tcp;ofi_rxm", "tcp;ofi_rxm", SHOAL_FABRIC_WRITES, "SHOAL_PROVIDER", "efa", "no device"},
+    {"infiniband", "10.0.0.5", "efa", NULL, SHOAL_FABRIC_REJECTED, "SHOAL_PROVIDER=efa: it finds no device", NULL, NULL},
+    {"old", "10.0.0.5", "", NULL, SHOAL_FABRIC_REJECTED, "tcp has no reliable unconnected endpoint", "tcp", "FI_EP_RDM"},
+    {"old", "10.0.0.5", "udp;ofi_rxd", "udp;ofi_rxd", SHOAL_FABRIC_SENDS, "SHOAL_PROVIDER", NULL, NULL},
+    {"no-immediate", "10.0.0.5", "", "net", SHOAL_FABRIC_SENDS, "best", NULL, NULL},
+    {"tagged-only", "10.0.0.5", "", NULL, SHOAL_FABRIC_REJECTED, "net cannot send and receive messages", NULL, NULL},
+    {"nothing", "10.0.0.5", "", NULL, SHOAL_FABRIC_REJECTED, "no provider of libfabric can be used: efa finds", NULL, NULL},
+    {"aws", "10.0.0.5", "ib", NULL, SHOAL_FABRIC_REJECTED, "SHOAL_PROVIDER is \"ib\", but may be efa, verbs;ofi_rxm", NULL,
+     NULL},
+};
+
+static void fabric_takes_the_best_provider_of_the_machine(void **state)
+{
+    (void)state;
+    struct shoal_fabric_library library;
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    struct heard heard = {""};
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(choices); i++) {
+        const struct choice *choice = &choices[i];
+        const struct shoal_nic nic = nic_at(choice->address);
+        char reason[1200];
+        setenv("SHOAL_MOCK_FABRIC", choice->machine, 1);
+        shoal_fabric_providers_find(&library, &nic, providers);
+        const struct shoal_fabric_provider *taken =
+            shoal_fabric_providers_choose(providers, choice->wanted, reason, sizeof reason);
+        if ((taken != NULL) != (choice->name != NULL) || (taken && strcmp(taken->name, choice->name) != 0) ||
+            (taken && taken->way != choice->way) || !strstr(reason, choice->why))
+            fail_msg("%s, \"%s\": %s, because: %s", choice->machine, choice->wanted, taken ? taken->name : "none", reason);
+        for (int p = 0; p < SHOAL_FABRIC_PROVIDERS && choice->rejected; p++) {
+            if (strcmp(providers[p].name, choice->rejected) != 0)
+                continue;
+            assert_int_equal(providers[p].way, SHOAL_FABRIC_REJECTED);
+            if (!strstr(providers[p].text, choice->because))
+                fail_msg("%s: %s %s", choice->machine, choice->rejected, providers[p].text);
+        }
+        shoal_fabric_providers_free(&library, providers);
+    }
+    unsetenv("SHOAL_MOCK_FABRIC");
+    shoal_fabric_library_close(&library);
+}
+
+static void fabric_library_says_what_is_wrong_with_the_file(void **state)
+{
+    (void)state;
+    struct shoal_fabric_library library;
+    struct heard heard = {""};
+    assert_int_equal(open_library("/nonexistent/libfabric.so", &library, &heard), SHOAL_ERR_UNSUPPORTED);
+    assert_non_null(strstr(heard.text, "SHOAL_LIBFABRIC cannot be loaded"));
+    assert_int_equal(open_library("libc.so.6", &library, &heard), SHOAL_ERR_UNSUPPORTED);
+    assert_non_null(strstr(heard.text, "is no libfabric from 1.10 on"));
+    setenv("SHOAL_MOCK_VERSION", "0x10009", 1); /* 1.9 */
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_ERR_UNSUPPORTED);
+    assert_non_null(strstr(heard.text, "is no libfabric from 1.10 on"));
+    setenv("SHOAL_MOCK_VERSION", "0x20003", 1); /* 2.3 */
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    assert_int_equal(library.major, 2);
+    assert_int_equal(library.minor, 3);
+    unsetenv("SHOAL_MOCK_VERSION");
+    shoal_fabric_library_close(&library);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
+        cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
+    };
+    return cmocka_run_group_tests_name("fabric_choice", tests, NULL, NULL);
+}
