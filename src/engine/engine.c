@@ -487,17 +487,17 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->late = ((int64_t)last - first) * 256;
 }
 
-/* The data are asked for while the record is on its way; once: lines that are asked for again go back and forth. */
+/* The data are asked for while the record is on its way: the second line of the record at each look, as the first one is, data
+ * beside it once. Many lines that are asked for again go back and forth. */
 static void expect_payload(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
-    if (request->next_expected > peer)
-        return;
-    request->next_expected = peer + 1;
     if (!request->is_direct || request->bytes <= SHOAL_PAYLOAD_FIRST || !engine->ops->expect)
         return;
     const size_t bytes = shoal_engine_payload_bytes(engine, request, peer);
-    if (bytes > SHOAL_PAYLOAD_FIRST)
-        engine->ops->expect(engine->transport, peer, request->sequence, bytes);
+    if (bytes <= SHOAL_PAYLOAD_FIRST || (bytes > SHOAL_PAYLOAD_INLINE && request->next_expected > peer))
+        return;
+    request->next_expected = peer + 1;
+    engine->ops->expect(engine->transport, peer, request->sequence, bytes);
 }
 
 /* True when all ranks that are needed have arrived at the request, and called the same. */
