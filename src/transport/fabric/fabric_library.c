@@ -53,11 +53,12 @@ static bool bind(struct shoal_fabric_library *library)
     return true;
 }
 
-/* False when there is none at that place, or none that can be used. */
+/* False when there is none at that place, or none that can be used. It stays loaded: its providers have threads, and keep
+ * things for the next time. */
 static bool open_at(const char *place, struct shoal_fabric_library *library_out)
 {
     struct link_map *map;
-    *library_out = (struct shoal_fabric_library){.handle = dlopen(place, RTLD_NOW | RTLD_LOCAL)};
+    *library_out = (struct shoal_fabric_library){.handle = dlopen(place, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
     if (!library_out->handle)
         return false;
     const uint32_t version = version_of(library_out->handle);
@@ -91,7 +92,7 @@ static enum shoal_status open_named(const char *wanted, struct shoal_log *log, s
 
 enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log *log, struct shoal_fabric_library *library_out)
 {
-    struct shoal_fabric_library best = {NULL}, other;
+    struct shoal_fabric_library best = {.handle = NULL}, other;
     if (wanted[0])
         return open_named(wanted, log, library_out);
     for (size_t i = 0; i < SHOAL_COUNT_OF(places); i++) {

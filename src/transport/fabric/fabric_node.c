@@ -285,7 +285,7 @@ enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, voi
 {
     const uint64_t access = FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE;
     struct fid_mr *region;
-    *memory_out = (struct shoal_fabric_memory){NULL, 0, 0};
+    *memory_out = (struct shoal_fabric_memory){.region = NULL};
     int result = fi_mr_reg(node->domain, memory, bytes, access, 0, draw_key(node), 0, &region, NULL);
     if (result != 0)
         return fail(node, "registering memory", result);
