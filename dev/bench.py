@@ -160,9 +160,9 @@ def run(command, environment=None):
 
 
 def pin(ranks):
-    """A wrapper for more ranks than cores: each stays on its core. Else the kernel places them three to one for a while, or two to
-    two, and that decides the time of small operations."""
-    own = "${RANK:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"
+    """What `shoal bench --pin` does, for peers with more ranks than cores: each stays on its core. Else the kernel places them
+    three to one for a while, or two to two, and that decides the time of small operations."""
+    own = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
     return ["sh", "-c", f'exec taskset -c $(({own} % {CORES})) "$@"', "pin"] if ranks > CORES else []
 
 
@@ -174,10 +174,8 @@ class Shoal:
 
     def measure(self, suite, ranks, size, options):
         """The line of the collective; with --probe memory it also carries probe_us."""
-        launch = [str(self.program), "run", "-n", str(ranks), "--no-prefix", *pin(ranks)] if pin(ranks) else []
-        workers = [] if launch else ["-n", str(ranks)]
-        lines = run([*launch, str(self.program), "bench", suite.collective, *workers, "--min", str(size), "--max", str(size),
-                     "--seconds", str(suite.seconds), "--format", "json", *options])
+        lines = run([str(self.program), "bench", suite.collective, "-n", str(ranks), "--min", str(size), "--max", str(size),
+                     "--seconds", str(suite.seconds), "--format", "json", *(["--pin"] if ranks > CORES else []), *options])
         result = next(line for line in lines if line["collective"] == suite.collective)
         for line in lines:
             if line["collective"] == "probe":

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,9 @@ static const char help_text[] =
     "    --offset BYTES           move both buffers by this much from the page they start on\n"
     "    --gap SIZE               distance from input to output; 256M is hard for some processors\n"
     "    --timeout S              an operation that takes longer fails (60)\n"
+    "    --pin                    worker r stays on the r-th core, counted round; where ranks outnumber cores, the kernel's "
+    "own\n"
+    "                             placement changes from second to second, and decides the time of small operations\n"
     "    --late MS                the last rank sleeps this long first; time counts from its arrival to the last rank's end\n"
     "\n"
     "One measurement: every rank rewrites its input (untimed), all meet in a barrier, each times the operation, the\n"
@@ -132,6 +136,20 @@ struct crew {
     double kill_at; /* when the rest are killed; 0: never */
 };
 
+/* Of the cores that this process may use, one. */
+static void core_keep(size_t rank)
+{
+    cpu_set_t all, own;
+    if (sched_getaffinity(0, sizeof all, &all) != 0)
+        return;
+    size_t wanted = rank % (size_t)CPU_COUNT(&all), core = 0;
+    while (!CPU_ISSET(core, &all) || wanted-- > 0)
+        core++;
+    CPU_ZERO(&own);
+    CPU_SET(core, &own);
+    sched_setaffinity(0, sizeof own, &own);
+}
+
 /* Never returns: runs one rank. It ends with its parent, so that a killed bench leaves nobody behind. */
 __attribute__((noreturn)) static void worker_become(const struct bench_options *options, struct bench_area *area, size_t rank,
                                                     pid_t parent)
@@ -141,6 +159,8 @@ __attribute__((noreturn)) static void worker_become(const struct bench_options *
         _exit(1);
     number_export("RANK", rank);
     number_export("LOCAL_RANK", rank);
+    if (options->pin)
+        core_keep(rank);
     exit(bench_worker_run(options, area));
 }
 

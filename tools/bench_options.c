@@ -49,6 +49,7 @@ enum {
     GAP,
     LATE,
     TIMEOUT,
+    PIN,
     HELP
 };
 
@@ -72,6 +73,7 @@ static const struct tool_option options_known[] = {
     {"--gap", GAP, "SIZE"},
     {"--late", LATE, "MS"},
     {"--timeout", TIMEOUT, "SECONDS"},
+    {"--pin", PIN, NULL},
     {"--help", HELP, NULL},
     {"-h", HELP, NULL},
     {NULL, 0, NULL},
@@ -105,6 +107,7 @@ static const struct row rows[] = {
     [GAP] = {SIZE, TO(gap_bytes), NULL, 0, 0},
     [LATE] = {NUMBER, TO(late_ms), NULL, 1, LATE_MS_MAX},
     [TIMEOUT] = {NUMBER, TO(timeout_s), NULL, 1, SECONDS_MAX},
+    [PIN] = {FLAG, TO(pin), NULL, 0, 0},
     [HELP] = {FLAG, TO(help), NULL, 0, 0},
 };
 
