@@ -553,8 +553,9 @@ SHOAL_API void shoal_print_topology(FILE *out);
  * come before it. ERR_ARGUMENT when the rules or other variables make no sense; then one line after the table says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
 
-/* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers there
- * or why it was rejected, and which would be taken. This version joins the ranks of one host: it is for finding out beforehand.
+/* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers
+ * there or why it was rejected, and which would be taken. This version joins the ranks of one host: it is for finding out
+ * beforehand.
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
 
