@@ -363,13 +363,26 @@ static bool is_any_behind(const struct shoal_engine *engine)
     return false;
 }
 
+static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return request->state == SHOAL_REQUEST_ANNOUNCED && request->needed != SHOAL_NEEDED_ALL && request->needed != engine->rank;
+}
+
+/* Who is needed may wait itself, until all have done with older records of its. */
+static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const size_t bytes = shoal_engine_payload_bytes(engine, request, request->needed);
+    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    return request->sequence >= first_open(engine) + kept;
+}
+
 /* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
  * be reused, it has not done with them. */
 static bool is_waited_for(struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     if (peer == engine->rank)
         return false;
-    if (request->state == SHOAL_REQUEST_ANNOUNCED && request->needed != SHOAL_NEEDED_ALL && request->needed != engine->rank)
+    if (waits_for_one(engine, request) && !may_be_held_back(engine, request))
         return peer == request->needed;
     if (is_any_behind(engine))
         return is_behind(engine, peer);
