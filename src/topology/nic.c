@@ -72,20 +72,6 @@ static unsigned count_bits(const struct sockaddr *mask)
     return bits;
 }
 
-static unsigned speed_of(const char *name)
-{
-    char path[64];
-    int mbit = 0;
-    snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return 0;
-    if (fscanf(file, "%d", &mbit) != 1)
-        mbit = 0;
-    fclose(file);
-    return mbit > 0 ? (unsigned)mbit : 0;
-}
-
 bool shoal_nics_find(struct shoal_nics *nics_out)
 {
     struct ifaddrs *first;
@@ -99,7 +85,6 @@ bool shoal_nics_find(struct shoal_nics *nics_out)
             continue;
         struct shoal_nic *nic = &nics_out->at[nics_out->count++];
         *nic = (struct shoal_nic){.prefix_bits = count_bits(one->ifa_netmask),
-                                  .speed_mbit = speed_of(one->ifa_name),
                                   .is_up = (one->ifa_flags & IFF_UP) && (one->ifa_flags & IFF_RUNNING),
                                   .is_loopback = one->ifa_flags & IFF_LOOPBACK};
         snprintf(nic->name, sizeof nic->name, "%s", one->ifa_name);

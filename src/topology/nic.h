@@ -16,7 +16,6 @@ struct shoal_nic {
     char name[IF_NAMESIZE];
     struct sockaddr_storage address; /* port 0 */
     unsigned prefix_bits;            /* of the network it is in */
-    unsigned speed_mbit;             /* 0: the driver does not say */
     bool is_up;                      /* and has a carrier */
     bool is_loopback;
 };
