@@ -1,0 +1,156 @@
+#include "bootstrap/control_socket.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "bootstrap/control.h"
+
+#define PROBE_S 1 /* between the kernel's own signs of life */
+
+/* The open sockets of this process, for its forked children: they close the descriptors that were the parent's at fork. */
+static struct {
+    pthread_mutex_t lock;
+    int *fds;
+    size_t count, capacity;
+    atomic_uint generation;
+} sockets = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t sockets_once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&sockets.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&sockets.lock);
+}
+
+static void after_fork_in_child(void)
+{
+    for (size_t i = 0; i < sockets.count; i++)
+        close(sockets.fds[i]);
+    sockets.count = 0;
+    atomic_fetch_add_explicit(&sockets.generation, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&sockets.lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+unsigned shoal_control_socket_generation(void)
+{
+    /* relaxed: it changes only in a new process, before anything else runs there. */
+    return atomic_load_explicit(&sockets.generation, memory_order_relaxed);
+}
+
+/* Under the lock, so that no fork comes between the socket and its note. */
+static int note(int fd)
+{
+    if (fd < 0)
+        return -errno;
+    if (sockets.count == sockets.capacity) {
+        const size_t capacity = sockets.capacity ? 2 * sockets.capacity : 64;
+        int *fds = realloc(sockets.fds, capacity * sizeof *fds);
+        if (!fds) {
+            close(fd);
+            return -ENOMEM;
+        }
+        sockets.fds = fds;
+        sockets.capacity = capacity;
+    }
+    sockets.fds[sockets.count++] = fd;
+    return fd;
+}
+
+static int open_noted(int family)
+{
+    pthread_once(&sockets_once, watch_forks);
+    pthread_mutex_lock(&sockets.lock);
+    const int fd = note(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    pthread_mutex_unlock(&sockets.lock);
+    return fd;
+}
+
+void shoal_control_socket_close(int fd)
+{
+    pthread_mutex_lock(&sockets.lock);
+    for (size_t i = 0; i < sockets.count; i++) {
+        if (sockets.fds[i] == fd) {
+            sockets.fds[i] = sockets.fds[--sockets.count];
+            break;
+        }
+    }
+    close(fd);
+    pthread_mutex_unlock(&sockets.lock);
+}
+
+/* Unacknowledged data and unanswered keep-alives both end the connection after SHOAL_CONTROL_UNREACHABLE_MS. */
+static void tune(int fd)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){SHOAL_CONTROL_UNREACHABLE_MS}, sizeof(unsigned));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){PROBE_S}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){PROBE_S}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){SHOAL_CONTROL_UNREACHABLE_MS / 1000 / PROBE_S}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
+}
+
+int shoal_control_socket_listen(const struct shoal_address *address)
+{
+    const int fd = open_noted(address->socket.ss_family);
+    if (fd < 0)
+        return fd;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (address->socket.ss_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int));
+    if (bind(fd, (const struct sockaddr *)&address->socket, address->bytes) == 0 && listen(fd, SOMAXCONN) == 0)
+        return fd;
+    const int error = errno;
+    shoal_control_socket_close(fd);
+    return -error;
+}
+
+int shoal_control_socket_accept(int listener)
+{
+    pthread_mutex_lock(&sockets.lock);
+    const int fd = note(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    pthread_mutex_unlock(&sockets.lock);
+    if (fd >= 0)
+        tune(fd);
+    return fd;
+}
+
+int shoal_control_socket_connect(const struct shoal_address *to)
+{
+    const int fd = open_noted(to->socket.ss_family);
+    if (fd < 0)
+        return fd;
+    tune(fd);
+    if (connect(fd, (const struct sockaddr *)&to->socket, to->bytes) == 0 || errno == EINPROGRESS)
+        return fd;
+    const int error = errno;
+    shoal_control_socket_close(fd);
+    return -error;
+}
+
+int shoal_control_socket_error(int fd)
+{
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
+}
+
+bool shoal_control_socket_is_answered(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED &&
+           info.tcpi_last_ack_recv < 2 * 1000 * PROBE_S + 500;
+}

@@ -1,0 +1,24 @@
+/* The sockets of control trees: non-blocking, closed on exec, and closed in forked children, where an open one would hide this
+ * process's end from its neighbours. Whoever forks by other means than fork() (clone, _Fork) keeps them open. */
+#ifndef SHOAL_BOOTSTRAP_CONTROL_SOCKET_H
+#define SHOAL_BOOTSTRAP_CONTROL_SOCKET_H
+
+#include "bootstrap/address.h"
+
+/* Each -errno on failure. A connect that is under way is no failure. Any thread. */
+int shoal_control_socket_listen(const struct shoal_address *address);
+int shoal_control_socket_accept(int listener);
+int shoal_control_socket_connect(const struct shoal_address *to);
+void shoal_control_socket_close(int fd);
+
+/* How a connect that was under way has ended: 0 or an error number. */
+int shoal_control_socket_error(int fd);
+
+/* Whether the other side's kernel has acknowledged something lately; one that does while its process is silent has a stopped
+ * process. */
+bool shoal_control_socket_is_answered(int fd);
+
+/* How many forks lie between this process and the first that used control trees. Async-signal-safe. */
+unsigned shoal_control_socket_generation(void);
+
+#endif

@@ -1,0 +1,206 @@
+#include "bootstrap/control_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+bool shoal_control_state_init(struct shoal_control_state *state, int rank, int size)
+{
+    memset(state, 0, sizeof *state);
+    state->rank = rank;
+    state->size = size;
+    state->ranks = calloc((size_t)size, sizeof *state->ranks);
+    state->notices = calloc(SHOAL_CONTROL_NOTICES_MAX, sizeof *state->notices);
+    if (state->ranks && state->notices)
+        return true;
+    shoal_control_state_fini(state);
+    return false;
+}
+
+static void drop_first(struct shoal_control_state *state)
+{
+    free(state->notices[state->notice_first++ % SHOAL_CONTROL_NOTICES_MAX]);
+}
+
+void shoal_control_state_fini(struct shoal_control_state *state)
+{
+    while (state->notice_first < state->notice_end)
+        drop_first(state);
+    free(state->notices);
+    free(state->ranks);
+    state->notices = NULL;
+    state->ranks = NULL;
+}
+
+/* ---- facts ---- */
+
+enum shoal_control_life shoal_control_state_life(const struct shoal_control_state *state, int rank)
+{
+    /* acquire: pairs with the release in learn, so that who sees a loss and then describes it finds its cause. */
+    return atomic_load_explicit(&state->ranks[rank].life, memory_order_acquire);
+}
+
+bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int rank)
+{
+    return state->ranks[rank].pauses & 1;
+}
+
+bool shoal_control_state_learn(struct shoal_control_state *state, const struct shoal_control_fact *fact, uint64_t now_ns)
+{
+    struct shoal_control_rank *rank = &state->ranks[fact->rank];
+    const bool ends =
+        fact->life != SHOAL_CONTROL_ALIVE && shoal_control_state_life(state, (int)fact->rank) == SHOAL_CONTROL_ALIVE;
+    const bool pauses = (int32_t)(fact->pauses - rank->pauses) > 0;
+    if (ends) {
+        rank->cause = fact->cause;
+        atomic_store_explicit(&rank->life, fact->life, memory_order_release); /* pairs with the load in life */
+    }
+    if (pauses) {
+        rank->pauses = fact->pauses;
+        rank->stopped_ns = now_ns - SHOAL_CONTROL_SILENT_MS * SHOAL_NS_PER_MS;
+    }
+    if (ends || pauses)
+        rank->changed = ++state->changes;
+    return ends || pauses;
+}
+
+static struct shoal_control_fact fact_of(const struct shoal_control_state *state, int rank)
+{
+    return (struct shoal_control_fact){.rank = (uint32_t)rank,
+                                       .life = (uint8_t)shoal_control_state_life(state, rank),
+                                       .cause = state->ranks[rank].cause,
+                                       .pauses = state->ranks[rank].pauses};
+}
+
+bool shoal_control_state_end(struct shoal_control_state *state, int rank, enum shoal_control_life life,
+                             enum shoal_control_cause cause)
+{
+    struct shoal_control_fact fact = fact_of(state, rank);
+    fact.life = (uint8_t)life;
+    fact.cause = (uint8_t)cause;
+    return shoal_control_state_learn(state, &fact, 0);
+}
+
+bool shoal_control_state_stop(struct shoal_control_state *state, int rank, bool is_stopped, uint64_t now_ns)
+{
+    struct shoal_control_fact fact = fact_of(state, rank);
+    fact.pauses += shoal_control_state_is_stopped(state, rank) != is_stopped;
+    return shoal_control_state_learn(state, &fact, now_ns);
+}
+
+bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t after, struct shoal_control_fact *fact_out,
+                              uint64_t *change_out)
+{
+    uint64_t best = UINT64_MAX;
+    for (int r = 0; after < state->changes && r < state->size; r++) {
+        if (state->ranks[r].changed > after && state->ranks[r].changed < best) {
+            best = state->ranks[r].changed;
+            *fact_out = fact_of(state, r);
+        }
+    }
+    if (best == UINT64_MAX)
+        return false;
+    *change_out = best;
+    return true;
+}
+
+/* ---- the rule ---- */
+
+static bool is_usable(const struct shoal_control_state *state, int rank, bool stopped_too)
+{
+    return shoal_control_state_life(state, rank) == SHOAL_CONTROL_ALIVE &&
+           (stopped_too || !shoal_control_state_is_stopped(state, rank));
+}
+
+static int nearest_above(const struct shoal_control_state *state, bool stopped_too)
+{
+    for (int r = state->rank; r > 0;) {
+        r = (r - 1) / 2;
+        if (is_usable(state, r, stopped_too))
+            return r;
+    }
+    for (int r = 0; r < state->rank; r++) {
+        if (is_usable(state, r, stopped_too))
+            return r;
+    }
+    return -1;
+}
+
+int shoal_control_state_parent(const struct shoal_control_state *state)
+{
+    const int parent = nearest_above(state, false);
+    return parent >= 0 ? parent : nearest_above(state, true);
+}
+
+/* ---- notices ---- */
+
+bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
+                             size_t bytes, uint64_t via)
+{
+    uint64_t *heard = &state->ranks[head->origin].heard;
+    if (head->number <= *heard)
+        return true;
+    struct shoal_control_notice *notice = malloc(sizeof *notice + bytes);
+    if (!notice)
+        return false;
+    notice->number = *heard = head->number;
+    notice->origin = (int)head->origin;
+    notice->via = via;
+    notice->bytes = bytes;
+    if (bytes > 0)
+        memcpy(notice->data, data, bytes);
+    if (state->notice_end - state->notice_first == SHOAL_CONTROL_NOTICES_MAX)
+        drop_first(state);
+    state->notices[state->notice_end++ % SHOAL_CONTROL_NOTICES_MAX] = notice;
+    return true;
+}
+
+const struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place)
+{
+    return state->notices[place % SHOAL_CONTROL_NOTICES_MAX];
+}
+
+void shoal_control_state_trim(struct shoal_control_state *state, uint64_t needed)
+{
+    while (state->notice_first < needed && state->notice_end - state->notice_first > SHOAL_CONTROL_NOTICES_KEPT)
+        drop_first(state);
+}
+
+/* ---- words ---- */
+
+static const char *cause_text(enum shoal_control_cause cause)
+{
+    switch (cause) {
+    case SHOAL_CONTROL_CLOSED:
+        return "ended (the connection to it closed)";
+    case SHOAL_CONTROL_UNREACHABLE:
+        return "lost: host unreachable for 5 s";
+    case SHOAL_CONTROL_ENDED:
+        return "ended (its process is no more)";
+    case SHOAL_CONTROL_REFUSED:
+        return "ended, or cut off (it refused a new connection)";
+    case SHOAL_CONTROL_UNANSWERED:
+        return "lost: no answer to a new connection for 5 s";
+    case SHOAL_CONTROL_NONSENSE:
+        return "lost: it sent bytes that mean nothing";
+    default:
+        return "lost";
+    }
+}
+_Static_assert(SHOAL_CONTROL_UNREACHABLE_MS == 5000, "the words above");
+
+void shoal_control_state_describe(const struct shoal_control_state *state, int rank, uint64_t now_ns, char *text, size_t bytes)
+{
+    const struct shoal_control_rank *of = &state->ranks[rank];
+    const enum shoal_control_life life = shoal_control_state_life(state, rank);
+    if (life == SHOAL_CONTROL_LOST)
+        snprintf(text, bytes, "%s", cause_text(of->cause));
+    else if (life == SHOAL_CONTROL_GONE)
+        snprintf(text, bytes, "left");
+    else if (shoal_control_state_is_stopped(state, rank))
+        snprintf(text, bytes, "stopped or starved (no heartbeat for %u s)",
+                 (unsigned)((now_ns - of->stopped_ns) / SHOAL_NS_PER_S));
+    else
+        snprintf(text, bytes, "alive");
+}
