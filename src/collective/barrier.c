@@ -1,12 +1,33 @@
-/* Barrier: each rank signals all others, starting with the next one, and waits for all.
- * Cost: size - 1 signals per rank, one crossing of the network or of the cache. */
+/* Barrier over several hosts: the ranks of a host signal its first rank; the first ranks disseminate, in round k = 1, 2, 4
+ * ... to the host k further on, until each has heard of all; then they release their hosts.
+ * Cost, H hosts: log2 H crossings of the network, rounded up, and two of the cache; no rank sends more than its host has ranks
+ * and log2 H signals. */
 #include "collective/collective.h"
+#include "collective/hosts.h"
+
+static void disseminate(const struct shoal_hosts *hosts)
+{
+    for (int distance = 1; distance < hosts->count; distance *= 2) {
+        shoal_plan_signal(hosts->plan, shoal_hosts_carrier(hosts, shoal_hosts_next(hosts, distance), 0));
+        shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, shoal_hosts_next(hosts, -distance), 0));
+    }
+}
 
 void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    (void)root;
-    for (int i = 1; i < view->size; i++)
-        shoal_plan_signal(plan, (rank + i) % view->size);
-    for (int i = 1; i < view->size; i++)
-        shoal_plan_wait(plan, (rank + i) % view->size);
+    struct shoal_hosts hosts;
+
+    if (!shoal_hosts_find(&hosts, plan, view, rank, root))
+        return;
+    const int first = shoal_hosts_carrier(&hosts, hosts.own, 0);
+    if (rank != first) {
+        shoal_plan_signal(plan, first);
+        shoal_plan_wait(plan, first);
+        return;
+    }
+    for (int i = 1; i <= shoal_hosts_neighbours(&hosts); i++)
+        shoal_plan_wait(plan, shoal_hosts_neighbour(&hosts, i));
+    disseminate(&hosts);
+    for (int i = 1; i <= shoal_hosts_neighbours(&hosts); i++)
+        shoal_plan_signal(plan, shoal_hosts_neighbour(&hosts, i));
 }

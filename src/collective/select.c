@@ -7,8 +7,9 @@
 /* ---- When a row fits ----------------------------------------------------------------------------------------------------- */
 
 /* Two or three ranks, and a root whose output is not shared: handing it slices costs more than it saves. */
-static bool is_root_best(const struct shoal_view *view, int root)
+static bool is_root_best(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
+    (void)selection;
     return view->size <= 3 && !shoal_view_shares_output(view, root);
 }
 
@@ -18,6 +19,11 @@ static bool is_root_best(const struct shoal_view *view, int root)
     {                                \
         "direct", "direct", "direct" \
     }
+/* Over several hosts nothing depends on operands. */
+#define HOSTS(name)      \
+    {                    \
+        name, name, name \
+    }
 #define VARIANTS(name)                                \
     {                                                 \
         name "-staged", name "-mixed", name "-shared" \
@@ -25,35 +31,62 @@ static bool is_root_best(const struct shoal_view *view, int root)
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 
 static const struct shoal_row rows[] = {
-    {SHOAL_KIND_ALLREDUCE, "direct", DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
+    {SHOAL_KIND_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
      "n written, p*n read per rank; one exchange"},
-    {SHOAL_KIND_ALLREDUCE, "owners", VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
+    {SHOAL_KIND_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
-    {SHOAL_KIND_REDUCE, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written per rank, p*n read by root"},
-    {SHOAL_KIND_REDUCE, "at-root", VARIANTS("at-root"), shoal_reduce_at_root_build, false, is_root_best,
+    {SHOAL_KIND_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "2(H-1)/H*n sent and received per host, in 2 crossings"},
+    {SHOAL_KIND_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n written per rank, p*n read by root"},
+    {SHOAL_KIND_REDUCE, "at-root", SHOAL_WHERE_ONE_HOST, VARIANTS("at-root"), shoal_reduce_at_root_build, false, is_root_best,
      "up to 3 ranks, root's output not shared", "p*n read, n written by root; staged: n read, n written by the others"},
-    {SHOAL_KIND_REDUCE, "owners", VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
+    {SHOAL_KIND_REDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n/p written per rank; staged: (p-1)/p*n more, by root (p-1)/p*n once more"},
-    {SHOAL_KIND_REDUCE_SCATTER, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written, n read per rank"},
-    {SHOAL_KIND_REDUCE_SCATTER, "owners", VARIANTS("owners"), shoal_owners_build, false, NULL, "otherwise",
-     "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
-    {SHOAL_KIND_BROADCAST, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written by root, n read per rank"},
-    {SHOAL_KIND_BROADCAST, "copies", VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_KIND_REDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "n sent and received per host, in 2 crossings"},
+    {SHOAL_KIND_REDUCE_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n written, n read per rank"},
+    {SHOAL_KIND_REDUCE_SCATTER, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, false, NULL,
+     "otherwise", "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
+    {SHOAL_KIND_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "(H-1)/H*n sent and received per host, in 1 crossing"},
+    {SHOAL_KIND_BROADCAST, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n written by root, n read per rank"},
+    {SHOAL_KIND_BROADCAST, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "shared: n read, n written per rank; staged: root n more"},
-    {SHOAL_KIND_ALLGATHER, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n/p written, n read per rank"},
-    {SHOAL_KIND_ALLGATHER, "copies", VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_KIND_BROADCAST, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "n sent by root's host, (H-2)/(H-1)*n by others, n received by these, in 2 crossings"},
+    {SHOAL_KIND_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN, "n/p written, n read per rank"},
+    {SHOAL_KIND_ALLGATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
-    {SHOAL_KIND_GATHER, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n/p written per rank, n read by root"},
-    {SHOAL_KIND_GATHER, "copies", VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "(H-1)/H*n sent and received per host, in 1 crossing"},
+    {SHOAL_KIND_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n/p written per rank, n read by root"},
+    {SHOAL_KIND_GATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read and written per rank; else n by root; staged: n/p more by the others"},
-    {SHOAL_KIND_SCATTER, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written by root, n/p read per rank"},
-    {SHOAL_KIND_SCATTER, "copies", VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_KIND_GATHER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+     "n/p sent per rank, received by root, in 1 crossing"},
+    {SHOAL_KIND_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n written by root, n/p read per rank"},
+    {SHOAL_KIND_SCATTER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "shared: n/p read and written per rank; staged: root n more"},
-    {SHOAL_KIND_ALLTOALL, "direct", DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written, n read per rank"},
-    {SHOAL_KIND_ALLTOALL, "copies", VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_KIND_SCATTER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+     "n/p sent by root, received per rank, in 1 crossing"},
+    {SHOAL_KIND_ALLTOALL, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written, n read per rank"},
+    {SHOAL_KIND_ALLTOALL, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "shared, not in place: n read, n written per rank; staged: (p-1)/p*n more"},
-    {SHOAL_KIND_BARRIER, "direct", DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
-    {SHOAL_KIND_EXCHANGE, "direct", DIRECT, NULL, false, NULL, "inside shoal_comm_split", "one exchange of cache lines"},
+    {SHOAL_KIND_ALLTOALL, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+     "n/p sent to and received from each rank elsewhere, in 1 crossing"},
+    {SHOAL_KIND_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "one host, and of several up to 16 ranks",
+     "one exchange of cache lines"},
+    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
+     "several hosts", "log2 H crossings, rounded up"},
+    {SHOAL_KIND_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
+     "one exchange of cache lines"},
+    {SHOAL_KIND_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+     "as an all-gather"},
 };
 
 const struct shoal_row *shoal_select_row(int index)
@@ -99,16 +132,43 @@ size_t shoal_select_direct_limit(const struct shoal_selection *selection)
     return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
 }
 
+static bool is_over_hosts(const struct shoal_selection *selection)
+{
+    return selection->hosts > 1;
+}
+
+bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row)
+{
+    if (row->build)
+        return row->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
+    return selection->payload_bytes <= SHOAL_PAYLOAD_MAX &&
+           (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_ELSEWHERE);
+}
+
+/* The next rule whose row can serve the call; NULL: none. */
+static const struct shoal_rule *next_serving_rule(const struct shoal_selection *selection, size_t *at)
+{
+    const struct shoal_rule *rule;
+    while ((rule = next_rule(selection, at)) != NULL) {
+        if (shoal_select_can_serve(selection, shoal_select_find(rule->kind, rule->name)))
+            return rule;
+    }
+    return NULL;
+}
+
 bool shoal_select_is_direct(const struct shoal_selection *selection)
 {
-    if (selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE)
+    const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
+    if (!is_over_hosts(selection) && is_bare)
         return true;
-    if (selection->payload_bytes > SHOAL_PAYLOAD_MAX)
+    if (!shoal_select_can_serve(selection, shoal_select_find(selection->kind, "direct")))
         return false;
+    size_t at = 0;
     const bool has_rules = selection->rules && selection->rules->count && selection->bytes;
-    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
-    return rule ? !shoal_select_find(rule->kind, rule->name)->build
-                : selection->payload_bytes <= shoal_select_direct_limit(selection);
+    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? next_serving_rule(selection, &at) : NULL;
+    if (rule)
+        return !shoal_select_find(rule->kind, rule->name)->build;
+    return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
 const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,
@@ -117,7 +177,7 @@ const struct shoal_row *shoal_select_plan(const struct shoal_selection *selectio
     const struct shoal_rule *rule;
     if (rule_out)
         *rule_out = NULL;
-    for (size_t at = 0; (rule = next_rule(selection, &at)) != NULL;) {
+    for (size_t at = 0; (rule = next_serving_rule(selection, &at)) != NULL;) {
         const struct shoal_row *row = shoal_select_find(rule->kind, rule->name);
         if (!row->build)
             continue;
@@ -126,8 +186,10 @@ const struct shoal_row *shoal_select_plan(const struct shoal_selection *selectio
         return row;
     }
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        if (rows[i].kind == selection->kind && rows[i].build && (!rows[i].fits || rows[i].fits(view, root)))
-            return &rows[i];
+        const struct shoal_row *row = &rows[i];
+        if (row->kind == selection->kind && row->build && shoal_select_can_serve(selection, row) &&
+            (!row->fits || row->fits(selection, view, root)))
+            return row;
     }
     return NULL;
 }
@@ -156,13 +218,32 @@ size_t shoal_select_part_bytes(size_t piece_bytes, int size)
     return shoal_max_size(piece_bytes, (size_t)size * SHOAL_CACHE_LINE);
 }
 
+/* No row has more than two places for each rank in each of three regions. */
+int shoal_select_parts(int size, int hosts)
+{
+    const int parts = (6 * size + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
+    if (hosts <= 1)
+        return SHOAL_PART_OWN + 1;
+    return parts < SHOAL_PLACED_PARTS_MAX ? parts : SHOAL_PLACED_PARTS_MAX;
+}
+
+/* A piece fills all places: of a whole each of its blocks has one, of parts each part. */
+static size_t piece_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
+{
+    const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->places / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
+    return stride / element_bytes * (size_t)(is_cut ? 1 : plan->window_of);
+}
+
 size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes)
 {
     const struct shoal_shape *shape = &shoal_kind_row(row->kind)->shape;
     const size_t size = (size_t)plan->size;
     if (plan->parts == 0)
         return piece_bytes * (row->is_cut ? size : 1) / element_bytes;
-    const bool in_parts = (shape->is_input_cut || shape->is_output_cut) && plan->window_of > 1;
+    const bool is_cut = shape->is_input_cut || shape->is_output_cut;
+    if (plan->places)
+        return piece_of_places(plan, shoal_select_part_bytes(piece_bytes, plan->size), element_bytes, is_cut);
+    const bool in_parts = is_cut && plan->window_of > 1;
     const size_t bytes = shoal_select_part_bytes(piece_bytes, plan->size) / (in_parts ? size : 1);
     return bytes / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE / element_bytes;
 }

@@ -1,5 +1,6 @@
-/* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks,
- * the operands' kinds in the arrival records, the settings and rules that were compared when the communicator was made. */
+/* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks
+ * and hosts, on one host the operands' kinds in the arrival records, the settings and rules that were compared when the
+ * communicator was made. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 
@@ -9,21 +10,32 @@
 /* How operands can be reached: for the names of rows that serve all mixtures. */
 enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };
 
+/* Which communicators a row serves. */
+enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
+
+/* Over several hosts the direct way needs a message to each rank elsewhere: it serves so many ranks. */
+#define SHOAL_DIRECT_RANKS_ELSEWHERE 16
+
+struct shoal_selection;
+
 struct shoal_row {
     enum shoal_kind kind;
     const char *name;
+    enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
     shoal_plan_build_fn build;             /* NULL: direct, the data travel beside the arrival records */
     bool is_cut; /* the piece is cut among the ranks: without windows a piece may be `size` times larger */
-    bool (*fits)(const struct shoal_view *view, int root); /* NULL: always; of the rows that fit the first one is taken */
-    const char *when;                                      /* for people: when it is chosen */
-    const char *cost;                                      /* for people: what it moves; n bytes, p ranks */
+    /* NULL: always; of the rows that fit the first one is taken. Over several hosts no operands count. */
+    bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
+    const char *when; /* for people: when it is chosen */
+    const char *cost; /* for people: what it moves; n bytes, p ranks */
 };
 
 /* What is asked of the table. */
 struct shoal_selection {
     enum shoal_kind kind;
     int size;
+    int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
     size_t payload_bytes; /* what the rank that gives most would publish beside its arrival record */
     size_t direct_bytes;  /* the setting */
@@ -52,6 +64,12 @@ const struct shoal_row *shoal_select_row(int index);
 
 /* The row of that name, NULL when the kind has none. */
 const struct shoal_row *shoal_select_find(enum shoal_kind kind, const char *name);
+
+/* Whether the row can do the call at all: a rule that names another one is passed over. */
+bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row);
+
+/* Parts of a window that any row may use, at most. */
+int shoal_select_parts(int size, int hosts);
 
 /* Bytes of one part of a window: room for a piece, or for the smallest piece of each rank's part. The same on all ranks. */
 size_t shoal_select_part_bytes(size_t piece_bytes, int size);

@@ -250,6 +250,17 @@ struct span {
     size_t window_at; /* bytes from the start of the window slot, for windows */
 };
 
+/* Places are as far apart as the longest block of the piece is long; so they are on all ranks. */
+static void find_place(const struct shoal_piece *piece, struct shoal_block block, unsigned of, struct span *span)
+{
+    const struct shoal_request *request = piece->request;
+    const size_t count = shoal_min_size(request->call.count - piece->first, request->piece_elements);
+    const size_t stride = shoal_place_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
+    span->window_at = (block.place - 1u) * stride * request->element_bytes;
+    if (block.run > 1)
+        span->elements = block.run * stride;
+}
+
 static struct span find_span(const struct shoal_engine *engine, const struct shoal_piece *piece, struct shoal_block block)
 {
     const struct shoal_request *request = piece->request;
@@ -265,6 +276,8 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
     span.begin = piece->first + begin;
     span.window_at =
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->piece_elements : 0) + begin) * element;
+    if (block.place)
+        find_place(piece, block, (unsigned)of, &span);
     return span;
 }
 

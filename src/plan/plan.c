@@ -73,7 +73,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     plan->blocks = blocks;
     for (int i = 0; i < count; i++) {
         blocks[plan->block_count++] = added[i];
-        if (added[i].operand != SHOAL_OPERAND_WINDOW)
+        if (added[i].operand != SHOAL_OPERAND_WINDOW || added[i].place)
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
             fail(plan, SHOAL_ERR_UNSUPPORTED);
@@ -86,6 +86,16 @@ void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of)
 {
     plan->parts = parts > plan->parts ? parts : plan->parts;
     plan->window_of = of > plan->window_of ? of : plan->window_of;
+}
+
+void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
+{
+    const int wanted = (places + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
+
+    if (places >= UINT16_MAX)
+        fail(plan, SHOAL_ERR_UNSUPPORTED);
+    plan->places = places;
+    shoal_plan_use_window(plan, wanted < SHOAL_PLACED_PARTS_MAX ? wanted : SHOAL_PLACED_PARTS_MAX, of);
 }
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
@@ -141,4 +151,31 @@ void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
         fail(plan, SHOAL_ERR_INTERNAL);
     else
         plan->signals_in[peer]++;
+}
+
+/* What is waited for, and what is announced as a credit, is counted in signals_in. */
+void shoal_plan_find_partners(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *partners)
+{
+    for (int peer = 0; peer < plan->size; peer++)
+        partners[peer] = plan->signals_in[peer] > 0;
+    for (uint32_t i = 0; i < plan->step_count; i++) {
+        if (plan->steps[i].kind != SHOAL_STEP_REDUCE)
+            partners[plan->steps[i].peer] = 1;
+    }
+    for (int peer = 0; peer < plan->size; peer++)
+        partners[peer] &= !shoal_view_reaches(view, plan->rank, peer);
+}
+
+struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags)
+{
+    struct shoal_view masked = *view;
+
+    for (int peer = 0; peer < view->size; peer++) {
+        const bool is_known = shoal_view_reaches(view, rank, peer);
+        flags[peer] = is_known && shoal_view_shares_input(view, peer);
+        flags[view->size + peer] = is_known && shoal_view_shares_output(view, peer);
+    }
+    masked.shared_input = flags;
+    masked.shared_output = flags + view->size;
+    return masked;
 }

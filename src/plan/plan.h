@@ -5,7 +5,7 @@
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
  *            itself, as happens in place, it writes nothing.
- *   put      own block into a peer's window or output, then raise the peer's counter of this rank by one
+ *   put      own block into a peer's window, then raise the peer's counter of this rank by one
  *   signal   raise the peer's counter of this rank by one
  *   wait     until the own counter of a peer has been raised so many times
  *
@@ -15,16 +15,18 @@
  * announced (shoal_plan_expect_credit), and the next piece in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
- * Windows. Each rank's window slot has `parts`, each as large as a piece. A block keeps its index wherever it lives. Each block
- * of a part has one writer, the same in every piece. A rank that writes a window block waits first for the credit of every rank
- * that may have read that block in the slot's piece before.
+ * Windows. Each rank's window slot has `parts`. A block lies either at its index in one of them, which then are each as large
+ * as a piece; or the plan divides all parts together into `places`, each as large as a block, and says in which one a block
+ * lies. Part 0 is written by its own rank alone, whatever ran before; others by whom the rank has let. A rank that writes its
+ * own window, or lets others, waits first for the credit of every rank that may have read it in the slot's pieces before.
  *
  * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the
- * rank is reached by load and store, and, for its input and output, that they are shared. Elsewhere it must put; an output can
- * be put to only where it is shared.
+ * rank is reached by load and store, and, for its input and output, that they are shared. To a rank elsewhere it can but put,
+ * into its window. What ranks elsewhere share a plan does not know (shoal_view_mask).
  *
- * Start and end. When a plan starts, every rank of the group has posted the operation: all inputs are final. When a rank's
- * plan ends, its caller may at once overwrite the input and read and overwrite the output.
+ * Start and end. When a plan starts, the ranks of its host and its partners have posted the operation: their inputs are final.
+ * Partners are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. When a
+ * rank's plan ends, its caller may at once overwrite the input and read and overwrite the output.
  *
  * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
  * nothing. Not thread-safe; a finished plan is constant and may be read from any thread. */
@@ -36,19 +38,27 @@
 /* A collective has at most this many ranks on one host; a plan at most this many in all. */
 #define SHOAL_PLAN_RANKS_MAX 4096
 #define SHOAL_PLAN_PARTS_MAX 64
+/* Of a window that is divided into places: so many in a part at least, and parts at most. */
+#define SHOAL_PLACES_IN_PART 4
+#define SHOAL_PLACED_PARTS_MAX 8
 
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_WINDOW };
 
-/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`.
+/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`. With `place` other than 0 a block
+ * of a window lies at place - 1, wherever its index would have it. With `run` above 1 a put moves so many places in a row,
+ * whatever they hold.
  *
  * Where an operand is in parts (struct shoal_shape), a piece is the same range of all its parts. Its blocks are named with an
  * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Windows of such collectives
  * have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold one. Parts
- * may differ in length: a block then has the length of what it holds. */
+ * may differ in length: a block then has the length of what it holds. Where inputs and outputs are in parts, blocks of part 0
+ * of a window are named as those of the rank's input are, others as those of its output. */
 struct shoal_block {
     uint16_t rank;
     uint16_t index;
     uint16_t of;
+    uint16_t place;
+    uint16_t run;
     uint8_t operand;
     uint8_t part;
 };
@@ -101,7 +111,8 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
 {
     const int parts = shoal_shape_parts(shape, block, size), part = block.index / (block.of / parts);
     const bool is_output = block.operand == SHOAL_OPERAND_OUTPUT;
-    const bool names_giver = is_output || (parts > 1 && !shape->is_input_cut);
+    const bool is_received = shape->is_output_cut && block.part > 0;
+    const bool names_giver = is_output || (parts > 1 && (!shape->is_input_cut || is_received));
     *from_out = names_giver ? part : block.rank;
     *to_out = names_giver ? block.rank : part;
 }
@@ -134,7 +145,8 @@ struct shoal_plan {
     int rank;
     int size;
     int parts;     /* of the window slot, 0 when no window is used */
-    int window_of; /* into how many blocks a part is cut at most */
+    int places;    /* into which they are divided together, 0 when blocks lie at their index */
+    int window_of; /* into how many blocks a part, or what has places, is cut at most */
     uint32_t step_count;
     uint32_t block_count;
     struct shoal_step *steps;
@@ -154,21 +166,44 @@ void shoal_plan_fini(struct shoal_plan *plan);
 
 static inline struct shoal_block shoal_input(int rank, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_INPUT, 0};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_INPUT, 0};
 }
 
 static inline struct shoal_block shoal_output(int rank, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_OUTPUT, 0};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_OUTPUT, 0};
 }
 
 static inline struct shoal_block shoal_window(int rank, int part, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, SHOAL_OPERAND_WINDOW, (uint8_t)part};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_WINDOW, (uint8_t)part};
+}
+
+/* The same block, of a window, in a place. */
+static inline struct shoal_block shoal_placed(struct shoal_block block, int place)
+{
+    block.place = (uint16_t)(place + 1);
+    return block;
+}
+
+/* That place and those that follow it. */
+static inline struct shoal_block shoal_run(struct shoal_block block, int run)
+{
+    block.run = (uint16_t)run;
+    return block;
 }
 
 /* Windows must be cut alike on all ranks, so that pieces are: a builder whose rank may not name a window calls this. */
 void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of);
+
+/* The same for a window divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
+void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
+
+/* partners[rank] becomes 1 for the plan's partners, else 0. */
+void shoal_plan_find_partners(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *partners);
+
+/* The view as the rank has it: what ranks elsewhere share is hidden. Fills flags[2 * size], which the view then points to. */
+struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags);
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count);
@@ -193,11 +228,17 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
+/* Elements from one place of a window to the next, where a piece has `count` elements (of the longest part) in `of` blocks. */
+static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
+{
+    return shoal_round_up((count + of - 1) / of, grain);
+}
+
 /* One line per step, such as "  3  reduce  in[0] 2/4 + in[1] 2/4 -> out[2] 2/4". */
 void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
-/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window. */
+/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window; "@7": in place 7, "@7-9": run of three. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

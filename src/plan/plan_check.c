@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_RANK UINT16_MAX
 #define NOTHING UINT32_MAX     /* never written */
 #define MIXED (UINT32_MAX - 1) /* contributions of different elements */
 #define OPERATIONS 2
@@ -25,10 +24,8 @@ struct access {
 
 struct cell {
     struct access wrote;
-    uint32_t reads;  /* those since then: 1 + index into check.reads, 0 for none */
-    uint32_t unit;   /* whose element of the inputs its contributions are, first_unit of the operation added */
-    uint16_t writer; /* windows: the rank that wrote it, */
-    uint32_t piece;  /* and the length of its piece then: in pieces of one length, each block has one writer */
+    uint32_t reads; /* those since then: 1 + index into check.reads, 0 for none */
+    uint32_t unit;  /* whose element of the inputs its contributions are, first_unit of the operation added */
 };
 
 struct read {
@@ -57,8 +54,7 @@ struct check {
     size_t components;
     struct operation operations[OPERATIONS];
     size_t window_cell;
-    size_t part_units;
-    size_t parts;
+    size_t window_units; /* of a rank's window, of either operation */
     size_t cell_count;
     struct cell *cells;
     uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
@@ -72,6 +68,7 @@ struct check {
     uint32_t *raised;     /* raised[to * size + from]: how many of them have been sent */
     uint32_t *snapshots;  /* snapshots[signal * components + other] */
     struct cursor *cursors;
+    uint8_t *partners; /* scratch */
     char *text;
     size_t text_bytes;
 };
@@ -87,6 +84,7 @@ static void check_fini(struct check *check)
     free(check->raised);
     free(check->snapshots);
     free(check->cursors);
+    free(check->partners);
 }
 
 /* ---- What is said of a fault --------------------------------------------------------------------------------------------- */
@@ -221,13 +219,29 @@ static size_t length_of(const struct check *check, const struct operation *opera
     return lengths ? lengths[from * check->size + to] : operation->units;
 }
 
+/* Of a window that is not divided into places. */
+static size_t part_units(const struct operation *operation, int size)
+{
+    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
+    return operation->units * (is_cut ? (size_t)size : 1);
+}
+
 static size_t operand_cell(const struct check *check, const struct operation *operation, const struct shoal_block *block)
 {
     if (block->operand == SHOAL_OPERAND_INPUT)
         return input_cell(operation, block->rank);
     if (block->operand == SHOAL_OPERAND_OUTPUT)
         return output_cell(operation, block->rank);
-    return check->window_cell + (block->rank * check->parts + block->part) * check->part_units;
+    return check->window_cell + block->rank * check->window_units + block->part * part_units(operation, check->size);
+}
+
+/* Of a block, or a run of them, that lies in a place. */
+static struct range place_range(const struct check *check, const struct operation *operation, const struct shoal_block *block,
+                                unsigned of, size_t length)
+{
+    const size_t stride = shoal_place_stride(operation->units, 1, of);
+    const size_t first = check->window_cell + block->rank * check->window_units + (block->place - 1u) * stride;
+    return (struct range){first, block->run > 1 ? block->run * stride : length};
 }
 
 static struct range block_range(const struct check *check, const struct operation *operation, const struct shoal_block *block)
@@ -238,7 +252,7 @@ static struct range block_range(const struct check *check, const struct operatio
     shoal_shape_route(operation->shape, *block, check->size, &from, &to);
     range.first = operand_cell(check, operation, block) + block->index / of * operation->units;
     range.first += shoal_block_span(length_of(check, operation, from, to), 1, block->index % of, of, &range.length);
-    return range;
+    return block->place ? place_range(check, operation, block, of, range.length) : range;
 }
 
 static uint8_t *counts_of(const struct check *check, size_t cell)
@@ -289,7 +303,7 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
 
     if (!is_ordered(check, cell->wrote, now.component))
         return race(check, now, "reads", block, cell->wrote, "writes");
-    if (cell->unit == NOTHING) {
+    if (cell->unit == NOTHING && block->run <= 1) {
         char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
         describe_access(check, now, here);
         shoal_plan_print_block(block, name, sizeof name);
@@ -298,26 +312,7 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
     return keep_read(check, cell, now);
 }
 
-static enum shoal_status keep_writer(struct check *check, struct access now, const struct operation *operation,
-                                     const struct shoal_block *block, struct cell *cell)
-{
-    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
-    const uint32_t piece = (uint32_t)(2 * operation->units + is_cut);
-
-    if (cell->writer != NO_RANK && cell->writer != now.component && cell->piece == piece) {
-        char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
-        describe_access(check, now, here);
-        shoal_plan_print_block(block, name, sizeof name);
-        return fault(check, "writers: %s writes %s, where rank %d has written before; a window block has one writer", here,
-                     name, cell->writer);
-    }
-    cell->writer = (uint16_t)now.component;
-    cell->piece = piece;
-    return SHOAL_OK;
-}
-
-static enum shoal_status write_cell(struct check *check, struct access now, const struct operation *operation,
-                                    const struct shoal_block *block, size_t at)
+static enum shoal_status write_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at)
 {
     struct cell *cell = &check->cells[at];
 
@@ -333,7 +328,7 @@ static enum shoal_status write_cell(struct check *check, struct access now, cons
         cell->reads = next;
     }
     cell->wrote = now;
-    return block->operand == SHOAL_OPERAND_WINDOW ? keep_writer(check, now, operation, block, cell) : SHOAL_OK;
+    return SHOAL_OK;
 }
 
 /* ---- One step ------------------------------------------------------------------------------------------------------------ */
@@ -360,7 +355,7 @@ static enum shoal_status move_unit(struct check *check, struct access now, const
         const size_t cell = block_range(check, operation, &blocks[b]).first + i;
         if (step->source_count == 1 && cell == first)
             continue;
-        SHOAL_TRY(write_cell(check, now, operation, &blocks[b], cell));
+        SHOAL_TRY(write_cell(check, now, &blocks[b], cell));
         check->cells[cell].unit = unit;
         memcpy(counts_of(check, cell), check->sum, (size_t)check->size);
     }
@@ -467,7 +462,7 @@ static enum shoal_status end_output(struct check *check, int rank, int number, i
     for (size_t i = 0; i < range.length; i++) {
         SHOAL_TRY(read_cell(check, access_now(check, caller), &block, range.first + i));
         SHOAL_TRY(verify_unit(check, rank, number, from, i, range.first + i));
-        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &block, range.first + i));
+        SHOAL_TRY(write_cell(check, access_now(check, caller), &block, range.first + i));
     }
     return SHOAL_OK;
 }
@@ -482,7 +477,7 @@ static enum shoal_status end_input(struct check *check, int rank, int number, in
     const struct range range = block_range(check, operation, &block);
 
     for (size_t i = 0; i < range.length; i++)
-        SHOAL_TRY(write_cell(check, access_now(check, caller), operation, &block, range.first + i));
+        SHOAL_TRY(write_cell(check, access_now(check, caller), &block, range.first + i));
     return SHOAL_OK;
 }
 
@@ -508,12 +503,27 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
 
 /* ---- All ranks in turn --------------------------------------------------------------------------------------------------- */
 
+/* What starting tells a rank: that those of its host and its partners have posted the operation, and so written its input. */
+static void start_operation(const struct check *check, int rank, int number)
+{
+    const struct shoal_view *view = check->operations[number].question->view;
+
+    shoal_plan_find_partners(plan_of(check, number, rank), view, check->partners);
+    for (int peer = 0; peer < check->size; peer++) {
+        uint32_t *caller = clock_of(check, (uint32_t)rank) + check->size + peer;
+        if ((check->partners[peer] || shoal_view_reaches(view, rank, peer)) && *caller == 0)
+            *caller = 1;
+    }
+}
+
 /* Runs the rank as far as it gets; *moved_out when that was anywhere. */
 static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out)
 {
     struct cursor *at = &check->cursors[rank];
 
     while (at->operation < OPERATIONS) {
+        if (at->step == 0)
+            start_operation(check, rank, at->operation);
         if (at->step < plan_of(check, at->operation, rank)->step_count) {
             if (is_blocked(check, rank, *at))
                 return SHOAL_OK;
@@ -568,6 +578,7 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
                                    const struct shoal_block *block, bool is_dest)
 {
     const struct shoal_view *view = check->operations[at.operation].question->view;
+    const struct shoal_plan *plan = plan_of(check, at.operation, rank);
     const bool is_shared = block->operand == SHOAL_OPERAND_WINDOW ||
                            (block->operand == SHOAL_OPERAND_INPUT ? shoal_view_shares_input(view, block->rank)
                                                                   : shoal_view_shares_output(view, block->rank));
@@ -576,12 +587,20 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"range", "there is no such block"};
     if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
-    if (block->operand == SHOAL_OPERAND_WINDOW && block->part >= plan_of(check, at.operation, rank)->parts)
+    if (block->operand == SHOAL_OPERAND_WINDOW && !block->place && block->part >= plan->parts)
         return (struct refusal){"range", "the window has no such part"};
+    if (block->place && block->place - 1 + shoal_max_size(block->run, 1) > (size_t)plan->places)
+        return (struct refusal){"range", "the window has no such place"};
+    if (block->place && (block->operand != SHOAL_OPERAND_WINDOW || (block->run > 1 && step->kind != SHOAL_STEP_PUT)))
+        return (struct refusal){"form", "only windows have places, only puts move several"};
+    if (block->operand == SHOAL_OPERAND_WINDOW && is_dest && block->part == 0 && block->rank != rank)
+        return (struct refusal){"writers", "part 0 of a window is written by its own rank alone"};
     if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
         return (struct refusal){"form", "inputs are only read"};
     if (step->kind == SHOAL_STEP_PUT && block->rank != (is_dest ? step->peer : rank))
         return (struct refusal){"form", "a put goes from an own block to the peer's"};
+    if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_WINDOW)
+        return (struct refusal){"form", "a put goes into a window"};
     if (block->rank == rank)
         return (struct refusal){NULL, NULL};
     if (!is_shared)
@@ -665,6 +684,9 @@ static enum shoal_status inspect_plan(struct check *check, int rank, int operati
     if (plan->parts != plan_of(check, operation, 0)->parts)
         return fault(check, "form: in operation %d rank %d names %d parts of windows, rank 0 names %d", operation + 1, rank,
                      plan->parts, plan_of(check, operation, 0)->parts);
+    if (plan->places != plan_of(check, operation, 0)->places)
+        return fault(check, "form: in operation %d rank %d divides windows into %d places, rank 0 into %d", operation + 1, rank,
+                     plan->places, plan_of(check, operation, 0)->places);
     if (plan->window_of != plan_of(check, operation, 0)->window_of)
         return fault(check, "form: in operation %d rank %d cuts windows into %d blocks, rank 0 into %d", operation + 1, rank,
                      plan->window_of, plan_of(check, operation, 0)->window_of);
@@ -695,12 +717,21 @@ static enum shoal_status inspect(struct check *check, int operation)
 
 /* ---- Start --------------------------------------------------------------------------------------------------------------- */
 
+/* How much of a window the operation uses. */
+static size_t window_units(const struct check *check, const struct operation *operation)
+{
+    const struct shoal_plan *plan = &operation->question->plans[0];
+    const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
+
+    if (plan->places == 0)
+        return (size_t)plan->parts * part_units(operation, check->size);
+    return (size_t)plan->places * shoal_place_stride(operation->units, 1, is_cut ? 1 : (unsigned)plan->window_of);
+}
+
 /* Gives the operation its cells. */
 static void lay_out(struct check *check, struct operation *operation, const struct shoal_plan_question *question)
 {
     const size_t size = (size_t)check->size;
-
-    const bool is_cut = question->shape->is_input_cut || question->shape->is_output_cut;
 
     operation->question = question;
     operation->shape = question->shape;
@@ -711,8 +742,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     operation->first_input = check->cell_count;
     operation->first_output = operation->first_input + size * operation->input_units;
     check->cell_count = operation->first_output + size * operation->output_units;
-    check->part_units = shoal_max_size(check->part_units, operation->units * (is_cut ? size : 1));
-    check->parts = shoal_max_size(check->parts, (size_t)question->plans[0].parts);
+    check->window_units = shoal_max_size(check->window_units, window_units(check, operation));
 }
 
 /* Every caller has written its input before it posted. */
@@ -750,23 +780,20 @@ static enum shoal_status make_cells(struct check *check)
     const size_t size = (size_t)check->size;
 
     check->window_cell = check->cell_count;
-    check->cell_count += size * check->parts * check->part_units;
+    check->cell_count += size * check->window_units;
     check->cells = calloc(check->cell_count + 1, sizeof *check->cells);
     check->counts = calloc(check->cell_count + 1, size);
     check->sum = calloc(size, 1);
     if (!check->cells || !check->counts || !check->sum)
         return SHOAL_ERR_MEMORY;
-    for (size_t i = 0; i < check->cell_count; i++) {
+    for (size_t i = 0; i < check->cell_count; i++)
         check->cells[i].unit = NOTHING;
-        check->cells[i].writer = NO_RANK;
-    }
     for (int i = 0; i < OPERATIONS; i++)
         fill_inputs(check, &check->operations[i]);
     return SHOAL_OK;
 }
 
-/* Callers begin at epoch 1, before they post; as an operation starts when all have posted it, every engine knows of that. As
- * all post both operations at once, the start of the second one tells nobody anything new. */
+/* Callers begin at epoch 1, before they post both operations. */
 static enum shoal_status make_clocks(struct check *check)
 {
     const size_t size = (size_t)check->size;
@@ -776,13 +803,11 @@ static enum shoal_status make_clocks(struct check *check)
     check->signal_first = calloc(size * size, sizeof *check->signal_first);
     check->raised = calloc(size * size, sizeof *check->raised);
     check->cursors = calloc(size, sizeof *check->cursors);
-    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors)
+    check->partners = calloc(size, 1);
+    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors || !check->partners)
         return SHOAL_ERR_MEMORY;
-    for (size_t i = 0; i < size; i++) {
-        for (size_t caller = size; caller < 2 * size; caller++)
-            check->clocks[i * check->components + caller] = 1;
-        check->clocks[(size + i) * check->components + size + i] = 1;
-    }
+    for (size_t caller = size; caller < 2 * size; caller++)
+        check->clocks[caller * check->components + caller] = 1;
     return SHOAL_OK;
 }
 

@@ -3,10 +3,11 @@
  * It proves, for the number of ranks and the view at hand and for every timing:
  *   - each output element holds what the collective promises: each contribution exactly once;
  *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
- *     from the signals that waits meet, and from the rule that an operation starts when all have posted it);
+ *     from the signals that waits meet, and from the rule that an operation starts on a rank when its host's ranks and its
+ *     partners have posted it);
  *   - no window block is overwritten before its last reader has read it, nor is an input or output touched after its rank's
  *     plan ended;
- *   - no step reaches where the view gives no reach;
+ *   - no step reaches where the view gives no reach, and none puts but into a window;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
  * depend on timing. */
@@ -30,7 +31,7 @@ struct shoal_plan_question {
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
  * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
- * (a window block has two), result, end. */
+ * (part 0 of a window has another than its own rank), result, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

@@ -126,45 +126,73 @@ static void plan_of_owners_shared_has_one_reduce(void **state)
     shoal_plan_fini(&plan);
 }
 
-/* Three ranks on one host, one on another: the lone one carries all three slices, and sends its input as it is. */
+/* Two ranks on one host, one on another: the lone one carries both slices, and sends its input as it is. */
 static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
 {
-    const uint16_t host[] = {0, 0, 0, 1};
-    const struct shoal_view view = {.size = 4, .host = host};
+    const uint16_t host[] = {0, 0, 1};
+    const struct shoal_view view = {.size = 3, .host = host};
     struct shoal_plan plan;
 
     (void)state;
-    build(&plan, shoal_allreduce_mesh_build, &view, 3, 0);
-    assert_string_equal(print(&plan), "  0  wait    0 credit\n"
-                                      "  1  put     in[3] 0/6 -> win[0].2 0/6\n"
-                                      "  2  put     in[3] 2/6 -> win[1].2 2/6\n"
-                                      "  3  put     in[3] 4/6 -> win[2].2 4/6\n"
-                                      "  4  wait    0 #1\n"
-                                      "  5  reduce  win[3].2 1/6 + in[3] 1/6 -> out[3] 1/6\n"
-                                      "  6  put     out[3] 1/6 -> win[0].2 1/6\n"
-                                      "  7  wait    1 #1\n"
-                                      "  8  reduce  win[3].2 3/6 + in[3] 3/6 -> out[3] 3/6\n"
-                                      "  9  put     out[3] 3/6 -> win[1].2 3/6\n"
-                                      " 10  wait    2 #1\n"
-                                      " 11  reduce  win[3].2 5/6 + in[3] 5/6 -> out[3] 5/6\n"
-                                      " 12  put     out[3] 5/6 -> win[2].2 5/6\n"
-                                      " 13  wait    0 #2\n"
-                                      " 14  copy    win[3].2 0/6 -> out[3] 0/6\n"
-                                      " 15  wait    1 #2\n"
-                                      " 16  copy    win[3].2 2/6 -> out[3] 2/6\n"
-                                      " 17  wait    2 #2\n"
-                                      " 18  copy    win[3].2 4/6 -> out[3] 4/6\n"
-                                      " 19  signal  0\n"
-                                      " 20  signal  1\n"
-                                      " 21  signal  2\n");
+    build(&plan, shoal_mesh_build, &view, 2, 0);
+    assert_string_equal(print(&plan), "  0  signal  0\n"
+                                      "  1  signal  1\n"
+                                      "  2  wait    0 #1\n"
+                                      "  3  put     in[2] 0/4 -> win[0].1 0/4@4\n"
+                                      "  4  wait    1 #1\n"
+                                      "  5  put     in[2] 2/4 -> win[1].1 2/4@4\n"
+                                      "  6  wait    0 #2\n"
+                                      "  7  reduce  win[2].1 1/4@4 + in[2] 1/4 -> out[2] 1/4\n"
+                                      "  8  put     out[2] 1/4 -> win[0].2 1/4@7\n"
+                                      "  9  wait    1 #2\n"
+                                      " 10  reduce  win[2].1 3/4@5 + in[2] 3/4 -> out[2] 3/4\n"
+                                      " 11  put     out[2] 3/4 -> win[1].2 3/4@7\n"
+                                      " 12  wait    0 #3\n"
+                                      " 13  copy    win[2].2 0/4@6 -> out[2] 0/4\n"
+                                      " 14  wait    1 #3\n"
+                                      " 15  copy    win[2].2 2/4@8 -> out[2] 2/4\n");
+    assert_int_equal(plan.places, 10);
+    assert_int_equal(plan.parts, 3);
+    assert_int_equal(plan.window_of, 4);
     shoal_plan_fini(&plan);
+}
+
+static void plan_places_are_printed(void **state)
+{
+    struct shoal_plan plan;
+    const struct shoal_block from = shoal_placed(shoal_window(0, 0, 1, 4), 5);
+
+    (void)state;
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_use_places(&plan, 9, 4);
+    shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_placed(shoal_window(1, 1, 1, 4), 0), 3));
+    assert_string_equal(print(&plan), "  0  put     win[0].0 1/4@5-7 -> win[1].1 1/4@0-2\n");
+    assert_int_equal(plan.parts, 3);
+    assert_int_equal(plan.places, 9);
+    shoal_plan_fini(&plan);
+    shoal_plan_init(&plan, 0, 2);
+    shoal_plan_use_places(&plan, UINT16_MAX, 4);
+    assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
+    shoal_plan_fini(&plan);
+}
+
+/* A rank knows what its own host shares, no more. */
+static void plan_view_is_masked(void **state)
+{
+    const uint16_t host[] = {0, 1, 0};
+    const uint8_t input[] = {1, 1, 0}, output[] = {0, 1, 1};
+    const struct shoal_view view = {.size = 3, .host = host, .shared_input = input, .shared_output = output};
+    uint8_t flags[6];
+
+    (void)state;
+    const struct shoal_view masked = shoal_view_mask(&view, 0, flags);
+    assert_memory_equal(masked.shared_input, ((const uint8_t[]){1, 0, 0}), 3);
+    assert_memory_equal(masked.shared_output, ((const uint8_t[]){0, 0, 1}), 3);
 }
 
 static void plan_too_large_sticks(void **state)
 {
     struct shoal_plan plan;
-    uint16_t host[100];
-    const struct shoal_view view = {.size = 100, .host = host};
 
     (void)state;
     shoal_plan_init(&plan, 0, SHOAL_PLAN_RANKS_MAX + 1);
@@ -175,11 +203,17 @@ static void plan_too_large_sticks(void **state)
     shoal_plan_copy(&plan, shoal_input(0, 0, 1), shoal_output(0, 0, 1));
     assert_int_equal(plan.step_count, 0);
     shoal_plan_fini(&plan);
+}
 
-    for (int i = 0; i < 100; i++)
-        host[i] = (uint16_t)i;
-    build(&plan, shoal_allreduce_mesh_build, &view, 0, 0);
-    assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
+/* Builders for several hosts are not for one. */
+static void plan_over_hosts_needs_hosts(void **state)
+{
+    const struct shoal_view view = {.size = 2};
+    struct shoal_plan plan;
+
+    (void)state;
+    build(&plan, shoal_mesh_build, &view, 0, 0);
+    assert_int_equal(plan.status, SHOAL_ERR_INTERNAL);
     assert_int_equal(plan.step_count, 0);
     shoal_plan_fini(&plan);
 }
@@ -210,8 +244,8 @@ static void plan_without_memory_says_so(void **state)
     static const struct {
         enum shoal_kind kind;
         shoal_plan_build_fn build;
-    } builders[] = {{SHOAL_KIND_ALLREDUCE, shoal_owners_build},      {SHOAL_KIND_ALLREDUCE, shoal_allreduce_mesh_build},
-                    {SHOAL_KIND_REDUCE, shoal_reduce_at_root_build}, {SHOAL_KIND_ALLGATHER, shoal_allgather_ring_build},
+    } builders[] = {{SHOAL_KIND_ALLREDUCE, shoal_owners_build},      {SHOAL_KIND_ALLREDUCE, shoal_mesh_build},
+                    {SHOAL_KIND_REDUCE, shoal_reduce_at_root_build}, {SHOAL_KIND_SCATTER, shoal_pairs_build},
                     {SHOAL_KIND_ALLTOALL, shoal_copies_build},       {SHOAL_KIND_BARRIER, shoal_barrier_build}};
 
     (void)state;
@@ -276,7 +310,10 @@ int main(void)
         cmocka_unit_test(plan_of_owners_staged_reads_as_expected),
         cmocka_unit_test(plan_of_owners_shared_has_one_reduce),
         cmocka_unit_test(plan_of_mesh_lone_rank_carries_all_slices),
+        cmocka_unit_test(plan_places_are_printed),
+        cmocka_unit_test(plan_view_is_masked),
         cmocka_unit_test(plan_too_large_sticks),
+        cmocka_unit_test(plan_over_hosts_needs_hosts),
         cmocka_unit_test(plan_refuses_peers_and_parts_that_are_none),
         cmocka_unit_test(plan_without_memory_says_so),
         cmocka_unit_test(plan_spans_cover_the_piece),

@@ -133,8 +133,8 @@ static const struct wrong {
                           "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
         {"exchange=direct", "SHOAL_ALGORITHMS, rule 1: there is no collective \"exchange\"; there are all-reduce, reduce, "
                             "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
-        {"reduce=ring", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners"},
-        {"barrier=owners", "SHOAL_ALGORITHMS, rule 1: barrier has no algorithm \"owners\"; it has direct"},
+        {"reduce=ring", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners, mesh"},
+        {"barrier=owners", "SHOAL_ALGORITHMS, rule 1: barrier has no algorithm \"owners\"; it has direct, dissemination"},
         {"reduce=owners-shared",
          "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"owners-shared\"; it has direct, at-root, owners"},
         {"reduce=", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"\"; it has direct, at-root, owners"},

@@ -1,0 +1,323 @@
+#include "collective/hosts.h"
+
+/* ---- Who is where -------------------------------------------------------------------------------------------------------- */
+
+/* The host of a rank among those that are known, or the next new one. Notes a rank of each host in first. */
+static int number_host(struct shoal_hosts *hosts, uint16_t *first, int rank)
+{
+    for (int host = 0; host < hosts->count; host++) {
+        if (shoal_view_reaches(hosts->view, first[host], rank))
+            return host;
+    }
+    first[hosts->count] = (uint16_t)rank;
+    return hosts->count++;
+}
+
+static void list_members(struct shoal_hosts *hosts)
+{
+    int end = 0;
+
+    for (int host = 0; host < hosts->count; host++) {
+        hosts->start[host] = (uint16_t)end;
+        for (int rank = 0; rank < hosts->view->size; rank++) {
+            if (hosts->host_of[rank] != host)
+                continue;
+            if (rank == hosts->rank)
+                hosts->local = end - hosts->start[host];
+            hosts->member[end++] = (uint16_t)rank;
+        }
+        hosts->start[host + 1] = (uint16_t)end;
+        hosts->most = shoal_hosts_size(hosts, host) > hosts->most ? shoal_hosts_size(hosts, host) : hosts->most;
+    }
+}
+
+bool shoal_hosts_find(struct shoal_hosts *hosts, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    uint16_t first[SHOAL_PLAN_RANKS_MAX];
+
+    hosts->plan = plan;
+    hosts->view = view;
+    hosts->rank = rank;
+    hosts->root = root;
+    hosts->count = hosts->most = 0;
+    if (plan->status != SHOAL_OK)
+        return false;
+    for (int i = 0; i < view->size; i++)
+        hosts->host_of[i] = (uint16_t)number_host(hosts, first, i);
+    list_members(hosts);
+    hosts->own = hosts->host_of[rank];
+    hosts->root_host = hosts->host_of[root];
+    if (hosts->count < 2)
+        plan->status = SHOAL_ERR_INTERNAL;
+    return hosts->count >= 2;
+}
+
+bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host)
+{
+    return !hosts->view->shape->root_takes || host == hosts->root_host;
+}
+
+/* ---- Slices and blocks --------------------------------------------------------------------------------------------------- */
+
+static int most_carried(const struct shoal_hosts *hosts)
+{
+    int most = 1;
+    for (int host = 0; host < hosts->count; host++) {
+        const int size = shoal_hosts_size(hosts, host), carried = (hosts->slices + size - 1) / size;
+        most = carried > most ? carried : most;
+    }
+    return most;
+}
+
+/* One slice for each rank of the largest host; of a vector not so many that blocks become twice as many as ranks. */
+void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner)
+{
+    const struct shoal_shape *shape = hosts->view->shape;
+    const int bound = 2 * hosts->view->size / hosts->count;
+
+    hosts->is_cut = shape->is_input_cut || shape->is_output_cut;
+    hosts->slices = hosts->is_cut || hosts->most < bound ? hosts->most : bound;
+    hosts->owners = owners;
+    hosts->first_owner = first_owner;
+    hosts->carried = most_carried(hosts);
+}
+
+void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results)
+{
+    const int compact = hosts->carried * hosts->owners;
+    hosts->is_compact = !hosts->is_cut || compact < hosts->view->size;
+    const int results = !has_results ? 0 : hosts->is_compact ? compact : hosts->view->size;
+
+    hosts->places[SHOAL_REGION_OWN] = 0;
+    hosts->places[SHOAL_REGION_INBOX] = own_places;
+    hosts->places[SHOAL_REGION_RESULTS] = own_places + inbox_places;
+    shoal_plan_use_places(hosts->plan, own_places + inbox_places + results,
+                          hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners);
+}
+
+int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host)
+{
+    const int j = (host - hosts->first_owner + hosts->count) % hosts->count;
+    const bool is_there = j < hosts->owners && (!hosts->is_cut || slice < shoal_hosts_size(hosts, host));
+    return is_there ? j : -1;
+}
+
+/* A block's number among all of the vector, or the rank whose part it is; and how many there are. */
+static int number(const struct shoal_hosts *hosts, int slice, int j)
+{
+    return hosts->is_cut ? shoal_hosts_carrier(hosts, shoal_hosts_owner(hosts, j), slice) : slice * hosts->owners + j;
+}
+
+static int number_end(const struct shoal_hosts *hosts)
+{
+    return hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners;
+}
+
+struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j)
+{
+    if (hosts->is_cut && !hosts->view->shape->is_input_cut)
+        return shoal_input(rank, 0, 1);
+    return shoal_input(rank, number(hosts, slice, j), number_end(hosts));
+}
+
+struct shoal_block shoal_hosts_output(const struct shoal_hosts *hosts, int rank, int slice, int j)
+{
+    if (hosts->is_cut && !hosts->view->shape->is_output_cut)
+        return shoal_output(rank, 0, 1);
+    return shoal_output(rank, number(hosts, slice, j), number_end(hosts));
+}
+
+struct shoal_block shoal_hosts_window(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place, int slice,
+                                      int j)
+{
+    const struct shoal_block block = shoal_window(rank, (int)region, number(hosts, slice, j), number_end(hosts));
+    return shoal_placed(block, hosts->places[region] + place);
+}
+
+struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j)
+{
+    return shoal_hosts_window(hosts, rank, SHOAL_REGION_OWN, number(hosts, slice, j), slice, j);
+}
+
+struct shoal_block shoal_hosts_result(const struct shoal_hosts *hosts, int rank, int slice, int j)
+{
+    const int nth = slice / shoal_hosts_size(hosts, hosts->host_of[rank]);
+    const int place = hosts->is_compact ? nth * hosts->owners + j : number(hosts, slice, j);
+    return shoal_hosts_window(hosts, rank, SHOAL_REGION_RESULTS, place, slice, j);
+}
+
+/* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
+
+void shoal_hosts_await_readers(const struct shoal_hosts *hosts)
+{
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++)
+        shoal_plan_wait_credit(hosts->plan, shoal_hosts_neighbour(hosts, i));
+}
+
+void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice)
+{
+    shoal_plan_signal(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+}
+
+void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice)
+{
+    shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+}
+
+void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice)
+{
+    shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+}
+
+/* ---- Inside the host: on the way in -------------------------------------------------------------------------------------- */
+
+static int own_number(const struct shoal_hosts *hosts, int i)
+{
+    return (hosts->local + i) % shoal_hosts_size(hosts, hosts->own);
+}
+
+/* Whether neighbour i (0: the rank itself) carries anything. */
+static bool carries(const struct shoal_hosts *hosts, int i)
+{
+    return own_number(hosts, i) < hosts->slices;
+}
+
+/* What other hosts wait for comes first. */
+static void stage_slice(const struct shoal_hosts *hosts, int slice)
+{
+    for (int i = 1; i <= hosts->count; i++) {
+        const int j = shoal_hosts_block_of(hosts, slice, shoal_hosts_next(hosts, i));
+        if (j >= 0)
+            shoal_plan_copy(hosts->plan, shoal_hosts_input(hosts, hosts->rank, slice, j),
+                            shoal_hosts_staged(hosts, hosts->rank, slice, j));
+    }
+}
+
+static void stage_input(const struct shoal_hosts *hosts)
+{
+    const int stride = shoal_hosts_size(hosts, hosts->own);
+
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
+        if (!carries(hosts, i))
+            continue;
+        for (int slice = own_number(hosts, i); slice < hosts->slices; slice += stride)
+            stage_slice(hosts, slice);
+        shoal_plan_signal(hosts->plan, shoal_hosts_neighbour(hosts, i));
+    }
+}
+
+void shoal_hosts_gather_inputs(const struct shoal_hosts *hosts)
+{
+    if (!shoal_view_shares_input(hosts->view, hosts->rank))
+        stage_input(hosts);
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts) && carries(hosts, 0); i++) {
+        if (!shoal_view_shares_input(hosts->view, shoal_hosts_neighbour(hosts, i)))
+            shoal_plan_wait(hosts->plan, shoal_hosts_neighbour(hosts, i));
+    }
+}
+
+struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slice, int j)
+{
+    return shoal_hosts_neighbours(hosts) > 0 ? shoal_hosts_staged(hosts, hosts->rank, slice, j)
+                                             : shoal_hosts_input(hosts, hosts->rank, slice, j);
+}
+
+void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int j)
+{
+    struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_block dest = shoal_hosts_partial(hosts, slice, j);
+    const int count = shoal_hosts_size(hosts, hosts->own);
+
+    if (shoal_hosts_neighbours(hosts) == 0)
+        return;
+    for (int i = 0; i < count; i++) {
+        const int rank = shoal_hosts_carrier(hosts, hosts->own, i);
+        const bool is_reached = rank == hosts->rank || shoal_view_shares_input(hosts->view, rank);
+        sources[i] = is_reached ? shoal_hosts_input(hosts, rank, slice, j) : shoal_hosts_staged(hosts, rank, slice, j);
+    }
+    shoal_plan_reduce(hosts->plan, sources, count, &dest, 1);
+}
+
+/* ---- Inside the host: on the way out ------------------------------------------------------------------------------------- */
+
+int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool must_keep, struct shoal_block *dests)
+{
+    int count = 0;
+
+    for (int i = 0; i < shoal_hosts_size(hosts, hosts->own); i++) {
+        const int rank = shoal_hosts_carrier(hosts, hosts->own, i);
+        if (!shoal_hosts_takes(hosts, rank))
+            continue;
+        if (rank == hosts->rank || shoal_view_shares_output(hosts->view, rank))
+            dests[count++] = shoal_hosts_output(hosts, rank, slice, j);
+        else
+            must_keep = true;
+    }
+    if (must_keep)
+        dests[count++] = shoal_hosts_result(hosts, hosts->rank, slice, j);
+    return count;
+}
+
+void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j)
+{
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    const struct shoal_block result = shoal_hosts_result(hosts, hosts->rank, slice, j);
+    int count = shoal_hosts_wanted(hosts, slice, j, false, dests);
+
+    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_WINDOW) /* there it lies */
+        count--;
+    if (count > 0)
+        shoal_plan_reduce(hosts->plan, &result, 1, dests, count);
+}
+
+/* Copies what neighbour i carries out of its window. */
+static void copy_results(const struct shoal_hosts *hosts, int i)
+{
+    const int peer = shoal_hosts_neighbour(hosts, i);
+
+    for (int slice = own_number(hosts, i); slice < hosts->slices; slice += shoal_hosts_size(hosts, hosts->own)) {
+        for (int host = 0; host < hosts->count; host++) {
+            const int j = shoal_hosts_block_of(hosts, slice, host);
+            if (j >= 0)
+                shoal_plan_copy(hosts->plan, shoal_hosts_result(hosts, peer, slice, j),
+                                shoal_hosts_output(hosts, hosts->rank, slice, j));
+        }
+    }
+}
+
+/* Waits until a carrier is done: with this rank's input, of which it may read a copy, then it is a credit; and with what it has
+ * for this rank. */
+static void collect_from(const struct shoal_hosts *hosts, int i, bool delivers)
+{
+    const int peer = shoal_hosts_neighbour(hosts, i);
+    const bool is_given = delivers && shoal_hosts_takes(hosts, hosts->rank);
+    const bool is_read = hosts->view->shape->is_reduced;
+
+    if (!is_given && is_read && !shoal_view_shares_input(hosts->view, hosts->rank))
+        shoal_plan_expect_credit(hosts->plan, peer);
+    else if (is_given || is_read)
+        shoal_plan_wait(hosts->plan, peer);
+    if (!is_given || shoal_view_shares_output(hosts->view, hosts->rank))
+        return;
+    copy_results(hosts, i);
+    shoal_plan_signal(hosts->plan, peer);
+}
+
+void shoal_hosts_collect(const struct shoal_hosts *hosts, bool delivers)
+{
+    const bool is_reduced = hosts->view->shape->is_reduced;
+
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts) && carries(hosts, 0); i++) {
+        if (is_reduced || (delivers && shoal_hosts_takes(hosts, shoal_hosts_neighbour(hosts, i))))
+            shoal_plan_signal(hosts->plan, shoal_hosts_neighbour(hosts, i));
+    }
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
+        if (carries(hosts, i))
+            collect_from(hosts, i, delivers);
+    }
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts) && carries(hosts, 0); i++) {
+        const int peer = shoal_hosts_neighbour(hosts, i);
+        if (delivers && shoal_hosts_takes(hosts, peer) && !shoal_view_shares_output(hosts->view, peer))
+            shoal_plan_expect_credit(hosts->plan, peer);
+    }
+}

@@ -1,0 +1,150 @@
+/* What the algorithms for several hosts have in common: where ranks are, who carries what between hosts, where it lies in
+ * windows, and what a rank does inside its host before and after.
+ *
+ * Slices. What crosses the network is cut into slices, and each slice into blocks, one for each of some hosts, their owners.
+ * On each host a slice has one carrier, the local rank slice mod L of L: so all ranks of a host take part, and hosts may have
+ * different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, block (s,
+ * j) is the part of rank s of the owner host j; where that host has no such rank there is no such block.
+ *
+ * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's window, an output that
+ * is not shared is filled by its own rank out of the carriers' windows. Between hosts nothing depends on what is shared.
+ *
+ * Windows have three regions of places:
+ *   OWN      what the rank itself stages: its input, its host's sums
+ *   INBOX    what carriers of other hosts put on the way to a result
+ *   RESULTS  the blocks of the carried slices in the end, put by others or worked out here; local ranks copy them from there
+ *
+ * Permits. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host are
+ * done with its window (their credits), and then signals each rank elsewhere that puts to it in this piece. That rank waits for
+ * the permit before its first put. So nothing is owed between hosts from one piece to the next, and any algorithm may follow
+ * any other. It costs one crossing at the start of an operation, beside the work inside the host; later pieces find their
+ * permits there, for they are given as soon as the slot is free. */
+#ifndef SHOAL_COLLECTIVE_HOSTS_H
+#define SHOAL_COLLECTIVE_HOSTS_H
+
+#include "plan/plan.h"
+
+enum shoal_region { SHOAL_REGION_OWN, SHOAL_REGION_INBOX, SHOAL_REGION_RESULTS };
+
+/* For one rank; filled by shoal_hosts_find. Hosts are numbered in the order of their lowest ranks. */
+struct shoal_hosts {
+    struct shoal_plan *plan;
+    const struct shoal_view *view;
+    int rank;
+    int root;
+    int count; /* of hosts */
+    int own;   /* the rank's host, and its number there */
+    int local;
+    int root_host;
+    int most; /* ranks on the largest host */
+
+    /* Filled by shoal_hosts_cut. */
+    bool is_cut; /* blocks are the parts of ranks */
+    int slices;
+    int owners;      /* blocks of a slice */
+    int first_owner; /* the host that owns block 0 of each slice; the next host owns the next one */
+    int carried;     /* slices that a rank carries at most */
+    bool is_compact; /* RESULTS has places for the blocks of carried slices; else for all */
+    int places[SHOAL_REGION_RESULTS + 1];
+
+    uint16_t start[SHOAL_PLAN_RANKS_MAX + 1]; /* the ranks of host g are member[start[g]] to member[start[g + 1] - 1] */
+    uint16_t member[SHOAL_PLAN_RANKS_MAX];
+    uint16_t host_of[SHOAL_PLAN_RANKS_MAX];
+};
+
+/* False, with the plan's status set, when there are not several hosts. */
+bool shoal_hosts_find(struct shoal_hosts *hosts, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* Cuts what there is into slices with a block for each of `owners` hosts. */
+void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner);
+
+/* Divides windows: RESULTS has a place for each block of the carried slices, others have as many as said. */
+void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results);
+
+static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
+{
+    return hosts->start[host + 1] - hosts->start[host];
+}
+
+/* Also a local rank by its number, counted on from the last to the first. */
+static inline int shoal_hosts_carrier(const struct shoal_hosts *hosts, int host, int slice)
+{
+    return hosts->member[hosts->start[host] + slice % shoal_hosts_size(hosts, host)];
+}
+
+static inline int shoal_hosts_neighbours(const struct shoal_hosts *hosts)
+{
+    return shoal_hosts_size(hosts, hosts->own) - 1;
+}
+
+/* Rank i = 1, 2 ... of the own host, each rank beginning with the next one. */
+static inline int shoal_hosts_neighbour(const struct shoal_hosts *hosts, int i)
+{
+    return shoal_hosts_carrier(hosts, hosts->own, hosts->local + i);
+}
+
+/* The host that many after the own one. */
+static inline int shoal_hosts_next(const struct shoal_hosts *hosts, int distance)
+{
+    return (hosts->own + distance % hosts->count + hosts->count) % hosts->count;
+}
+
+/* Blocks (slice, j). */
+static inline int shoal_hosts_owner(const struct shoal_hosts *hosts, int j)
+{
+    return (hosts->first_owner + j) % hosts->count;
+}
+
+/* The block of a slice that a host owns, -1: none. */
+int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host);
+
+struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j);
+struct shoal_block shoal_hosts_output(const struct shoal_hosts *hosts, int rank, int slice, int j);
+struct shoal_block shoal_hosts_window(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place, int slice,
+                                      int j);
+/* Where a rank stages its input, or keeps its host's sum. */
+struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j);
+/* Where a carrier has the block in the end. */
+struct shoal_block shoal_hosts_result(const struct shoal_hosts *hosts, int rank, int slice, int j);
+
+static inline bool shoal_hosts_takes(const struct shoal_hosts *hosts, int rank)
+{
+    return shoal_shape_takes(hosts->view->shape, rank, hosts->root);
+}
+
+/* Whether any rank of the host takes. */
+bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host);
+
+/* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
+
+/* The beginning of each plan: local ranks are done with the window. */
+void shoal_hosts_await_readers(const struct shoal_hosts *hosts);
+
+/* Lets the host's carrier of the slice put to this rank; waits for its leave. */
+void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice);
+void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice);
+
+/* Waits for what the host's carrier of the slice puts next. */
+void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice);
+
+/* ---- Inside the host ----------------------------------------------------------------------------------------------------- */
+
+/* Reductions: hands the input to the carriers that need it, and waits for those of others. */
+void shoal_hosts_gather_inputs(const struct shoal_hosts *hosts);
+
+/* Sums the inputs of the own host, for a carried slice. shoal_hosts_partial is where the sum then is: of a rank that is alone
+ * on its host, simply the input. */
+void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int j);
+struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slice, int j);
+
+/* The places where a block of a carried slice is wanted on this host: the outputs that are reached, and, if others have to copy
+ * it or with must_keep, RESULTS. Returns how many. */
+int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
+
+/* Hands on a block that lies in RESULTS. */
+void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j);
+
+/* The end of each plan: local ranks tell each other that they are done, and copy what could not be written for them. */
+void shoal_hosts_collect(const struct shoal_hosts *hosts, bool delivers);
+
+#endif

@@ -1,0 +1,170 @@
+/* Several hosts, what differs from taker to taker or comes to root alone: gather, scatter, all-to-all, as view->shape says.
+ * Each giver puts to each taker elsewhere, straight from its input into the taker's window, from where that one copies. On
+ * the own host what goes from one rank to another goes as on one host alone: written into the taker's output or read from the
+ * giver's input, where these are shared, else through the giver's window.
+ * Cost, n bytes, p ranks: a rank sends and receives n / p for each rank elsewhere, root of a gather or scatter for all
+ * ranks elsewhere, in one crossing. */
+#include "collective/collective.h"
+#include "collective/hosts.h"
+
+enum way { WRITTEN, READ, STAGED };
+
+static enum way way_of(const struct shoal_hosts *hosts, int from, int to)
+{
+    if (shoal_view_shares_output(hosts->view, to))
+        return WRITTEN;
+    return shoal_view_shares_input(hosts->view, from) ? READ : STAGED;
+}
+
+static bool gives(const struct shoal_hosts *hosts, int rank)
+{
+    return shoal_shape_gives(hosts->view->shape, rank, hosts->root);
+}
+
+static struct shoal_block source(const struct shoal_hosts *hosts, int from, int to)
+{
+    return hosts->view->shape->is_input_cut ? shoal_input(from, to, hosts->view->size) : shoal_input(from, 0, 1);
+}
+
+static struct shoal_block dest(const struct shoal_hosts *hosts, int from, int to)
+{
+    return hosts->view->shape->is_output_cut ? shoal_output(to, from, hosts->view->size) : shoal_output(to, 0, 1);
+}
+
+/* In the giver's window there is a place for each rank of its host, if they get different parts. */
+static struct shoal_block staged(const struct shoal_hosts *hosts, int from, int to)
+{
+    const int host = hosts->host_of[from], index = hosts->view->shape->is_input_cut ? to : from;
+    int local = 0;
+
+    while (hosts->view->shape->is_input_cut && shoal_hosts_carrier(hosts, host, local) != to)
+        local++;
+    return shoal_placed(shoal_window(from, SHOAL_REGION_OWN, index, hosts->view->size),
+                        hosts->places[SHOAL_REGION_OWN] + local);
+}
+
+/* In the taker's window there is a place for each giver. */
+static struct shoal_block inbox(const struct shoal_hosts *hosts, int from, int to)
+{
+    const bool is_output_cut = hosts->view->shape->is_output_cut;
+    return shoal_placed(shoal_window(to, SHOAL_REGION_INBOX, is_output_cut ? from : to, hosts->view->size),
+                        hosts->places[SHOAL_REGION_INBOX] + (is_output_cut ? from : 0));
+}
+
+/* Elsewhere, in turn: rank i of the host at a distance, each rank beginning with another one. Calls visit for each. */
+static void visit_elsewhere(const struct shoal_hosts *hosts, bool is_backward,
+                            void (*visit)(const struct shoal_hosts *hosts, int peer))
+{
+    for (int distance = 1; distance < hosts->count; distance++) {
+        const int host = shoal_hosts_next(hosts, is_backward ? -distance : distance), size = shoal_hosts_size(hosts, host);
+        for (int i = 0; i < size; i++)
+            visit(hosts, shoal_hosts_carrier(hosts, host, is_backward ? hosts->local + size - i : hosts->local + i));
+    }
+}
+
+static void permit(const struct shoal_hosts *hosts, int from)
+{
+    if (gives(hosts, from))
+        shoal_plan_signal(hosts->plan, from);
+}
+
+static void put(const struct shoal_hosts *hosts, int to)
+{
+    if (!shoal_hosts_takes(hosts, to))
+        return;
+    shoal_plan_wait(hosts->plan, to);
+    shoal_plan_put(hosts->plan, source(hosts, hosts->rank, to), inbox(hosts, hosts->rank, to));
+}
+
+static void receive(const struct shoal_hosts *hosts, int from)
+{
+    if (!gives(hosts, from))
+        return;
+    shoal_plan_wait(hosts->plan, from);
+    shoal_plan_copy(hosts->plan, inbox(hosts, from, hosts->rank), dest(hosts, from, hosts->rank));
+}
+
+/* To ranks of the own host. */
+static void give_inside(const struct shoal_hosts *hosts)
+{
+    const int rank = hosts->rank;
+
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
+        const int to = shoal_hosts_neighbour(hosts, i);
+        if (!shoal_hosts_takes(hosts, to) || way_of(hosts, rank, to) == READ)
+            continue;
+        shoal_plan_copy(hosts->plan, source(hosts, rank, to),
+                        way_of(hosts, rank, to) == WRITTEN ? dest(hosts, rank, to) : staged(hosts, rank, to));
+        shoal_plan_signal(hosts->plan, to);
+    }
+}
+
+static void take_inside(const struct shoal_hosts *hosts)
+{
+    const int rank = hosts->rank;
+
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
+        const int from = shoal_hosts_neighbour(hosts, i);
+        const enum way way = way_of(hosts, from, rank);
+        if (!gives(hosts, from))
+            continue;
+        if (way != READ)
+            shoal_plan_wait(hosts->plan, from);
+        if (way == WRITTEN)
+            continue;
+        shoal_plan_copy(hosts->plan, way == READ ? source(hosts, from, rank) : staged(hosts, from, rank),
+                        dest(hosts, from, rank));
+        shoal_plan_signal(hosts->plan, from);
+    }
+}
+
+static void await_readers(const struct shoal_hosts *hosts)
+{
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
+        const int to = shoal_hosts_neighbour(hosts, i);
+        if (!shoal_hosts_takes(hosts, to))
+            continue;
+        if (way_of(hosts, hosts->rank, to) == READ)
+            shoal_plan_wait(hosts->plan, to);
+        else if (way_of(hosts, hosts->rank, to) == STAGED)
+            shoal_plan_expect_credit(hosts->plan, to);
+    }
+}
+
+static bool is_staging(const struct shoal_hosts *hosts)
+{
+    for (int i = 1; i <= shoal_hosts_neighbours(hosts) && gives(hosts, hosts->rank); i++) {
+        const int to = shoal_hosts_neighbour(hosts, i);
+        if (shoal_hosts_takes(hosts, to) && way_of(hosts, hosts->rank, to) == STAGED)
+            return true;
+    }
+    return false;
+}
+
+/* In place an output may be an input: what is given has left before anything is taken. */
+void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct shoal_hosts hosts;
+
+    if (!shoal_hosts_find(&hosts, plan, view, rank, root))
+        return;
+    const bool is_giver = gives(&hosts, rank), is_taker = shoal_hosts_takes(&hosts, rank);
+    shoal_hosts_cut(&hosts, hosts.count, 0);
+    shoal_hosts_divide(&hosts, view->shape->is_input_cut ? hosts.most : 1, view->shape->is_output_cut ? view->size : 1, false);
+    if (is_taker || is_staging(&hosts))
+        shoal_hosts_await_readers(&hosts);
+    if (is_taker)
+        visit_elsewhere(&hosts, true, permit);
+    if (is_giver) {
+        give_inside(&hosts);
+        visit_elsewhere(&hosts, false, put);
+    }
+    if (is_giver && is_taker)
+        shoal_plan_copy(plan, source(&hosts, rank, rank), dest(&hosts, rank, rank));
+    if (is_taker) {
+        take_inside(&hosts);
+        visit_elsewhere(&hosts, true, receive);
+    }
+    if (is_giver)
+        await_readers(&hosts);
+}
