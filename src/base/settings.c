@@ -41,7 +41,7 @@ static const struct {
 };
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "observe", "shm", NULL}; /* that log */
+static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL}; /* that log */
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
@@ -152,6 +152,38 @@ static bool is_choice(const struct row *row, const char *value, char *error, siz
     return true;
 }
 
+static bool parse_port(const char *text, char **end_out, uint16_t *port_out)
+{
+    if (!isdigit((unsigned char)text[0]))
+        return false;
+    const unsigned long port = strtoul(text, end_out, 10);
+    *port_out = (uint16_t)port;
+    return port >= 1 && port <= UINT16_MAX;
+}
+
+bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out)
+{
+    char *end;
+    *low_out = *high_out = 0;
+    if (!*text)
+        return true;
+    if (!parse_port(text, &end, low_out))
+        return false;
+    *high_out = *low_out;
+    if (*end == '-' && !parse_port(end + 1, &end, high_out))
+        return false;
+    return *end == 0 && *low_out <= *high_out;
+}
+
+static bool is_ports(const struct row *row, const char *value, char *error, size_t error_bytes)
+{
+    uint16_t low, high;
+    if (strcmp(row->name, "SHOAL_PORTS") != 0 || shoal_settings_parse_ports(value, &low, &high))
+        return true;
+    snprintf(error, error_bytes, "SHOAL_PORTS is \"%.60s\", but must be a port or two with a dash, such as 40000-40099", value);
+    return false;
+}
+
 static enum shoal_status assign(struct shoal_settings *settings, const struct row *row, const char *value, char *error,
                                 size_t error_bytes)
 {
@@ -161,7 +193,7 @@ static enum shoal_status assign(struct shoal_settings *settings, const struct ro
             snprintf(error, error_bytes, "%s is longer than %d bytes", row->name, SHOAL_SETTING_TEXT_MAX - 1);
             return SHOAL_ERR_ARGUMENT;
         }
-        if (!is_choice(row, value, error, error_bytes))
+        if (!is_choice(row, value, error, error_bytes) || !is_ports(row, value, error, error_bytes))
             return SHOAL_ERR_ARGUMENT;
         strcpy(field, value);
         return SHOAL_OK;

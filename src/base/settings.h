@@ -27,6 +27,8 @@
       "interfaces that lead to other hosts: eth0, eth*, 10.0.0.0/16, with ^ before it excluded; comma between")                \
     X(LIBFABRIC, libfabric, TEXT, "", 0, "file of libfabric instead of the newest one found")                                  \
     X(PROVIDER, provider, TEXT, "", 0, "libfabric's provider instead of the best one, see `shoal info --providers`")           \
+    X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, where a firewall leaves only some") \
+    X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: what the network brings is delayed and reordered, by this seed; 0: not")   \
     X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
     X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
@@ -79,6 +81,9 @@ uint64_t shoal_settings_hash(const struct shoal_settings *settings);
 /* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at
  * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
 bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
+
+/* "40000-40099", or one port; empty: both become 0. False when it is no such text. */
+bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out);
 
 /* Prints the table. */
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out);

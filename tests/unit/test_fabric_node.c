@@ -224,7 +224,8 @@ static void send_number(struct pair *pair, int from, uint32_t number)
     enum shoal_status status;
     memcpy(data, &number, sizeof number);
     fill(data + sizeof number, bytes - sizeof number, number);
-    UNTIL(pair, (status = shoal_fabric_node_send(pair->ends[from].node, pair->ends[from].peer, data, bytes)) != SHOAL_PENDING);
+    UNTIL(pair,
+          (status = shoal_fabric_node_send(pair->ends[from].node, pair->ends[from].peer, data, bytes, NULL)) != SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
     memset(data, 0xee, bytes);
 }

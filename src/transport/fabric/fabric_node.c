@@ -47,6 +47,7 @@ struct shoal_fabric_node {
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
     int unposted; /* receives that are not posted */
+    int sending;  /* messages that have not left */
 };
 
 static enum shoal_status fail(struct shoal_fabric_node *node, const char *what, long error)
@@ -261,6 +262,28 @@ int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node)
     return node->wait_fd;
 }
 
+bool shoal_fabric_node_may_wait(struct shoal_fabric_node *node)
+{
+    struct fid *completions = &node->completions->fid;
+    return node->wait_fd >= 0 && fi_trywait(node->fabric, &completions, 1) == 0;
+}
+
+bool shoal_fabric_node_is_flushed(const struct shoal_fabric_node *node)
+{
+    return node->sending == 0;
+}
+
+void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
+                                     char *text, size_t bytes)
+{
+    size_t needed = bytes;
+    fi_av_straddr(node->peers, address->at, text, &needed);
+    text[bytes - 1] = 0;
+    const char *scheme_end = strstr(text, "://");
+    if (scheme_end)
+        memmove(text, scheme_end + 3, strlen(scheme_end + 3) + 1);
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
@@ -313,20 +336,20 @@ void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_f
 
 /* ---- Sending and writing ------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer, const void *data, size_t bytes)
+enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer, const void *data, size_t bytes,
+                                         void *owner)
 {
-    if (bytes <= node->info->tx_attr->inject_size) {
-        const ssize_t result = fi_inject(node->endpoint, data, bytes, peer);
-        return result == 0 ? SHOAL_OK : result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_inject", result);
-    }
     struct job *job = take(&node->free_sends);
     if (!job)
         return SHOAL_PENDING;
     memcpy(job->buffer, data, bytes);
+    job->owner = owner;
     const ssize_t result =
         fi_send(node->endpoint, job->buffer, bytes, descriptor_of(&node->buffer_memory), peer, &job->context);
-    if (result == 0)
+    if (result == 0) {
+        node->sending++;
         return SHOAL_OK;
+    }
     give_back(&node->free_sends, job);
     return result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_send", result);
 }
@@ -356,6 +379,7 @@ static void end_job(struct shoal_fabric_node *node, struct job *job)
         job->is_posted = false;
         node->unposted++;
     } else {
+        node->sending -= job->kind == SEND;
         give_back(job->kind == SEND ? &node->free_sends : &node->free_writes, job);
     }
 }
@@ -400,7 +424,7 @@ static void hear_failure(struct shoal_fabric_node *node, const struct shoal_fabr
     const char *more = fi_cq_strerror(node->completions, entry.prov_errno, entry.err_data, detail, sizeof detail);
     snprintf(text, sizeof text, "%s: %s (%s)", node->info->fabric_attr->prov_name, node->library->error_text(entry.err),
              more ? more : "no detail");
-    void *const owner = job && job->kind == WRITE ? job->owner : NULL;
+    void *const owner = job && job->kind != RECEIVE ? job->owner : NULL;
     if (job)
         end_job(node, job);
     handler->failed(handler->arg, owner, text);

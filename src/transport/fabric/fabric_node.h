@@ -39,7 +39,7 @@ struct shoal_fabric_handler {
     void (*written)(void *arg, uint32_t immediate);
     /* What shoal_fabric_node_write was given has left: its source may be overwritten. */
     void (*left)(void *arg, void *owner);
-    /* It will not leave, or (owner NULL) something else went wrong. */
+    /* It will not leave, or a message will not, or (owner NULL) something else went wrong. */
     void (*failed)(void *arg, void *owner, const char *text);
 };
 
@@ -55,9 +55,12 @@ const struct shoal_fabric_address *shoal_fabric_node_address(const struct shoal_
 SHOAL_MUST_USE enum shoal_status
 shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric_address *address, shoal_fabric_peer *peer_out);
 
-/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. */
+/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back only with `failed`. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                                        const void *data, size_t bytes);
+                                                        const void *data, size_t bytes, void *owner);
+
+/* Whether all messages have left. Until then some must be polled for, also with providers that promise automatic progress. */
+bool shoal_fabric_node_is_flushed(const struct shoal_fabric_node *node);
 
 /* Memory must be registered for writing from it too, where the provider wants that (shoal_fabric_node_registers_sources). */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
@@ -75,7 +78,13 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_nod
 /* Hands on what has happened; true when anything has. */
 bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler);
 
-/* A descriptor that becomes readable when there may be something to poll; -1 where the provider has none. */
+/* A descriptor that becomes readable when there may be something to poll; -1 where the provider has none. It tells only when
+ * shoal_fabric_node_may_wait was true after the last poll. */
 int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node);
+bool shoal_fabric_node_may_wait(struct shoal_fabric_node *node);
+
+/* Writes the address of an endpoint as people read it, such as "10.0.0.7:40001". */
+void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
+                                     char *text, size_t bytes);
 
 #endif

@@ -1,0 +1,259 @@
+#include "comm/members.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "topology/nic.h"
+
+/* Where a rank might be reached: the addresses of its interfaces, best first, as it is told to all. */
+#define REACH_MAX 8
+struct reach {
+    uint16_t count;
+    uint16_t families[REACH_MAX];
+    unsigned char addresses[REACH_MAX][16];
+};
+
+/* And where it is reached. */
+struct door {
+    struct shoal_fabric_address address;
+    char provider[32];
+};
+
+static void free_bytes(void *bytes)
+{
+    free(*(void **)bytes);
+}
+
+int shoal_members_count_here(const struct shoal_member *members, int size, int rank)
+{
+    int count = 0;
+    for (int r = 0; r < size; r++)
+        count += members[r].host == members[rank].host;
+    return count;
+}
+
+int shoal_members_count_hosts(const struct shoal_member *members, int size)
+{
+    int count = 0;
+    for (int r = 0; r < size; r++) {
+        int first = 0;
+        while (members[first].host != members[r].host)
+            first++;
+        count += first == r;
+    }
+    return count;
+}
+
+/* ---- The interface that leads to the others ------------------------------------------------------------------------------ */
+
+static bool is_link_local(const struct shoal_nic *nic)
+{
+    return nic->address.ss_family == AF_INET6 &&
+           IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)&nic->address)->sin6_addr);
+}
+
+/* Loopback comes last: it reaches nobody elsewhere, but for tests that call one machine several hosts. */
+static void fill_reach(const struct shoal_nics *nics, struct reach *reach)
+{
+    memset(reach, 0, sizeof *reach);
+    for (int loopback = 0; loopback < 2; loopback++) {
+        for (int i = 0; i < nics->count && reach->count < REACH_MAX; i++) {
+            const struct shoal_nic *nic = &nics->at[i];
+            if (!nic->is_up || nic->is_loopback != loopback || is_link_local(nic))
+                continue;
+            const bool is_v4 = nic->address.ss_family == AF_INET;
+            reach->families[reach->count] = (uint16_t)nic->address.ss_family;
+            memcpy(reach->addresses[reach->count++],
+                   is_v4 ? (const void *)&((const struct sockaddr_in *)(const void *)&nic->address)->sin_addr
+                         : (const void *)&((const struct sockaddr_in6 *)(const void *)&nic->address)->sin6_addr,
+                   is_v4 ? 4 : 16);
+        }
+    }
+}
+
+static socklen_t read_reach(const struct reach *reach, int i, struct sockaddr_storage *address_out)
+{
+    memset(address_out, 0, sizeof *address_out);
+    address_out->ss_family = reach->families[i];
+    if (reach->families[i] == AF_INET) {
+        struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)address_out;
+        memcpy(&v4->sin_addr, reach->addresses[i], 4);
+        v4->sin_port = htons(9); /* any: the kernel is asked for a route, nothing is sent */
+        return sizeof *v4;
+    }
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)address_out;
+    memcpy(&v6->sin6_addr, reach->addresses[i], 16);
+    v6->sin6_port = htons(9);
+    return sizeof *v6;
+}
+
+/* The own address from which the kernel sends to a rank. */
+static bool find_source(const struct reach *reach, struct sockaddr_storage *source_out)
+{
+    for (int i = 0; i < reach->count && i < REACH_MAX; i++) {
+        struct sockaddr_storage there;
+        const socklen_t bytes = read_reach(reach, i, &there);
+        if (shoal_nic_route((const struct sockaddr *)&there, bytes, source_out))
+            return true;
+    }
+    return false;
+}
+
+static int first_elsewhere(const struct shoal_member *members, int own)
+{
+    int rank = 0;
+    while (members[rank].host == members[own].host)
+        rank++;
+    return rank;
+}
+
+static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    const struct shoal_member *members, struct shoal_nic *nic_out)
+{
+    struct shoal_nics nics;
+    struct reach own;
+    char reason[400], text[SHOAL_NIC_TEXT_MAX];
+    if (!shoal_nics_find(&nics))
+        return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "cannot list the network interfaces: %s",
+                              strerror(errno));
+    SHOAL_SCOPED(free_bytes) struct reach *all = calloc((size_t)bootstrap->size, sizeof *all);
+    if (!all)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
+    fill_reach(&nics, &own);
+    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "reach", &own, all, sizeof own, timeout_ms));
+    const int other = first_elsewhere(members, bootstrap->rank);
+    struct sockaddr_storage source;
+    const bool has_route = find_source(&all[other], &source);
+    const struct shoal_nic *nic = shoal_nic_choose(
+        &nics, context->settings.nic, has_route ? (const struct sockaddr *)&source : NULL, reason, sizeof reason);
+    if (!nic)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "hosts", "no interface leads to rank %d on another host: %s",
+                              other, reason);
+    shoal_nic_print(nic, text);
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "interface %s: %s (towards rank %d)", text, reason, other);
+    *nic_out = *nic;
+    return SHOAL_OK;
+}
+
+/* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
+
+/* One endpoint serves all worlds of a context. */
+static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic)
+{
+    const struct shoal_network_options options = {.log = &context->log, .settings = &context->settings, .nic = nic};
+    if (context->network)
+        return SHOAL_OK;
+    SHOAL_TRY(shoal_network_open(&options, &context->network));
+    shoal_driver_lock(&context->driver);
+    shoal_driver_set_network(&context->driver, context->network);
+    shoal_driver_unlock(&context->driver);
+    return SHOAL_OK;
+}
+
+static enum shoal_status exchange_doors(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                        struct door *doors)
+{
+    struct door own = {.address = *shoal_network_address(context->network)};
+    snprintf(own.provider, sizeof own.provider, "%s", shoal_network_provider(context->network));
+    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, doors, sizeof own, timeout_ms));
+    for (int r = 0; r < bootstrap->size; r++) {
+        doors[r].provider[sizeof doors[r].provider - 1] = 0;
+        if (strcmp(doors[r].provider, own.provider) != 0)
+            return shoal_log_fail(&context->log, SHOAL_ERR_UNSUPPORTED, "hosts",
+                                  "rank %d uses libfabric's provider %s, this rank %s: set SHOAL_PROVIDER alike on all hosts "
+                                  "(`shoal info --providers` says why each is taken or not)",
+                                  r, doors[r].provider, own.provider);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status keep_world(struct shoal_context *context, struct shoal_world *world)
+{
+    struct shoal_world **worlds = reallocarray(context->worlds, context->world_count + 1, sizeof *worlds);
+    if (!worlds) {
+        shoal_world_close(world);
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    }
+    context->worlds = worlds;
+    context->worlds[context->world_count++] = world;
+    return SHOAL_OK;
+}
+
+static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
+                                        struct shoal_world *world, const struct shoal_shm_place *places,
+                                        const struct door *doors, struct shoal_member *members)
+{
+    enum shoal_status status = SHOAL_OK;
+    shoal_driver_lock(&context->driver);
+    for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
+        if (members[r].host == members[bootstrap->rank].host)
+            continue;
+        const struct shoal_network_peer known = {.name = places[r].name,
+                                                 .address = doors[r].address,
+                                                 .control = shoal_world_control(world),
+                                                 .world_rank = r};
+        status = shoal_network_meet(context->network, &known, &members[r].there);
+    }
+    shoal_driver_unlock(&context->driver);
+    return status;
+}
+
+static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_world *world, const struct shoal_member *members)
+{
+    for (int r = 0; r < bootstrap->size; r++) {
+        if (members[r].here && members[r].here->pidfd >= 0 && !members[r].here->is_same_process)
+            shoal_control_watch(shoal_world_control(world), r, members[r].here->pidfd);
+    }
+}
+
+static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    const struct shoal_shm_place *places, struct shoal_member *members,
+                                    struct shoal_world **world_out)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    struct shoal_nic nic;
+    struct shoal_world *world;
+    SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
+    SHOAL_TRY(open_network(context, &nic));
+    SHOAL_SCOPED(free_bytes) struct door *doors = calloc((size_t)bootstrap->size, sizeof *doors);
+    if (!doors)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
+    SHOAL_TRY(exchange_doors(context, bootstrap, timeout_ms, doors));
+    const struct shoal_world_options options = {
+        .log = &context->log,
+        .settings = &context->settings,
+        .address = (const struct sockaddr *)&nic.address,
+        .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+        .timeout_ms = timeout_ms};
+    const uint64_t exchanged_ns = shoal_clock_ns();
+    SHOAL_TRY(shoal_world_open(bootstrap, &options, &world));
+    SHOAL_TRY(keep_world(context, world));
+    SHOAL_TRY(meet_elsewhere(context, bootstrap, world, places, doors, members));
+    watch_here(bootstrap, world, members);
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "network opened and addresses exchanged in %llu ms, control tree in %llu ms",
+                   (unsigned long long)((exchanged_ns - begun_ns) / SHOAL_NS_PER_MS),
+                   (unsigned long long)((shoal_clock_ns() - exchanged_ns) / SHOAL_NS_PER_MS));
+    *world_out = world;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                     struct shoal_member *members_out, struct shoal_world **world_out)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    SHOAL_SCOPED(free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
+    if (!places)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
+    SHOAL_TRY(shoal_shm_node_connect(context->node, bootstrap, &context->driver.guard, timeout_ms, places));
+    for (int r = 0; r < bootstrap->size; r++)
+        members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
+    *world_out = NULL;
+    const int hosts = shoal_members_count_hosts(members_out, bootstrap->size);
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%d ranks on %d hosts; those of this host met in %llu ms",
+                   bootstrap->size, hosts, (unsigned long long)((shoal_clock_ns() - begun_ns) / SHOAL_NS_PER_MS));
+    return hosts == 1 ? SHOAL_OK : join_hosts(context, bootstrap, timeout_ms, places, members_out, world_out);
+}

@@ -1,0 +1,18 @@
+/* Who the ranks of a world are, and how each is reached: over shared memory on this host, over the network elsewhere. Set-up:
+ * it waits, without the driver's lock. */
+#ifndef SHOAL_COMM_MEMBERS_H
+#define SHOAL_COMM_MEMBERS_H
+
+#include "comm/context.h"
+
+/* Collective over the bootstrap's ranks: fills members_out[size]. *world_out is NULL where all are on one host; else it stays
+ * until the context goes. */
+SHOAL_MUST_USE enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+                                                    uint32_t timeout_ms, struct shoal_member *members_out,
+                                                    struct shoal_world **world_out);
+
+int shoal_members_count_hosts(const struct shoal_member *members, int size);
+/* How many are on the host of `rank`. */
+int shoal_members_count_here(const struct shoal_member *members, int size, int rank);
+
+#endif

@@ -1,0 +1,521 @@
+#include "transport/fabric/network.h"
+
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+/* A message that waits to be sent. */
+struct waiting {
+    struct waiting *next;
+    struct shoal_network_peer *peer;
+    size_t bytes;
+    char data[];
+};
+
+/* A message for a communicator that this rank has not made yet. */
+struct early {
+    struct early *next;
+    size_t bytes;
+    char data[];
+};
+
+#define EARLY_MAX 8192    /* messages */
+#define CLOSED_MAX 256    /* communicators whose late messages are known for what they are */
+#define FULL_MESSAGES 64  /* so many wait: then it is better to come again later */
+#define POLLS_AT_ONCE 16  /* rounds of a poll while there is more to hear */
+#define FALSE_WAKES_MAX 4 /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
+#define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
+
+/* Counters that a peer raises by writing. */
+struct counters {
+    struct shoal_network_channel *channel; /* NULL: nobody's */
+    int source;
+    uint32_t age; /* goes up with each owner: immediates for the one before are known by it */
+};
+
+struct orphan {
+    struct orphan *next;
+    void *loads;
+};
+
+struct shoal_network {
+    struct shoal_log *log;
+    struct shoal_fabric_library library;
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    const struct shoal_fabric_provider *provider;
+    struct shoal_fabric_node *node;
+    struct shoal_network_peer **peers;
+    size_t peer_count;
+    struct shoal_network_channel *channels;
+    struct counters *counters; /* [counters_capacity]; the first is never given away */
+    uint32_t counters_used, counters_capacity;
+    struct waiting *waiting_head, *waiting_tail;
+    unsigned waiting_count;
+    struct early *early_head, **early_end;
+    unsigned early_count;
+    bool has_dropped;
+    uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
+    unsigned closed_next;
+    struct orphan *orphans;
+    atomic_bool was_woken; /* by the descriptor, since the last poll */
+    unsigned false_wakes;
+    char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status open_node(struct shoal_network *network, const struct shoal_network_options *options)
+{
+    char reason[1200];
+    uint16_t low, high;
+    (void)shoal_settings_parse_ports(options->settings->ports, &low, &high); /* checked when settings were read */
+    shoal_fabric_providers_find(&network->library, options->nic, network->providers);
+    network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
+    if (!network->provider)
+        return shoal_log_fail(network->log, SHOAL_ERR_UNSUPPORTED, "fabric", "%s", reason);
+    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric %u.%u (%s), provider %s: %s; it %s",
+                   network->library.major, network->library.minor, network->library.path, network->provider->name, reason,
+                   network->provider->text);
+    return shoal_fabric_node_open(&network->library, network->provider, low, high, network->log, &network->node);
+}
+
+enum shoal_status shoal_network_open(const struct shoal_network_options *options, struct shoal_network **network_out)
+{
+    struct shoal_network *network = calloc(1, sizeof *network);
+    if (!network)
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for the network");
+    network->log = options->log;
+    network->early_end = &network->early_head;
+    enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
+    if (status == SHOAL_OK)
+        status = open_node(network, options);
+    if (status != SHOAL_OK) {
+        shoal_network_close(network);
+        return status;
+    }
+    *network_out = network;
+    return SHOAL_OK;
+}
+
+static void free_lists(struct shoal_network *network)
+{
+    while (network->waiting_head) {
+        struct waiting *waiting = network->waiting_head;
+        network->waiting_head = waiting->next;
+        free(waiting);
+    }
+    while (network->early_head) {
+        struct early *early = network->early_head;
+        network->early_head = early->next;
+        free(early);
+    }
+    while (network->orphans) {
+        struct orphan *orphan = network->orphans;
+        network->orphans = orphan->next;
+        free(orphan->loads);
+        free(orphan);
+    }
+}
+
+void shoal_network_close(struct shoal_network *network)
+{
+    if (!network)
+        return;
+    shoal_fabric_node_close(network->node);
+    free_lists(network);
+    for (size_t i = 0; i < network->peer_count; i++)
+        free(network->peers[i]);
+    free(network->peers);
+    free(network->counters);
+    if (network->library.handle) {
+        shoal_fabric_providers_free(&network->library, network->providers);
+        shoal_fabric_library_close(&network->library);
+    }
+    free(network);
+}
+
+const char *shoal_network_provider(const struct shoal_network *network)
+{
+    return network->provider->name;
+}
+
+const struct shoal_fabric_address *shoal_network_address(const struct shoal_network *network)
+{
+    return shoal_fabric_node_address(network->node);
+}
+
+void shoal_network_print_address(const struct shoal_network *network, const struct shoal_fabric_address *address, char *text,
+                                 size_t bytes)
+{
+    shoal_fabric_node_print_address(network->node, address, text, bytes);
+}
+
+/* ---- Peers --------------------------------------------------------------------------------------------------------------- */
+
+static bool is_same_peer(const struct shoal_network_peer *a, const struct shoal_network_peer *b)
+{
+    return a->control == b->control && a->world_rank == b->world_rank && a->address.bytes == b->address.bytes &&
+           memcmp(a->address.at, b->address.at, a->address.bytes) == 0;
+}
+
+enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
+                                     struct shoal_network_peer **peer_out)
+{
+    for (size_t i = 0; i < network->peer_count; i++) {
+        if (is_same_peer(network->peers[i], known)) {
+            *peer_out = network->peers[i];
+            return SHOAL_OK;
+        }
+    }
+    struct shoal_network_peer **peers = reallocarray(network->peers, network->peer_count + 1, sizeof *peers);
+    if (peers)
+        network->peers = peers;
+    struct shoal_network_peer *peer = peers ? malloc(sizeof *peer) : NULL;
+    if (!peer)
+        return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a process on %s", known->name.host);
+    *peer = *known;
+    peer->messages = (struct shoal_network_load){peer, NULL, NULL};
+    const enum shoal_status status = shoal_fabric_node_meet(network->node, &peer->address, &peer->at);
+    if (status != SHOAL_OK) {
+        free(peer);
+        return status;
+    }
+    network->peers[network->peer_count++] = peer;
+    *peer_out = peer;
+    return SHOAL_OK;
+}
+
+/* ---- Channels ------------------------------------------------------------------------------------------------------------ */
+
+static struct shoal_network_channel *find_channel(const struct shoal_network *network, uint64_t comm)
+{
+    struct shoal_network_channel *channel = network->channels;
+    while (channel && channel->comm != comm)
+        channel = channel->next;
+    return channel;
+}
+
+static void hand_over(struct shoal_network_channel *channel, const void *data, size_t bytes)
+{
+    struct shoal_network_head head;
+    memcpy(&head, data, sizeof head);
+    channel->message(channel->arg, &head, (const char *)data + sizeof head, bytes - sizeof head);
+}
+
+static void hand_over_early(struct shoal_network *network, struct shoal_network_channel *channel)
+{
+    struct early **link = &network->early_head;
+    while (*link) {
+        struct early *early = *link;
+        if (((const struct shoal_network_head *)(const void *)early->data)->comm != channel->comm) {
+            link = &early->next;
+            continue;
+        }
+        *link = early->next;
+        network->early_count--;
+        hand_over(channel, early->data, early->bytes);
+        free(early);
+    }
+    network->early_end = link;
+}
+
+void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel)
+{
+    channel->next = network->channels;
+    network->channels = channel;
+    hand_over_early(network, channel);
+}
+
+void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel)
+{
+    struct shoal_network_channel **link = &network->channels;
+    while (*link && *link != channel)
+        link = &(*link)->next;
+    if (*link)
+        *link = channel->next;
+    for (uint32_t i = 1; i < network->counters_used; i++) {
+        if (network->counters[i].channel == channel)
+            network->counters[i].channel = NULL;
+    }
+    network->closed[network->closed_next++ % CLOSED_MAX] = channel->comm;
+}
+
+/* ---- Counters that writes raise ------------------------------------------------------------------------------------------ */
+
+static uint32_t find_free_counters(struct shoal_network *network)
+{
+    for (uint32_t i = 1; i < network->counters_used; i++) {
+        if (!network->counters[i].channel)
+            return i;
+    }
+    if (network->counters_used == network->counters_capacity) {
+        const uint32_t capacity = network->counters_capacity ? 2 * network->counters_capacity : 64;
+        struct counters *counters =
+            capacity <= COUNTERS_MAX ? reallocarray(network->counters, capacity, sizeof *counters) : NULL;
+        if (!counters)
+            return 0;
+        network->counters = counters;
+        network->counters_capacity = capacity;
+        network->counters_used += network->counters_used == 0;
+    }
+    network->counters[network->counters_used].age = 0;
+    return network->counters_used++;
+}
+
+uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source)
+{
+    const uint32_t index = find_free_counters(network);
+    if (!index)
+        return 0;
+    struct counters *counters = &network->counters[index];
+    counters->channel = channel;
+    counters->source = source;
+    counters->age = (counters->age + 1) % (1u << SHOAL_NETWORK_AGE_BITS);
+    return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_RAISE_BITS);
+}
+
+static void on_written(void *arg, uint32_t immediate)
+{
+    struct shoal_network *network = arg;
+    const unsigned raise = immediate % (1u << SHOAL_NETWORK_RAISE_BITS);
+    const unsigned slot = (immediate >> SHOAL_NETWORK_RAISE_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
+    const uint32_t name = immediate >> (SHOAL_NETWORK_RAISE_BITS + SHOAL_NETWORK_SLOT_BITS);
+    const uint32_t age = name % (1u << SHOAL_NETWORK_AGE_BITS), index = name >> SHOAL_NETWORK_AGE_BITS;
+    if (index >= network->counters_used)
+        return;
+    const struct counters *counters = &network->counters[index];
+    if (counters->channel && counters->age == age) /* else it was meant for who had them before */
+        counters->channel->written(counters->channel->arg, counters->source, slot, raise);
+}
+
+/* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
+
+static bool was_closed(const struct shoal_network *network, uint64_t comm)
+{
+    for (unsigned i = 0; i < CLOSED_MAX; i++) {
+        if (network->closed[i] == comm)
+            return true;
+    }
+    return false;
+}
+
+static void keep_early(struct shoal_network *network, const void *data, size_t bytes)
+{
+    struct early *early = network->early_count < EARLY_MAX ? malloc(sizeof *early + bytes) : NULL;
+    if (!early) {
+        if (!network->has_dropped)
+            shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
+                           "messages for communicators that this rank has not made are dropped: more than %d came", EARLY_MAX);
+        network->has_dropped = true;
+        return;
+    }
+    early->next = NULL;
+    early->bytes = bytes;
+    memcpy(early->data, data, bytes);
+    *network->early_end = early;
+    network->early_end = &early->next;
+    network->early_count++;
+}
+
+/* What does not begin with the number of a communicator comes from a stranger: the number is random. */
+static void on_message(void *arg, const void *data, size_t bytes)
+{
+    struct shoal_network *network = arg;
+    uint64_t comm;
+    if (bytes < sizeof(struct shoal_network_head))
+        return;
+    memcpy(&comm, data, sizeof comm);
+    struct shoal_network_channel *channel = find_channel(network, comm);
+    if (channel)
+        hand_over(channel, data, bytes);
+    else if (!was_closed(network, comm))
+        keep_early(network, data, bytes);
+}
+
+static void on_left(void *arg, void *owner)
+{
+    struct shoal_network_load *load = owner;
+    (void)arg;
+    if (load && load->count) {
+        --*load->count;
+        --*load->total;
+    }
+}
+
+static void on_failed(void *arg, void *owner, const char *text)
+{
+    struct shoal_network *network = arg;
+    struct shoal_network_load *load = owner;
+    if (!load) {
+        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
+        return;
+    }
+    on_left(network, load);
+    if (load->peer->broken_ns)
+        return;
+    load->peer->broken_ns = shoal_clock_ns();
+    snprintf(load->peer->broken, sizeof load->peer->broken, "%s", text);
+    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "process %d on %s: %s", load->peer->name.pid, load->peer->name.host,
+                   text);
+}
+
+/* ---- Sending ------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status queue(struct shoal_network *network, struct shoal_network_peer *peer, const void *data, size_t bytes)
+{
+    struct waiting *waiting = malloc(sizeof *waiting + bytes);
+    if (!waiting)
+        return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a message of %zu bytes", bytes);
+    waiting->next = NULL;
+    waiting->peer = peer;
+    waiting->bytes = bytes;
+    memcpy(waiting->data, data, bytes);
+    if (network->waiting_head)
+        network->waiting_tail->next = waiting;
+    else
+        network->waiting_head = waiting;
+    network->waiting_tail = waiting;
+    network->waiting_count++;
+    return SHOAL_OK;
+}
+
+/* To a peer that cannot be reached nothing is sent any more: its communicators fail by themselves. */
+static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_peer *peer, const void *data,
+                                  size_t bytes)
+{
+    if (peer->broken_ns)
+        return SHOAL_OK;
+    const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, &peer->messages);
+    if (status != SHOAL_OK && status != SHOAL_PENDING) {
+        on_failed(network, &peer->messages, "cannot send (see above)");
+        return SHOAL_OK;
+    }
+    return status;
+}
+
+enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_peer *peer,
+                                     const struct shoal_network_head *head, const struct iovec *body, size_t body_count)
+{
+    size_t bytes = sizeof *head;
+    memcpy(network->message, head, sizeof *head);
+    for (size_t i = 0; i < body_count; i++) {
+        if (body[i].iov_len)
+            memcpy(network->message + bytes, body[i].iov_base, body[i].iov_len);
+        bytes += body[i].iov_len;
+    }
+    if (!network->waiting_head) {
+        const enum shoal_status status = try_send(network, peer, network->message, bytes);
+        if (status != SHOAL_PENDING)
+            return status;
+    }
+    return queue(network, peer, network->message, bytes);
+}
+
+static bool send_waiting(struct shoal_network *network)
+{
+    bool did = false;
+    while (network->waiting_head) {
+        struct waiting *waiting = network->waiting_head;
+        if (try_send(network, waiting->peer, waiting->data, waiting->bytes) == SHOAL_PENDING)
+            return did;
+        network->waiting_head = waiting->next;
+        network->waiting_count--;
+        free(waiting);
+        did = true;
+    }
+    return did;
+}
+
+bool shoal_network_is_full(const struct shoal_network *network)
+{
+    return network->waiting_count >= FULL_MESSAGES;
+}
+
+bool shoal_network_writes(const struct shoal_network *network)
+{
+    return network->provider->way == SHOAL_FABRIC_WRITES && !shoal_fabric_node_registers_sources(network->node);
+}
+
+enum shoal_status shoal_network_register(struct shoal_network *network, void *memory, size_t bytes,
+                                         struct shoal_fabric_memory *memory_out)
+{
+    return shoal_fabric_node_register(network->node, memory, bytes, memory_out);
+}
+
+void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory)
+{
+    shoal_fabric_node_unregister(network->node, memory);
+}
+
+enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
+{
+    struct shoal_network_load *load = write->load;
+    if (load->peer->broken_ns)
+        return SHOAL_OK;
+    const enum shoal_status status =
+        shoal_fabric_node_write(network->node, load->peer->at, write->to, write->offset, write->source, write->source_memory,
+                                write->bytes, write->immediate, load);
+    if (status == SHOAL_OK) {
+        ++*load->count;
+        ++*load->total;
+    }
+    return status;
+}
+
+void shoal_network_leave_loads(struct shoal_network *network, void *loads)
+{
+    struct orphan *orphan = malloc(sizeof *orphan);
+    if (!orphan)
+        return; /* rather lost than freed too early */
+    *orphan = (struct orphan){network->orphans, loads};
+    network->orphans = orphan;
+}
+
+/* ---- Polling ------------------------------------------------------------------------------------------------------------- */
+
+static void judge_wake(struct shoal_network *network, bool was_true)
+{
+    if (!atomic_exchange_explicit(&network->was_woken, false, memory_order_relaxed))
+        return;
+    network->false_wakes = was_true ? 0 : network->false_wakes + 1;
+    if (network->false_wakes == FALSE_WAKES_MAX)
+        shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
+                       "provider %s: its descriptor wakes for nothing, so waits only nap", network->provider->name);
+}
+
+bool shoal_network_poll(struct shoal_network *network)
+{
+    const struct shoal_fabric_handler handler = {network, on_message, on_written, on_left, on_failed};
+    bool did = false;
+    for (int i = 0; i < POLLS_AT_ONCE && shoal_fabric_node_poll(network->node, &handler); i++)
+        did = true;
+    if (network->false_wakes < FALSE_WAKES_MAX)
+        judge_wake(network, did);
+    return send_waiting(network) || did;
+}
+
+bool shoal_network_is_flushed(const struct shoal_network *network)
+{
+    return !network->waiting_head && shoal_fabric_node_is_flushed(network->node);
+}
+
+bool shoal_network_has_descriptor(const struct shoal_network *network)
+{
+    return shoal_fabric_node_wait_fd(network->node) >= 0 && network->false_wakes < FALSE_WAKES_MAX;
+}
+
+bool shoal_network_may_wait(struct shoal_network *network)
+{
+    return shoal_fabric_node_may_wait(network->node);
+}
+
+void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns)
+{
+    struct pollfd entry = {shoal_fabric_node_wait_fd(network->node), POLLIN, 0};
+    const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
+    if (ppoll(&entry, 1, &timeout, NULL) > 0)
+        atomic_store_explicit(&network->was_woken, true, memory_order_relaxed);
+}

@@ -1,0 +1,161 @@
+/* The network between hosts as a context sees it: one endpoint for all its communicators, the processes elsewhere that it has
+ * met, what waits to be sent, and to which communicator belongs what is heard.
+ *
+ * Messages arrive whole, once, in any order. What comes for a communicator that this rank has not made yet is kept for it. All
+ * calls come under the driver's lock, but those that say otherwise; none blocks but open. */
+#ifndef SHOAL_TRANSPORT_FABRIC_NETWORK_H
+#define SHOAL_TRANSPORT_FABRIC_NETWORK_H
+
+#include <sys/uio.h>
+
+#include "bootstrap/control.h"
+#include "transport/fabric/fabric_node.h"
+#include "transport/transport.h"
+
+struct shoal_network;
+
+/* What a message is. */
+enum shoal_network_kind {
+    SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_arrival, the payload */
+    SHOAL_NETWORK_RAISE,     /* number: which raise of the counter (slot, source) */
+    SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
+    SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
+    SHOAL_NETWORK_COMPLETED, /* nothing but the head */
+    SHOAL_NETWORK_KIND_END
+};
+
+struct shoal_network_head {
+    uint64_t comm;
+    uint64_t completed; /* all operations up to it are completed by the sender */
+    uint64_t taken;     /* bytes of packets from the receiver that the sender has taken */
+    uint64_t number;
+    uint32_t source; /* the sender's rank in the communicator */
+    uint16_t kind;
+    uint16_t slot;
+};
+
+/* An arrival record as it travels: with the sender's window, into which the receiver may put from now on: its credit. */
+struct shoal_network_arrival {
+    struct shoal_descriptor descriptor;
+    uint64_t window_base;
+    uint64_t window_key;
+    uint32_t counters; /* the immediate of raise 0 of slot 0 of the receiver's counters at the sender */
+    uint16_t has_window;
+    uint16_t bytes; /* of payload */
+};
+
+struct shoal_network_part {
+    uint64_t offset; /* in the window slot */
+    uint64_t parts;  /* how many make the put */
+};
+
+#define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_network_head))
+
+_Static_assert(sizeof(struct shoal_network_arrival) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX, "a record is one message");
+_Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
+
+/* The immediate of a write: whose counter it raises, and which raise it is. */
+#define SHOAL_NETWORK_RAISE_BITS 6
+#define SHOAL_NETWORK_SLOT_BITS 4
+#define SHOAL_NETWORK_AGE_BITS 6
+#define SHOAL_NETWORK_INDEX_BITS 16
+
+struct shoal_network_peer;
+
+/* Writes under way to one peer, counted twice; messages are not counted. Comes back when one has left or failed. */
+struct shoal_network_load {
+    struct shoal_network_peer *peer;
+    unsigned *count; /* NULL: not counted */
+    unsigned *total;
+};
+
+/* A process on another host. */
+struct shoal_network_peer {
+    struct shoal_peer_name name;
+    struct shoal_fabric_address address;
+    shoal_fabric_peer at;
+    struct shoal_control *control; /* of the world it was met in, */
+    int world_rank;                /* and its rank there */
+    uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
+    char broken[256];              /* how */
+    struct shoal_network_load messages;
+};
+
+/* Who hears what comes for one communicator. */
+struct shoal_network_channel {
+    uint64_t comm;
+    void *arg;
+    void (*message)(void *arg, const struct shoal_network_head *head, const void *body, size_t bytes);
+    /* A write of `source` into the own window has raised a counter: the low bits of which raise. */
+    void (*written)(void *arg, int source, unsigned slot, unsigned raise);
+    struct shoal_network_channel *next;
+};
+
+struct shoal_network_options {
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    const struct shoal_nic *nic; /* NULL: whatever the provider takes */
+};
+
+/* ERR_UNSUPPORTED, with what was looked for and why it was rejected: there is no libfabric, or no provider. */
+SHOAL_MUST_USE enum shoal_status shoal_network_open(const struct shoal_network_options *options,
+                                                    struct shoal_network **network_out);
+/* All channels must be closed. NULL is allowed. */
+void shoal_network_close(struct shoal_network *network);
+
+const char *shoal_network_provider(const struct shoal_network *network);
+const struct shoal_fabric_address *shoal_network_address(const struct shoal_network *network);
+void shoal_network_print_address(const struct shoal_network *network, const struct shoal_fabric_address *address, char *text,
+                                 size_t bytes);
+
+/* A process elsewhere; one that was met before is given again. Stays until the network closes. */
+SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
+                                                    struct shoal_network_peer **peer_out);
+
+/* What has come for the communicator already is handed over at once. */
+void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);
+void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel);
+
+/* Counters of the channel that `source` may raise by writes, as an immediate for it; 0 when there are none left. */
+uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source);
+
+/* Sends a message, or queues it. ERR_MEMORY. */
+SHOAL_MUST_USE enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_peer *peer,
+                                                    const struct shoal_network_head *head, const struct iovec *body,
+                                                    size_t body_count);
+/* Whether messages wait to be sent: then it is better to wait with more. */
+bool shoal_network_is_full(const struct shoal_network *network);
+
+/* Whether the provider writes into peers' memory; else data go by messages. */
+bool shoal_network_writes(const struct shoal_network *network);
+SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *network, void *memory, size_t bytes,
+                                                        struct shoal_fabric_memory *memory_out);
+void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
+
+struct shoal_network_write {
+    struct shoal_network_load *load;
+    const struct shoal_fabric_memory *to; /* the peer's */
+    uint64_t offset;
+    const void *source;
+    const struct shoal_fabric_memory *source_memory;
+    size_t bytes;
+    uint32_t immediate;
+};
+SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
+
+/* Takes over loads with writes under way: they are freed when the network closes. */
+void shoal_network_leave_loads(struct shoal_network *network, void *loads);
+
+/* Sends what waits, hears what has come; true when anything has. */
+bool shoal_network_poll(struct shoal_network *network);
+/* Whether all that was sent goes on its way though nobody polls. */
+bool shoal_network_is_flushed(const struct shoal_network *network);
+
+/* Whether this provider lets one sleep until something comes. */
+bool shoal_network_has_descriptor(const struct shoal_network *network);
+/* False: something has come, or may have: poll. */
+bool shoal_network_may_wait(struct shoal_network *network);
+/* Sleeps until something may have come, or for so long; after shoal_network_may_wait was true. Any thread, without the lock. */
+void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns);
+
+#endif

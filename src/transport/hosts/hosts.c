@@ -1,0 +1,914 @@
+#include "transport/hosts/hosts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "transport/shm/shm_layout.h"
+
+/* So many raises of one counter may be under way: fewer than an immediate tells apart. */
+#define RAISES (1u << SHOAL_NETWORK_RAISE_BITS)
+#define RAISES_UNDER_WAY (RAISES / 2)
+/* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
+ * before it has to wait for that. */
+#define TELL_EVERY (SHOAL_PAYLOADS / 2)
+/* What a peer has completed that has used all that it was sent, whatever the operation. */
+#define ALL_USED (UINT64_MAX / 2)
+/* And of packets that were taken. */
+#define TELL_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
+/* What a message of a put carries. */
+#define PART_BYTES ((size_t)16 << 10)
+/* The control tree knows better why a peer does not answer, and soon. */
+#define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
+
+/* A counter that a rank elsewhere raises here, and the one that this rank raises there. */
+struct counter {
+    uint64_t raised; /* there, by this rank */
+    uint64_t heard;  /* here: all raises up to it */
+    uint64_t ahead;  /* bit i: raise heard + 1 + i was heard too */
+};
+
+/* Of a put that comes in messages: how many are missing. */
+struct parts {
+    uint16_t heard[RAISES];
+};
+
+struct packet {
+    struct packet *next;
+    uint64_t number;
+    struct shoal_packet head; /* its data follow */
+    char data[];
+};
+
+struct remote {
+    struct shoal_network_peer *peer; /* NULL: a rank of this host */
+    struct shoal_arrival *records;   /* [SHOAL_ARRIVALS], when the first one is heard */
+    char *payloads;                  /* [SHOAL_PAYLOADS][SHOAL_PAYLOAD_MAX], when the first one is heard */
+    uint64_t completed;              /* what it has told */
+    uint64_t told;                   /* what it was told */
+    uint64_t last_sent;              /* sequence of the last record there */
+    uint64_t last_heard;             /* and of the last one from there */
+    bool has_window;
+    struct shoal_fabric_memory window; /* there */
+    uint32_t raises;                   /* immediate of raise 0 there */
+    uint32_t counters_given;           /* the same for raises here */
+    struct counter *counters;          /* [slots] */
+    struct shoal_network_load *loads;  /* [slots] */
+    unsigned *writing;                 /* [slots] under way */
+    struct parts *parts;               /* [slots], when the first message of a put is heard */
+    uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
+    uint64_t popped, popped_bytes, told_popped; /* packets here */
+    struct packet *packets;                     /* heard, by number */
+    atomic_int left;                            /* enum shoal_shm_left; told by the control tree */
+    _Atomic uint64_t left_completed;
+};
+
+struct hosts {
+    struct shoal_transport transport;
+    struct shoal_log *log;
+    struct shoal_network *network;
+    struct shoal_world *world;
+    struct shoal_network_channel channel;
+    struct shoal_world_member membership;
+    struct shoal_transport *local; /* shared memory, among the ranks of this host */
+    struct shoal_member *members;  /* [size] */
+    int *local_of;                 /* [size] number on this host, -1 elsewhere */
+    int *rank_of;                  /* [local->size] */
+    uint16_t *host;                /* [size] from 0 on, in the order of lowest ranks */
+    struct remote *remotes;        /* [size] */
+    unsigned slots;
+    size_t slot_bytes;
+    uint64_t completed;
+    bool has_window;
+    struct shoal_fabric_memory window;
+    unsigned *under_way; /* [slots] writes that have not left */
+    unsigned char *loads; /* the memory of all loads and of what they count */
+    enum shoal_status error; /* what went wrong where it could not be told */
+};
+
+static struct hosts *hosts_of(struct shoal_transport *transport)
+{
+    return (struct hosts *)transport;
+}
+
+static struct remote *remote_of(struct hosts *hosts, int rank)
+{
+    return &hosts->remotes[rank];
+}
+
+static bool is_here(const struct hosts *hosts, int rank)
+{
+    return hosts->local_of[rank] >= 0;
+}
+
+/* ---- Sending ------------------------------------------------------------------------------------------------------------- */
+
+/* Every message carries what the peer should know; so few are sent for that alone. */
+static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoal_network_head head, const struct iovec *body,
+                              size_t body_count)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    head.comm = hosts->channel.comm;
+    head.source = (uint32_t)hosts->transport.rank;
+    head.completed = remote->told = hosts->completed;
+    head.taken = remote->told_popped = remote->popped_bytes;
+    return shoal_network_send(hosts->network, remote->peer, &head, body, body_count);
+}
+
+/* Of calls that cannot fail; the next one that can does. */
+static void note(struct hosts *hosts, enum shoal_status status)
+{
+    if (status != SHOAL_OK && hosts->error == SHOAL_OK)
+        hosts->error = status;
+}
+
+/* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
+
+static void send_record(struct hosts *hosts, int peer, const struct shoal_arrival *record, const void *payload, size_t bytes)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    struct shoal_network_arrival arrival = {.descriptor = record->descriptor, .bytes = (uint16_t)bytes};
+    if (hosts->has_window) {
+        if (!remote->counters_given)
+            remote->counters_given = shoal_network_give_counters(hosts->network, &hosts->channel, peer);
+        arrival.has_window = remote->counters_given != 0;
+        arrival.window_base = hosts->window.base;
+        arrival.window_key = hosts->window.key;
+        arrival.counters = remote->counters_given;
+    }
+    const struct iovec body[] = {{&arrival, sizeof arrival}, {(void *)(uintptr_t)payload, bytes}};
+    remote->last_sent = record->descriptor.sequence;
+    note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, body, 2));
+}
+
+/* Beginning with the next rank, so that not all send to the same one first. */
+static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
+                   const uint8_t *partners)
+{
+    struct hosts *hosts = hosts_of(transport);
+    for (int i = 1; i < transport->size; i++) {
+        const int peer = (transport->rank + i) % transport->size;
+        if (!is_here(hosts, peer) && (!partners || partners[peer]))
+            send_record(hosts, peer, record, payload, bytes);
+    }
+    hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);
+}
+
+static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->arrival(hosts->local, hosts->local_of[peer], sequence);
+    const struct shoal_arrival *records = remote_of(hosts, peer)->records;
+    const struct shoal_arrival *record = records ? &records[sequence % SHOAL_ARRIVALS] : NULL;
+    return record && record->descriptor.sequence == sequence ? record : NULL;
+}
+
+static void expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        hosts->local->ops->expect(hosts->local, hosts->local_of[peer], sequence, bytes);
+}
+
+static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->payload(hosts->local, hosts->local_of[peer], sequence, bytes);
+    const struct remote *remote = remote_of(hosts, peer);
+    if (bytes <= SHOAL_PAYLOAD_INLINE)
+        return remote->records[sequence % SHOAL_ARRIVALS].payload;
+    return remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
+}
+
+static bool must_tell(const struct hosts *hosts, const struct remote *remote)
+{
+    return remote->last_heard > remote->told && hosts->completed - remote->told >= TELL_EVERY;
+}
+
+static void complete(struct shoal_transport *transport, uint64_t sequence)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->completed = sequence;
+    hosts->local->ops->complete(hosts->local, sequence);
+    for (int r = 0; r < transport->size; r++) {
+        if (!is_here(hosts, r) && must_tell(hosts, remote_of(hosts, r)))
+            note(hosts, send_message(hosts, r, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
+    }
+}
+
+static uint64_t completed(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->completed(hosts->local, hosts->local_of[peer]);
+    const struct remote *remote = remote_of(hosts, peer);
+    return remote->completed >= remote->last_sent ? ALL_USED : remote->completed;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static shoal_location locate(struct shoal_transport *transport, const void *address, size_t bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return hosts->local->ops->locate(hosts->local, address, bytes);
+}
+
+static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->reach(hosts->local, hosts->local_of[peer], location, bytes, error);
+    *error = shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts", "rank %d's memory is on another host", peer);
+    return NULL;
+}
+
+static size_t window_stride(const struct hosts *hosts)
+{
+    return shoal_shm_window_stride(hosts->slot_bytes);
+}
+
+static enum shoal_status reserve_window(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (hosts->has_window)
+        return SHOAL_OK;
+    SHOAL_TRY(hosts->local->ops->reserve_window(hosts->local, slots, slot_bytes));
+    SHOAL_TRY(shoal_network_register(hosts->network, hosts->local->ops->window(hosts->local, hosts->local->rank, 0),
+                                     hosts->slots * window_stride(hosts), &hosts->window));
+    hosts->has_window = true;
+    return SHOAL_OK;
+}
+
+static void *window(struct shoal_transport *transport, int rank, unsigned slot)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return is_here(hosts, rank) ? hosts->local->ops->window(hosts->local, hosts->local_of[rank], slot) : NULL;
+}
+
+/* ---- Counters and puts --------------------------------------------------------------------------------------------------- */
+
+static bool has_space(const struct hosts *hosts, unsigned slot, uint64_t offset, size_t bytes)
+{
+    return slot < hosts->slots && offset <= hosts->slot_bytes && bytes <= hosts->slot_bytes - offset;
+}
+
+/* Writes that are not at their end yet could be taken for later ones. */
+static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    struct counter *counter = &remote->counters[slot];
+    if (remote->writing[slot] >= RAISES_UNDER_WAY)
+        return SHOAL_PENDING;
+    const uint32_t raise = (uint32_t)(counter->raised + 1) % RAISES;
+    const struct shoal_network_write write = {.load = &remote->loads[slot],
+                                              .to = &remote->window,
+                                              .offset = slot * window_stride(hosts) + offset,
+                                              .source = source->iov_base,
+                                              .bytes = source->iov_len,
+                                              .immediate = remote->raises | (uint32_t)slot << SHOAL_NETWORK_RAISE_BITS | raise};
+    SHOAL_TRY(shoal_network_put(hosts->network, &write));
+    counter->raised++;
+    return SHOAL_OK;
+}
+
+static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
+{
+    struct shoal_network_part part = {offset, (source->iov_len + PART_BYTES - 1) / PART_BYTES};
+    if (shoal_network_is_full(hosts->network))
+        return SHOAL_PENDING;
+    part.parts = part.parts ? part.parts : 1;
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_DATA,
+                                            .slot = (uint16_t)slot,
+                                            .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    size_t at = 0;
+    do {
+        const size_t bytes = shoal_min_size(source->iov_len - at, PART_BYTES);
+        const struct iovec body[] = {{&part, sizeof part}, {(char *)source->iov_base + at, bytes}};
+        part.offset = offset + at;
+        SHOAL_TRY(send_message(hosts, peer, head, body, 2));
+        at += bytes;
+    } while (at < source->iov_len);
+    return SHOAL_OK;
+}
+
+static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, shoal_location location, size_t offset,
+                             const void *source, size_t bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    const struct iovec from = {(void *)(uintptr_t)source, bytes};
+    if (hosts->error != SHOAL_OK)
+        return hosts->error;
+    if (location || is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
+        return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
+                              "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
+                              offset);
+    if (shoal_network_writes(hosts->network) && remote_of(hosts, peer)->has_window)
+        return write_to(hosts, peer, slot, offset, &from);
+    return send_parts(hosts, peer, slot, offset, &from);
+}
+
+static bool has_left(struct shoal_transport *transport, unsigned slot)
+{
+    return hosts_of(transport)->under_way[slot] == 0;
+}
+
+static bool is_flushed(struct shoal_transport *transport)
+{
+    return shoal_network_is_flushed(hosts_of(transport)->network);
+}
+
+static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer)) {
+        hosts->local->ops->signal(hosts->local, hosts->local_of[peer], slot);
+        return;
+    }
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_RAISE,
+                                            .slot = (uint16_t)slot,
+                                            .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    note(hosts, send_message(hosts, peer, head, NULL, 0));
+}
+
+static uint64_t counter_value(struct shoal_transport *transport, int peer, unsigned slot)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->counter(hosts->local, hosts->local_of[peer], slot);
+    return remote_of(hosts, peer)->counters[slot].heard;
+}
+
+/* What comes out of order waits, as a bit, until those before it have come. */
+static void hear_raise(struct counter *counter, uint64_t number)
+{
+    const uint64_t distance = number - counter->heard - 1;
+    if (distance >= RAISES)
+        return; /* heard before, or from nobody who keeps to the rules */
+    counter->ahead |= UINT64_C(1) << distance;
+    while (counter->ahead & 1) {
+        counter->ahead >>= 1;
+        counter->heard++;
+    }
+}
+
+/* ---- Packets ------------------------------------------------------------------------------------------------------------- */
+
+static size_t packet_space(const struct shoal_packet *packet)
+{
+    return sizeof *packet + packet->bytes;
+}
+
+static enum shoal_status push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->push(hosts->local, hosts->local_of[peer], packet, data);
+    struct remote *remote = remote_of(hosts, peer);
+    if (hosts->error != SHOAL_OK)
+        return hosts->error;
+    if (remote->pushed_bytes - remote->taken_bytes + packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
+        shoal_network_is_full(hosts->network))
+        return SHOAL_PENDING;
+    struct shoal_packet travels = *packet;
+    travels.location = 0; /* what is shared here cannot be reached from there */
+    const struct iovec body[] = {{&travels, sizeof travels}, {(void *)(uintptr_t)data, packet->bytes}};
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_PACKET, .number = remote->pushed};
+    SHOAL_TRY(send_message(hosts, peer, head, body, 2));
+    remote->pushed++;
+    remote->pushed_bytes += packet_space(packet);
+    return SHOAL_OK;
+}
+
+static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->peek(hosts->local, hosts->local_of[peer]);
+    const struct remote *remote = remote_of(hosts, peer);
+    return remote->packets && remote->packets->number == remote->popped ? &remote->packets->head : NULL;
+}
+
+static void pop(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer)) {
+        hosts->local->ops->pop(hosts->local, hosts->local_of[peer]);
+        return;
+    }
+    struct remote *remote = remote_of(hosts, peer);
+    struct packet *packet = remote->packets;
+    remote->packets = packet->next;
+    remote->popped++;
+    remote->popped_bytes += packet_space(&packet->head);
+    free(packet);
+    if (remote->popped_bytes - remote->told_popped >= TELL_TAKEN)
+        note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
+}
+
+/* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
+
+static void hear_record(struct hosts *hosts, struct remote *remote, const char *body, size_t bytes)
+{
+    struct shoal_network_arrival arrival;
+    if (bytes < sizeof arrival)
+        return;
+    memcpy(&arrival, body, sizeof arrival);
+    if (arrival.bytes != bytes - sizeof arrival || arrival.bytes > SHOAL_PAYLOAD_MAX)
+        return;
+    if (!remote->records)
+        remote->records = calloc(SHOAL_ARRIVALS, sizeof *remote->records);
+    if (!remote->payloads && arrival.bytes > SHOAL_PAYLOAD_INLINE)
+        remote->payloads = malloc((size_t)SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX);
+    if (!remote->records || (arrival.bytes > SHOAL_PAYLOAD_INLINE && !remote->payloads)) {
+        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
+        return;
+    }
+    const uint64_t sequence = arrival.descriptor.sequence;
+    struct shoal_arrival *record = &remote->records[sequence % SHOAL_ARRIVALS];
+    const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
+    memcpy(is_beside ? remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX : (char *)record->payload,
+           body + sizeof arrival, arrival.bytes);
+    record->descriptor = arrival.descriptor;
+    record->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
+    record->input = record->output = 0;
+    if (arrival.has_window && !remote->has_window) {
+        remote->window = (struct shoal_fabric_memory){.base = arrival.window_base, .key = arrival.window_key};
+        remote->raises = arrival.counters;
+        remote->has_window = true;
+    }
+    remote->last_heard = sequence > remote->last_heard ? sequence : remote->last_heard;
+}
+
+static void hear_data(struct hosts *hosts, struct remote *remote, const struct shoal_network_head *head, const char *body,
+                      size_t bytes)
+{
+    struct shoal_network_part part;
+    if (bytes < sizeof part || !hosts->has_window)
+        return;
+    memcpy(&part, body, sizeof part);
+    bytes -= sizeof part;
+    if (!has_space(hosts, head->slot, part.offset, bytes))
+        return;
+    if (!remote->parts)
+        remote->parts = calloc(hosts->slots, sizeof *remote->parts);
+    if (!remote->parts) {
+        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for what other hosts put"));
+        return;
+    }
+    memcpy((char *)hosts->local->ops->window(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
+           bytes);
+    uint16_t *heard = &remote->parts[head->slot].heard[head->number % RAISES];
+    if (++*heard < part.parts)
+        return;
+    *heard = 0;
+    hear_raise(&remote->counters[head->slot], head->number);
+}
+
+static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t number, const char *body, size_t bytes)
+{
+    struct packet **link = &remote->packets;
+    struct shoal_packet head;
+    if (bytes < sizeof head)
+        return;
+    memcpy(&head, body, sizeof head);
+    if (head.bytes != bytes - sizeof head)
+        return;
+    struct packet *packet = malloc(sizeof *packet + head.bytes);
+    if (!packet) {
+        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a message of another host"));
+        return;
+    }
+    packet->number = number;
+    memcpy(&packet->head, body, bytes);
+    while (*link && (*link)->number < number)
+        link = &(*link)->next;
+    packet->next = *link;
+    *link = packet;
+}
+
+/* What comes from the network is not trusted with more than its own content. */
+static void hear(void *arg, const struct shoal_network_head *head, const void *body, size_t bytes)
+{
+    struct hosts *hosts = arg;
+    if (head->source >= (uint32_t)hosts->transport.size || is_here(hosts, (int)head->source) || head->slot >= hosts->slots)
+        return;
+    struct remote *remote = remote_of(hosts, (int)head->source);
+    remote->completed = head->completed > remote->completed ? head->completed : remote->completed;
+    remote->taken_bytes = head->taken > remote->taken_bytes ? head->taken : remote->taken_bytes;
+    switch ((enum shoal_network_kind)head->kind) {
+    case SHOAL_NETWORK_ARRIVE:
+        hear_record(hosts, remote, body, bytes);
+        break;
+    case SHOAL_NETWORK_RAISE:
+        hear_raise(&remote->counters[head->slot], head->number);
+        break;
+    case SHOAL_NETWORK_DATA:
+        hear_data(hosts, remote, head, body, bytes);
+        break;
+    case SHOAL_NETWORK_PACKET:
+        hear_packet(hosts, remote, head->number, body, bytes);
+        break;
+    default:
+        break;
+    }
+}
+
+static void hear_written(void *arg, int source, unsigned slot, unsigned raise)
+{
+    struct hosts *hosts = arg;
+    if (slot >= hosts->slots)
+        return;
+    struct counter *counter = &remote_of(hosts, source)->counters[slot];
+    const uint64_t next = counter->heard + 1;
+    hear_raise(counter, next + (raise - next) % RAISES);
+}
+
+static void flush(struct shoal_transport *transport)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->local->ops->flush(hosts->local);
+}
+
+/* ---- Failure ------------------------------------------------------------------------------------------------------------- */
+
+static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->local->ops->fail(hosts->local, failure);
+    shoal_world_tell(hosts->world, &hosts->membership);
+}
+
+static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return hosts->local->ops->failed(hosts->local, failure);
+}
+
+static void abort_all(struct shoal_transport *transport)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->local->ops->abort(hosts->local);
+    shoal_world_tell(hosts->world, &hosts->membership);
+}
+
+/* On the control thread. */
+static void take_failure(void *arg, const struct shoal_failure *failure)
+{
+    struct hosts *hosts = arg;
+    hosts->local->ops->fail(hosts->local, failure);
+}
+
+static bool give_failure(void *arg, struct shoal_failure *failure_out)
+{
+    struct hosts *hosts = arg;
+    return hosts->local->ops->failed(hosts->local, failure_out);
+}
+
+static void hear_left(void *arg, int rank, bool is_finalized, uint64_t sequence)
+{
+    struct hosts *hosts = arg;
+    if (rank < 0 || rank >= hosts->transport.size)
+        return;
+    struct remote *remote = remote_of(hosts, rank);
+    atomic_store_explicit(&remote->left_completed, sequence, memory_order_release);
+    atomic_store_explicit(&remote->left, is_finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
+}
+
+static bool enter(struct shoal_transport *transport)
+{
+    struct hosts *hosts = hosts_of(transport);
+    return hosts->local->ops->enter(hosts->local);
+}
+
+static void leave(struct shoal_transport *transport)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->local->ops->leave(hosts->local);
+}
+
+static bool is_quiet(struct shoal_transport *transport, int *rank_out)
+{
+    struct hosts *hosts = hosts_of(transport);
+    int local = 0;
+    const bool quiet = hosts->local->ops->is_quiet(hosts->local, &local);
+    if (!quiet)
+        *rank_out = hosts->rank_of[local];
+    return quiet;
+}
+
+/* How a rank elsewhere is lost, into text; false while it is there. */
+static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
+{
+    const struct shoal_network_peer *peer = remote->peer;
+    const int left = atomic_load_explicit(&remote->left, memory_order_acquire);
+    if (left != SHOAL_SHM_PRESENT) {
+        snprintf(text, bytes, "%s the communicator", left == SHOAL_SHM_FINALIZED ? "finalized" : "freed");
+        return true;
+    }
+    if (shoal_world_lost(hosts->world, peer->world_rank)) {
+        shoal_control_describe(peer->control, peer->world_rank, text, bytes);
+        return true;
+    }
+    if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
+        return false;
+    char address[128];
+    shoal_network_print_address(hosts->network, &peer->address, address, sizeof address);
+    snprintf(text, bytes,
+             "cannot be reached from %.63s at %.100s, though it lives (%.120s): does a firewall keep the ports closed (SHOAL_PORTS), or is "
+             "it the wrong interface (SHOAL_NIC)?",
+             hosts->log->host, address, peer->broken);
+    return true;
+}
+
+static bool has_completed(const struct remote *remote, uint64_t sequence)
+{
+    return remote->completed >= sequence || atomic_load_explicit(&remote->left_completed, memory_order_acquire) >= sequence;
+}
+
+/* Who is told of a failure ends, and is lost too: of all that an operation waits for, the first one that was lost is the cause. */
+static bool is_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
+{
+    const unsigned order = shoal_world_lost(hosts->world, remote_of(hosts, rank)->peer->world_rank);
+    for (int r = 0; order && r < hosts->transport.size && sequence != UINT64_MAX; r++) {
+        const unsigned other = is_here(hosts, r) ? 0 : shoal_world_lost(hosts->world, remote_of(hosts, r)->peer->world_rank);
+        if (other && other < order && !has_completed(remote_of(hosts, r), sequence))
+            return false;
+    }
+    return true;
+}
+
+static bool is_remote_lost(struct hosts *hosts, int rank, uint64_t sequence, struct shoal_failure *failure)
+{
+    const struct remote *remote = remote_of(hosts, rank);
+    char how[480];
+    if (has_completed(remote, sequence) || !is_gone(hosts, remote, how, sizeof how) || !is_first_lost(hosts, rank, sequence))
+        return false;
+    failure->status = SHOAL_ERR_PEER_LOST;
+    failure->rank = rank;
+    failure->pid = remote->peer->name.pid;
+    snprintf(failure->host, sizeof failure->host, "%s", remote->peer->name.host);
+    snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %.390s", rank, failure->pid, failure->host, how);
+    return true;
+}
+
+/* Of this host, the next lost rank from `first` on; size when there is none. */
+static int next_local_lost(struct hosts *hosts, int first, uint64_t sequence, struct shoal_failure *failure)
+{
+    int local = 0;
+    while (local < hosts->local->size && hosts->rank_of[local] < first)
+        local++;
+    const int lost = local < hosts->local->size ? hosts->local->ops->lost(hosts->local, local, sequence, failure) : -1;
+    return lost < 0 ? hosts->transport.size : hosts->rank_of[lost];
+}
+
+static int lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
+{
+    struct hosts *hosts = hosts_of(transport);
+    const int local = next_local_lost(hosts, first, sequence, failure);
+    for (int r = first; r < local && r < transport->size; r++) {
+        if (!is_here(hosts, r) && is_remote_lost(hosts, r, sequence, failure))
+            return r;
+    }
+    return local < transport->size ? local : -1;
+}
+
+static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer)) {
+        hosts->local->ops->describe(hosts->local, hosts->local_of[peer], text, bytes);
+        return;
+    }
+    const struct shoal_network_peer *other = remote_of(hosts, peer)->peer;
+    shoal_control_describe(other->control, other->world_rank, text, bytes);
+}
+
+static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        hosts->local->ops->peer_name(hosts->local, hosts->local_of[peer], name);
+    else
+        *name = remote_of(hosts, peer)->peer->name;
+}
+
+static void memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
+{
+    struct hosts *hosts = hosts_of(transport);
+    hosts->local->ops->memory(hosts->local, usage);
+    usage->control_bytes += sizeof *hosts;
+    for (int r = 0; r < transport->size; r++) {
+        const struct remote *remote = remote_of(hosts, r);
+        usage->control_bytes += sizeof *remote;
+        usage->control_bytes += remote->records ? SHOAL_ARRIVALS * sizeof *remote->records : 0;
+        usage->control_bytes += remote->payloads ? (size_t)SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX : 0;
+    }
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void free_remote(struct remote *remote)
+{
+    free(remote->records);
+    free(remote->payloads);
+    free(remote->parts);
+    while (remote->packets) {
+        struct packet *packet = remote->packets;
+        remote->packets = packet->next;
+        free(packet);
+    }
+}
+
+static bool is_writing(const struct hosts *hosts)
+{
+    for (unsigned i = 0; hosts->under_way && i < hosts->slots; i++) {
+        if (hosts->under_way[i])
+            return true;
+    }
+    return false;
+}
+
+static void destroy(struct shoal_transport *transport, bool finalized)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (hosts->membership.arg) {
+        if (!finalized)
+            shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, false, hosts->completed);
+        shoal_world_leave(hosts->world, &hosts->membership);
+        shoal_network_channel_close(hosts->network, &hosts->channel);
+    }
+    if (hosts->has_window)
+        shoal_network_unregister(hosts->network, &hosts->window);
+    if (hosts->local)
+        hosts->local->ops->destroy(hosts->local, finalized);
+    for (int r = 0; hosts->remotes && r < transport->size; r++)
+        free_remote(&hosts->remotes[r]);
+    if (is_writing(hosts))
+        shoal_network_leave_loads(hosts->network, hosts->loads);
+    else
+        free(hosts->loads);
+    free(hosts->remotes);
+    free(hosts->members);
+    free(hosts->local_of);
+    free(hosts->rank_of);
+    free(hosts->host);
+    free(hosts);
+}
+
+static const struct shoal_transport_ops ops = {
+    .name = "hosts",
+    .arrive = arrive,
+    .arrival = arrival,
+    .expect = expect,
+    .payload = payload_of,
+    .complete = complete,
+    .completed = completed,
+    .locate = locate,
+    .reach = reach,
+    .reserve_window = reserve_window,
+    .window = window,
+    .put = put,
+    .has_left = has_left,
+    .is_flushed = is_flushed,
+    .signal = signal_peer,
+    .counter = counter_value,
+    .push = push,
+    .peek = peek,
+    .pop = pop,
+    .flush = flush,
+    .lost = lost,
+    .describe = describe,
+    .enter = enter,
+    .leave = leave,
+    .is_quiet = is_quiet,
+    .fail = fail,
+    .failed = failed,
+    .abort = abort_all,
+    .peer_name = peer_name,
+    .memory = memory,
+    .destroy = destroy,
+};
+
+/* Counters, loads and what the loads count, of all ranks elsewhere, in one piece of memory: it outlives the transport where
+ * writes are still under way. */
+static bool make_loads(struct hosts *hosts)
+{
+    const size_t size = (size_t)hosts->transport.size, slots = hosts->slots;
+    const size_t each = sizeof(struct shoal_network_load) + sizeof(struct counter) + sizeof(unsigned);
+    hosts->loads = calloc(size + 1, slots * each);
+    if (!hosts->loads)
+        return false;
+    struct counter *counters = (struct counter *)(void *)hosts->loads;
+    struct shoal_network_load *loads = (struct shoal_network_load *)(void *)(counters + size * slots);
+    unsigned *counts = (unsigned *)(void *)(loads + size * slots);
+    hosts->under_way = counts + size * slots;
+    for (size_t r = 0; r < size; r++) {
+        struct remote *remote = &hosts->remotes[r];
+        remote->peer = hosts->members[r].there;
+        remote->counters = counters + r * slots;
+        remote->loads = loads + r * slots;
+        remote->writing = counts + r * slots;
+        for (size_t i = 0; i < slots; i++)
+            remote->loads[i] =
+                (struct shoal_network_load){remote->peer, &remote->writing[i], &hosts->under_way[i]};
+    }
+    return true;
+}
+
+static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_options *options)
+{
+    const size_t size = (size_t)options->shm.size;
+    hosts->members = calloc(size, sizeof *hosts->members);
+    hosts->local_of = calloc(size, sizeof *hosts->local_of);
+    hosts->rank_of = calloc(size, sizeof *hosts->rank_of);
+    hosts->host = calloc(size, sizeof *hosts->host);
+    hosts->remotes = calloc(size, sizeof *hosts->remotes);
+    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->remotes)
+        return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
+    memcpy(hosts->members, options->members, size * sizeof *hosts->members);
+    if (!make_loads(hosts))
+        return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
+    for (size_t r = 0; r < size; r++) {
+        for (unsigned i = 0; i < hosts->slots; i++)
+            hosts->remotes[r].counters[i].raised = hosts->remotes[r].counters[i].heard = options->shm.counter_start;
+        hosts->remotes[r].completed = hosts->remotes[r].told = options->shm.counter_start;
+        hosts->remotes[r].last_sent = options->shm.counter_start;
+        atomic_store_explicit(&hosts->remotes[r].left_completed, options->shm.counter_start, memory_order_relaxed);
+    }
+    hosts->completed = options->shm.counter_start;
+    return SHOAL_OK;
+}
+
+/* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. How many are here. */
+static int number_hosts(struct hosts *hosts)
+{
+    const struct shoal_member *members = hosts->members;
+    const int size = hosts->transport.size, own = hosts->transport.rank;
+    uint16_t next = 0;
+    int local = 0;
+    for (int r = 0; r < size; r++) {
+        int same = 0;
+        while (members[same].host != members[r].host)
+            same++;
+        hosts->host[r] = same < r ? hosts->host[same] : next++;
+        hosts->local_of[r] = members[r].host == members[own].host ? local : -1;
+        if (hosts->local_of[r] >= 0)
+            hosts->rank_of[local++] = r;
+    }
+    return local;
+}
+
+static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_node *node, const struct shoal_hosts_options *options)
+{
+    struct shoal_shm_options shm = options->shm;
+    shm.size = number_hosts(hosts);
+    shm.rank = hosts->local_of[options->shm.rank];
+    shm.numbers = hosts->rank_of;
+    shm.peers = calloc((size_t)shm.size, sizeof(struct shoal_shm_peer *));
+    if (!shm.peers)
+        return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %d ranks", shm.size);
+    for (int i = 0; i < shm.size; i++)
+        shm.peers[i] = hosts->members[hosts->rank_of[i]].here;
+    const enum shoal_status status = shoal_shm_create(node, &shm, &hosts->local);
+    free(shm.peers);
+    return status;
+}
+
+enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct shoal_hosts_options *options,
+                                     struct shoal_transport **transport_out)
+{
+    struct hosts *hosts = calloc(1, sizeof *hosts);
+    if (!hosts)
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator");
+    hosts->log = options->log;
+    hosts->network = options->network;
+    hosts->world = options->world;
+    hosts->slots = options->shm.slots;
+    hosts->slot_bytes = options->shm.slot_bytes;
+    hosts->transport = (struct shoal_transport){&ops, options->shm.rank, options->shm.size, NULL};
+    enum shoal_status status = allocate(hosts, options);
+    if (status == SHOAL_OK)
+        status = make_local(hosts, node, options);
+    if (status != SHOAL_OK) {
+        destroy(&hosts->transport, false);
+        return status;
+    }
+    hosts->transport.host = hosts->host;
+    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, NULL};
+    hosts->membership = (struct shoal_world_member){
+        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};
+    *transport_out = &hosts->transport;
+    return SHOAL_OK;
+}
+
+/* From then on failures elsewhere may be taken over into shared memory, which must be whole for that. */
+enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socket_out)
+{
+    struct hosts *hosts = hosts_of(transport);
+    SHOAL_TRY(shoal_shm_join(hosts->local, socket_out));
+    shoal_network_channel_open(hosts->network, &hosts->channel);
+    shoal_world_join(hosts->world, &hosts->membership);
+    return SHOAL_OK;
+}

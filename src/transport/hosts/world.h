@@ -1,0 +1,52 @@
+/* What the communicators of one world on several hosts share: its control tree, and how failures pass over it. A failure that a
+ * rank publishes goes to every rank of the world; those who are in the communicator take it over. Any thread. */
+#ifndef SHOAL_TRANSPORT_HOSTS_WORLD_H
+#define SHOAL_TRANSPORT_HOSTS_WORLD_H
+
+#include <stdatomic.h>
+
+#include "bootstrap/control.h"
+#include "transport/transport.h"
+
+struct shoal_world;
+
+/* One communicator's part. The functions are called on the control thread. */
+struct shoal_world_member {
+    uint64_t comm;
+    void *arg;
+    void (*take)(void *arg, const struct shoal_failure *failure);          /* another host's */
+    bool (*give)(void *arg, struct shoal_failure *failure_out);            /* this host's first cause */
+    void (*left)(void *arg, int rank, bool is_finalized, uint64_t completed); /* a rank has left the communicator */
+    atomic_bool must_tell;
+    struct shoal_world_member *next;
+};
+
+struct shoal_world_options {
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    const struct sockaddr *address; /* own, where other hosts reach it */
+    socklen_t address_bytes;
+    uint32_t timeout_ms;
+};
+
+/* Collective over the bootstrap's ranks. Stays until every holder has put it. */
+SHOAL_MUST_USE enum shoal_status shoal_world_open(struct shoal_bootstrap *bootstrap, const struct shoal_world_options *options,
+                                                  struct shoal_world **world_out);
+void shoal_world_close(struct shoal_world *world);
+
+struct shoal_control *shoal_world_control(struct shoal_world *world);
+
+/* 0 while the rank of the world is not lost; of those that are, the first one has 1, the next 2: the first cause comes first. */
+unsigned shoal_world_lost(struct shoal_world *world, int rank);
+
+/* What came for the communicator before is handed over at once. */
+void shoal_world_join(struct shoal_world *world, struct shoal_world_member *member);
+/* After it no function of the member is called any more. */
+void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *member);
+
+/* The member's failure goes to all. Async-signal-safe. */
+void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *member);
+/* That the rank leaves the communicator. */
+void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, bool is_finalized, uint64_t completed);
+
+#endif
