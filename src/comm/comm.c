@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "comm/context.h"
+#include "comm/members.h"
 #include "transport/shm/shm_link.h"
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
@@ -28,12 +29,64 @@ static uint32_t operation_timeout(const struct shoal_context *context, const str
     return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.timeout_ms;
 }
 
-static enum shoal_status join(struct shoal_context *context, struct shoal_transport *transport)
+/* What a communicator is made of. */
+struct recipe {
+    const char *name;
+    const char *launcher; /* who joined the ranks, for the log */
+    int rank;
+    int size;
+    uint64_t number;
+    const struct shoal_member *members; /* copied */
+    struct shoal_world *world;
+    const struct shoal_comm_options *options;
+};
+
+static int find_first_elsewhere(const struct recipe *recipe)
 {
+    int rank = 0;
+    while (rank < recipe->size && recipe->members[rank].host == recipe->members[recipe->rank].host)
+        rank++;
+    return rank;
+}
+
+/* Under the lock. */
+static enum shoal_status create_transport(struct shoal_context *context, const struct recipe *recipe,
+                                          struct shoal_transport **transport_out)
+{
+    const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
+    const size_t part_bytes = shoal_select_part_bytes(context->settings.piece_bytes, recipe->size);
+    struct shoal_hosts_options options = {.log = &context->log,
+                                          .network = context->network,
+                                          .world = recipe->world,
+                                          .members = recipe->members,
+                                          .shm = {.comm = recipe->number,
+                                                  .rank = recipe->rank,
+                                                  .size = recipe->size,
+                                                  .slots = (unsigned)context->settings.depth,
+                                                  .slot_bytes = part_bytes,
+                                                  .counter_start = context->settings.counter_start,
+                                                  .timeout_ms = create_timeout(context, recipe->options)}};
+    if (hosts > 1) {
+        options.shm.slot_bytes = part_bytes * (size_t)shoal_select_parts(recipe->size, hosts);
+        return shoal_hosts_create(context->node, &options, transport_out);
+    }
+    options.shm.peers = calloc((size_t)recipe->size, sizeof(struct shoal_shm_peer *));
+    if (!options.shm.peers)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", recipe->size);
+    for (int r = 0; r < recipe->size; r++)
+        options.shm.peers[r] = recipe->members[r].here;
+    const enum shoal_status status = shoal_shm_create(context->node, &options.shm, transport_out);
+    free(options.shm.peers);
+    return status;
+}
+
+static enum shoal_status join(struct shoal_context *context, const struct recipe *recipe, struct shoal_transport *transport)
+{
+    const bool is_apart = find_first_elsewhere(recipe) < recipe->size;
     for (;;) {
         int socket = -1;
         shoal_driver_lock(&context->driver);
-        const enum shoal_status status = shoal_shm_join(transport, &socket);
+        const enum shoal_status status = is_apart ? shoal_hosts_join(transport, &socket) : shoal_shm_join(transport, &socket);
         shoal_driver_unlock(&context->driver);
         if (status != SHOAL_PENDING)
             return status;
@@ -43,34 +96,42 @@ static enum shoal_status join(struct shoal_context *context, struct shoal_transp
 
 static void say_made(struct shoal_context *context, const struct shoal_comm *comm, const char *launcher)
 {
+    const int hosts = shoal_members_count_hosts(comm->members, comm->size);
+    char network[64] = "";
+    if (hosts > 1)
+        snprintf(network, sizeof network, ", the network (%.30s)", shoal_network_provider(context->network));
     shoal_log_line(
         &context->log, SHOAL_LOG_INFO, "comm",
-        "version %s, communicator %s: %d rank%s on 1 host (%s), joined by %s; shared memory, because every rank passed a "
-        "descriptor over a Unix socket; kernels %s; waits spin %llu us",
-        shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", context->log.host, launcher,
-        context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
+        "version %s, communicator %s: %d rank%s on %d host%s (this is %s), joined by %s; shared memory among those who "
+        "passed a descriptor over a Unix socket%s; kernels %s; waits spin %llu us",
+        shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", context->log.host,
+        launcher, network, context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
 }
 
-static enum shoal_status make(struct shoal_context *context, const struct shoal_shm_options *shm_options, const char *name,
-                              const struct shoal_comm_options *options, const char *launcher, struct shoal_comm **comm_out)
+/* A communicator without its engine; NULL: no memory. */
+static struct shoal_comm *allocate(const struct recipe *recipe)
 {
-    struct shoal_transport *transport;
-    struct shoal_engine *engine = NULL;
-    shoal_driver_lock(&context->driver);
-    enum shoal_status status = shoal_shm_create(context->node, shm_options, &transport);
-    shoal_driver_unlock(&context->driver);
-    SHOAL_TRY(status);
-    status = join(context, transport);
     struct shoal_comm *comm = calloc(1, sizeof *comm);
-    if (status == SHOAL_OK && !comm)
-        status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
-    if (status != SHOAL_OK) {
+    if (comm)
+        comm->members = calloc((size_t)recipe->size, sizeof *comm->members);
+    if (!comm || !comm->members) {
         free(comm);
-        transport->ops->destroy(transport, false);
-        return status;
+        return NULL;
     }
+    memcpy(comm->members, recipe->members, (size_t)recipe->size * sizeof *comm->members);
+    comm->rank = recipe->rank;
+    comm->size = recipe->size;
+    comm->number = recipe->number;
+    comm->world = recipe->world;
+    return comm;
+}
+
+static enum shoal_status create_engine(struct shoal_context *context, const struct recipe *recipe,
+                                       struct shoal_transport *transport, struct shoal_engine **engine_out)
+{
+    const struct shoal_comm_options *options = recipe->options;
     const struct shoal_engine_options engine_options = {
-        .name = options && options->name ? options->name : name,
+        .name = options && options->name ? options->name : recipe->name,
         .transport = transport,
         .kernels = context->kernels,
         .settings = &context->settings,
@@ -80,24 +141,44 @@ static enum shoal_status make(struct shoal_context *context, const struct shoal_
         .ns_per_tick = context->driver.ns_per_tick,
         .timeout_ms = operation_timeout(context, options),
     };
-    status = shoal_engine_create(&engine_options, &engine);
+    return shoal_engine_create(&engine_options, engine_out);
+}
+
+static void free_comm(struct shoal_comm *comm)
+{
+    free(comm->members);
+    free(comm);
+}
+
+static enum shoal_status make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
+{
+    struct shoal_transport *transport;
+    shoal_driver_lock(&context->driver);
+    enum shoal_status status = create_transport(context, recipe, &transport);
+    shoal_driver_unlock(&context->driver);
+    SHOAL_TRY(status);
+    status = join(context, recipe, transport);
+    struct shoal_comm *comm = status == SHOAL_OK ? allocate(recipe) : NULL;
+    if (status == SHOAL_OK && !comm)
+        status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
     if (status != SHOAL_OK) {
-        free(comm);
+        transport->ops->destroy(transport, false);
         return status;
     }
     comm->context = context;
-    comm->engine = engine;
-    comm->rank = shm_options->rank;
-    comm->size = shm_options->size;
-    comm->number = shm_options->comm;
-    engine->recorder.identity = (struct shoal_recorder_identity){comm->number, comm->size, context->log.rank};
-    memcpy(comm->name, engine->name, sizeof comm->name);
+    status = create_engine(context, recipe, transport, &comm->engine);
+    if (status != SHOAL_OK) {
+        free_comm(comm);
+        return status;
+    }
+    comm->engine->recorder.identity = (struct shoal_recorder_identity){comm->number, comm->size, context->log.rank};
+    memcpy(comm->name, comm->engine->name, sizeof comm->name);
     shoal_driver_lock(&context->driver);
-    shoal_driver_add(&context->driver, engine);
+    shoal_driver_add(&context->driver, comm->engine);
     comm->next = context->comms;
     context->comms = comm;
     shoal_driver_unlock(&context->driver);
-    say_made(context, comm, launcher);
+    say_made(context, comm, recipe->launcher);
     *comm_out = comm;
     return SHOAL_OK;
 }
@@ -159,24 +240,20 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     const uint32_t timeout_ms = create_timeout(context, options);
-    struct shoal_shm_options shm_options = {.rank = bootstrap->rank,
-                                            .size = bootstrap->size,
-                                            .slots = (unsigned)context->settings.depth,
-                                            .slot_bytes =
-                                                shoal_select_part_bytes(context->settings.piece_bytes, bootstrap->size),
-                                            .counter_start = context->settings.counter_start,
-                                            .timeout_ms = timeout_ms};
+    struct recipe recipe = {
+        .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     context->log.rank = bootstrap->rank;
-    SHOAL_TRY(agree(context, bootstrap, timeout_ms, &shm_options.comm));
-    shm_options.peers = calloc((size_t)bootstrap->size, sizeof(struct shoal_shm_peer *));
-    if (!shm_options.peers)
+    SHOAL_TRY(agree(context, bootstrap, timeout_ms, &recipe.number));
+    struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
+    if (!members)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    shoal_driver_set_ranks(&context->driver, bootstrap->size);
-    enum shoal_status status =
-        shoal_shm_node_connect(context->node, bootstrap, &context->driver.guard, timeout_ms, shm_options.peers);
-    if (status == SHOAL_OK)
-        status = make(context, &shm_options, "world", options, bootstrap->launcher, comm_out);
-    free(shm_options.peers);
+    recipe.members = members;
+    enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
+    if (status == SHOAL_OK) {
+        shoal_driver_set_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
+        status = make(context, &recipe, comm_out);
+    }
+    free(members);
     return status;
 }
 
@@ -277,35 +354,35 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     struct shoal_context *context = parent->context;
-    struct member *members = calloc((size_t)parent->size, sizeof *members);
-    struct shoal_shm_peer **peers = calloc((size_t)parent->size, sizeof(struct shoal_shm_peer *));
-    struct shoal_shm_options shm_options = {
-        .comm = mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
-        .peers = peers,
-        .slots = (unsigned)context->settings.depth,
-        .counter_start = context->settings.counter_start,
-        .timeout_ms = create_timeout(context, options)};
+    struct member *chosen = calloc((size_t)parent->size, sizeof *chosen);
+    struct shoal_member *members = calloc((size_t)parent->size, sizeof *members);
+    char name[32];
+    struct recipe recipe = {.name = name,
+                            .launcher = "shoal_comm_split",
+                            .number =
+                                mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+                            .members = members,
+                            .world = parent->world,
+                            .options = options};
     enum shoal_status status = SHOAL_OK;
-    if (!members || !peers)
+    if (!chosen || !members)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", parent->size);
     for (int r = 0; r < parent->size && status == SHOAL_OK; r++) {
         if (choices[r].color == color)
-            members[shm_options.size++] = (struct member){choices[r].key, r};
+            chosen[recipe.size++] = (struct member){choices[r].key, r};
     }
-    shm_options.slot_bytes = shoal_select_part_bytes(context->settings.piece_bytes, shm_options.size);
     if (status == SHOAL_OK) {
-        char name[32];
-        qsort(members, (size_t)shm_options.size, sizeof *members, by_key_then_rank);
-        for (int i = 0; i < shm_options.size; i++) {
-            peers[i] = shoal_shm_peers(parent->engine->transport)[members[i].rank];
-            if (members[i].rank == parent->rank)
-                shm_options.rank = i;
+        qsort(chosen, (size_t)recipe.size, sizeof *chosen, by_key_then_rank);
+        for (int i = 0; i < recipe.size; i++) {
+            members[i] = parent->members[chosen[i].rank];
+            if (chosen[i].rank == parent->rank)
+                recipe.rank = i;
         }
         snprintf(name, sizeof name, "%.20s.%u", parent->name, parent->splits);
-        status = make(context, &shm_options, name, options, "shoal_comm_split", comm_out);
+        status = make(context, &recipe, comm_out);
     }
+    free(chosen);
     free(members);
-    free(peers);
     return status;
 }
 
@@ -433,7 +510,7 @@ void shoal_comm_free(struct shoal_comm *comm)
         write_trace(comm);
     shoal_engine_destroy(comm->engine);
     shoal_driver_unlock(&context->driver);
-    free(comm);
+    free_comm(comm);
 }
 
 void shoal_comm_abort(struct shoal_comm *comm)

@@ -86,8 +86,12 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_comm_free(context->comms);
     if (is_child)
         return;
+    for (size_t i = 0; i < context->world_count; i++)
+        shoal_world_close(context->worlds[i]);
+    free(context->worlds);
     if (context->has_driver)
         shoal_driver_fini(&context->driver);
+    shoal_network_close(context->network);
     shoal_shm_node_destroy(context->node);
     shoal_log_fini(&context->log);
     shoal_rules_fini(&context->rules);

@@ -4,7 +4,7 @@
 
 #include "bootstrap/bootstrap.h"
 #include "engine/driver.h"
-#include "transport/shm/shm.h"
+#include "transport/hosts/hosts.h"
 
 struct shoal_context {
     volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
@@ -15,6 +15,9 @@ struct shoal_context {
     struct shoal_driver driver;
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
+    struct shoal_network *network; /* NULL while it has met nobody on another host */
+    struct shoal_world **worlds;   /* those on several hosts */
+    size_t world_count;
     bool has_driver;
     bool has_named_variables; /* unknown ones, in the log */
 };
@@ -26,7 +29,9 @@ struct shoal_comm {
     char name[32];
     int rank;
     int size;
-    uint64_t number; /* the same on all its ranks, different from other communicators between them */
+    uint64_t number;              /* the same on all its ranks, different from other communicators between them */
+    struct shoal_member *members; /* [size] */
+    struct shoal_world *world;    /* that they met in; NULL: on one host */
     unsigned splits;
 };
 

@@ -128,8 +128,8 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
     const int other = first_elsewhere(members, bootstrap->rank);
     struct sockaddr_storage source;
     const bool has_route = find_source(&all[other], &source);
-    const struct shoal_nic *nic = shoal_nic_choose(
-        &nics, context->settings.nic, has_route ? (const struct sockaddr *)&source : NULL, reason, sizeof reason);
+    const struct shoal_nic *nic = shoal_nic_choose(&nics, context->settings.nic,
+                                                   has_route ? (const struct sockaddr *)&source : NULL, reason, sizeof reason);
     if (!nic)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "hosts", "no interface leads to rank %d on another host: %s",
                               other, reason);
@@ -192,10 +192,8 @@ static enum shoal_status meet_elsewhere(struct shoal_context *context, const str
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[bootstrap->rank].host)
             continue;
-        const struct shoal_network_peer known = {.name = places[r].name,
-                                                 .address = doors[r].address,
-                                                 .control = shoal_world_control(world),
-                                                 .world_rank = r};
+        const struct shoal_network_peer known = {
+            .name = places[r].name, .address = doors[r].address, .control = shoal_world_control(world), .world_rank = r};
         status = shoal_network_meet(context->network, &known, &members[r].there);
     }
     shoal_driver_unlock(&context->driver);
@@ -223,18 +221,19 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     if (!doors)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     SHOAL_TRY(exchange_doors(context, bootstrap, timeout_ms, doors));
-    const struct shoal_world_options options = {
-        .log = &context->log,
-        .settings = &context->settings,
-        .address = (const struct sockaddr *)&nic.address,
-        .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
-        .timeout_ms = timeout_ms};
+    const struct shoal_world_options options = {.log = &context->log,
+                                                .settings = &context->settings,
+                                                .address = (const struct sockaddr *)&nic.address,
+                                                .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in)
+                                                                                                  : sizeof(struct sockaddr_in6),
+                                                .timeout_ms = timeout_ms};
     const uint64_t exchanged_ns = shoal_clock_ns();
     SHOAL_TRY(shoal_world_open(bootstrap, &options, &world));
     SHOAL_TRY(keep_world(context, world));
     SHOAL_TRY(meet_elsewhere(context, bootstrap, world, places, doors, members));
     watch_here(bootstrap, world, members);
-    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "network opened and addresses exchanged in %llu ms, control tree in %llu ms",
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts",
+                   "network opened and addresses exchanged in %llu ms, control tree in %llu ms",
                    (unsigned long long)((exchanged_ns - begun_ns) / SHOAL_NS_PER_MS),
                    (unsigned long long)((shoal_clock_ns() - exchanged_ns) / SHOAL_NS_PER_MS));
     *world_out = world;

@@ -42,6 +42,11 @@ void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks)
     driver->spin_ns = local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
 }
 
+void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network)
+{
+    driver->network = network;
+}
+
 void shoal_driver_fini(struct shoal_driver *driver)
 {
     if (driver->has_thread) {
@@ -74,13 +79,17 @@ static void became_owner(struct shoal_driver *driver)
     atomic_store_explicit(&driver->owner, (uintptr_t)pthread_self(), memory_order_relaxed);
 }
 
-static bool any_busy(const struct shoal_driver *driver)
+static void note_busy(struct shoal_driver *driver)
 {
-    for (const struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
-        if (shoal_engine_is_busy(engine))
-            return true;
+    bool is_busy = false, is_apart = false;
+    for (const struct shoal_engine *engine = driver->engines; engine && !is_apart; engine = engine->next) {
+        if (!shoal_engine_is_busy(engine))
+            continue;
+        is_busy = true;
+        is_apart = engine->hosts > 1;
     }
-    return false;
+    atomic_store_explicit(&driver->is_busy, is_busy, memory_order_relaxed);
+    atomic_store_explicit(&driver->is_apart_busy, is_apart, memory_order_relaxed);
 }
 
 void shoal_driver_lock(struct shoal_driver *driver)
@@ -105,7 +114,7 @@ void shoal_driver_unlock(struct shoal_driver *driver)
 {
     if (--driver->depth)
         return;
-    atomic_store_explicit(&driver->is_busy, any_busy(driver), memory_order_relaxed);
+    note_busy(driver);
     atomic_store_explicit(&driver->owner, 0, memory_order_relaxed);
     pthread_mutex_unlock(&driver->lock);
 }
@@ -146,7 +155,7 @@ void shoal_driver_wake(struct shoal_driver *driver)
 /* Under the lock. */
 static bool progress_all(struct shoal_driver *driver)
 {
-    bool did = false;
+    bool did = driver->network && shoal_network_poll(driver->network);
     for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
         if (!shoal_engine_is_busy(engine))
             continue;
@@ -162,6 +171,8 @@ static bool progress_all(struct shoal_driver *driver)
 static uint64_t check_all(struct shoal_driver *driver)
 {
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
+    if (driver->network)
+        shoal_network_poll(driver->network);
     for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
         const uint64_t wanted_ns = shoal_engine_check(engine);
         shoal_engine_flush(engine);
@@ -213,14 +224,19 @@ static enum turn drive_once(struct shoal_driver *driver)
 
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
+/* The same where each poll looks at the network, which takes a system call. */
+#define APART_POLLS 4
 /* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
 #define SHORT_POLLS 20
 
 void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request)
 {
-    const unsigned polls = driver->spin_ns ? SPIN_POLLS : 1;
+    const bool is_apart = engine->hosts > 1;
+    const unsigned polls = !driver->spin_ns ? 1 : is_apart ? APART_POLLS : SPIN_POLLS;
     unsigned idle = 0;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
+        if (SHOAL_UNLIKELY(is_apart))
+            shoal_network_poll(driver->network);
         if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
             idle = 0;
@@ -243,15 +259,48 @@ static uint64_t check_if_due(struct shoal_driver *driver, uint64_t now_ns)
     return left_ns;
 }
 
-static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t now_ns, uint64_t until_ns)
+/* Where something may come from the network a sleep is short, 50 us at first, and in proportion to how long nothing has come:
+ * peers of this host ring a bell that does not wake from the network's descriptor, and some providers have none. */
+#define NAP_MIN_NS UINT64_C(50000)
+#define NAP_MAX_NS SHOAL_NS_PER_MS
+#define NAP_SHARE 16      /* woken by the network only */
+#define DEAF_NAP_SHARE 64 /* by the bell only */
+
+static uint64_t nap_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
+{
+    uint64_t nap_ns = waited_ns / share > NAP_MIN_NS ? waited_ns / share : NAP_MIN_NS;
+    nap_ns = nap_ns < NAP_MAX_NS ? nap_ns : NAP_MAX_NS;
+    return nap_ns < left_ns ? nap_ns : left_ns;
+}
+
+static void nap(struct shoal_driver *driver, uint64_t waited_ns, uint64_t left_ns)
+{
+    if (!shoal_network_has_descriptor(driver->network)) {
+        shoal_shm_node_sleep(driver->node, nap_length(waited_ns, DEAF_NAP_SHARE, left_ns));
+        return;
+    }
+    if (!try_lock(driver))
+        return;
+    const bool may_wait = shoal_network_may_wait(driver->network);
+    shoal_driver_unlock(driver);
+    if (may_wait)
+        shoal_network_wait(driver->network, nap_length(waited_ns, NAP_SHARE, left_ns));
+}
+
+static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
+                       uint64_t until_ns)
 {
     const uint64_t check_ns = check_if_due(driver, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
     shoal_shm_node_doze(driver->node);
     /* The last look: whatever is published after it rings the bell. */
-    if (drive_once(driver) == IDLE && !is_over(driver, request))
-        shoal_shm_node_sleep(driver->node, left_ns);
+    if (drive_once(driver) == IDLE && !is_over(driver, request)) {
+        if (atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed))
+            nap(driver, now_ns - idle_since_ns, left_ns);
+        else
+            shoal_shm_node_sleep(driver->node, left_ns);
+    }
     if (atomic_fetch_sub_explicit(&driver->sleepers, 1, memory_order_seq_cst) == 1)
         shoal_shm_node_awake(driver->node);
 }
@@ -265,7 +314,7 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
 
 static void wait_until_over(struct shoal_driver *driver, struct shoal_request *request, uint64_t until_ns)
 {
-    const unsigned first_burst = driver->spin_ns ? SPIN_BURST : 1;
+    const unsigned first_burst = !driver->spin_ns ? 1 : driver->network ? APART_POLLS : SPIN_BURST;
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(driver, request)) {
@@ -289,11 +338,11 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
         if (now_ns >= until_ns)
             return;
         const uint64_t waited_ns = now_ns - idle_since_ns;
-        burst = waited_ns < driver->spin_ns ? SPIN_BURST : 1;
+        burst = waited_ns < driver->spin_ns ? first_burst : 1;
         if (waited_ns < driver->spin_ns + driver->yield_ns)
             sched_yield();
         else
-            sleep_once(driver, request, now_ns, until_ns);
+            sleep_once(driver, request, idle_since_ns, now_ns, until_ns);
     }
 }
 

@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
+#include "transport/fabric/network.h"
 #include "transport/shm/shm_node.h"
 
 struct shoal_driver {
@@ -20,13 +21,15 @@ struct shoal_driver {
     const struct shoal_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may not drive */
     struct shoal_shm_node *node;
+    struct shoal_network *network; /* NULL: all ranks are on this host */
     struct shoal_engine *engines;
     double ns_per_tick;
     uint64_t spin_ns;
     uint64_t yield_ns;
     atomic_int waiters;
     atomic_int sleepers;
-    atomic_bool is_busy; /* operations were under way when the lock was last given back */
+    atomic_bool is_busy;       /* operations were under way when the lock was last given back */
+    atomic_bool is_apart_busy; /* some of them with ranks elsewhere */
     uint64_t next_check_ns;
     struct shoal_shm_guard guard; /* the lock, for the node */
 
@@ -44,6 +47,9 @@ void shoal_driver_fini(struct shoal_driver *driver);
 
 /* How many ranks share this process's cores: decides whether waits spin. */
 void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks);
+
+/* Under the lock: polls the network too, from now on. */
+void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network);
 
 void shoal_driver_lock(struct shoal_driver *driver);
 /* Under the lock: the next look at deadlines comes no later. */

@@ -22,6 +22,16 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     return SHOAL_OK;
 }
 
+static void count_hosts(struct shoal_engine *engine)
+{
+    const uint16_t *host = engine->transport->host;
+    engine->hosts = 1;
+    for (int r = 0; host && r < engine->size; r++)
+        engine->hosts = host[r] >= engine->hosts ? host[r] + 1 : engine->hosts;
+    while (!shoal_engine_is_here(engine, engine->leader))
+        engine->leader++;
+}
+
 enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
 {
     const uint64_t start = options->settings->counter_start;
@@ -44,6 +54,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->timeout_ms = options->timeout_ms;
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
+    count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
     engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size);
     engine->next_sequence = start + 1;
@@ -113,6 +124,11 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->dests);
     free(engine->slot_base);
     free(engine->stores);
+    while (engine->circles) {
+        struct shoal_circle *circle = engine->circles;
+        engine->circles = circle->next;
+        free(circle);
+    }
     free(engine);
 }
 
@@ -243,6 +259,7 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
 {
     return (struct shoal_selection){.kind = request->call.kind,
                                     .size = engine->size,
+                                    .hosts = engine->hosts,
                                     .bytes = request->bytes,
                                     .payload_bytes = most_payload_bytes(engine, request),
                                     .direct_bytes = engine->settings->direct_bytes,
@@ -282,6 +299,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->record = NULL;
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
+    request->circle = NULL;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
@@ -336,9 +354,9 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     while (engine->agreed_sequence < last) {
         const uint64_t sequence = engine->agreed_sequence + 1;
         for (int r = 0; r < engine->size; r++) {
-            const struct shoal_arrival *other = r == engine->rank ? NULL : engine->ops->arrival(engine->transport, r, sequence);
-            if (r == engine->rank)
+            if (r == engine->rank || !shoal_circle_has(engine->met[sequence % SHOAL_ARRIVALS], r))
                 continue;
+            const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
             if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
                 return false;
         }
@@ -347,13 +365,15 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     return true;
 }
 
-static uint64_t find_completed_by_all(struct shoal_engine *engine)
+/* Of those that see the request's record. */
+static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_circle *circle)
 {
     agree_up_to(engine, engine->done_sequence);
     tell(engine);
     uint64_t least = engine->told_sequence;
     for (int r = 0; r < engine->size; r++) {
-        const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
+        const bool is_asked = r != engine->rank && shoal_circle_has(circle, r);
+        const uint64_t done = is_asked ? engine->ops->completed(engine->transport, r) : least;
         least = done < least ? done : least;
     }
     return least;
@@ -365,10 +385,12 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     if (engine->active_count == SHOAL_ACTIVE_MAX)
         return false;
-    if (request->sequence - engine->completed_by_all <= kept)
+    if (!request->circle && request->sequence - engine->completed_by_all <= kept)
         return true;
-    engine->completed_by_all = find_completed_by_all(engine);
-    return !engine->is_broken && request->sequence - engine->completed_by_all <= kept;
+    const uint64_t completed = find_completed_by_all(engine, request->circle);
+    if (!request->circle)
+        engine->completed_by_all = completed;
+    return !engine->is_broken && request->sequence - completed <= kept;
 }
 
 /* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
@@ -433,16 +455,38 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
         arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_stores_hint(engine, request);
     }
     engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
-    engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes);
+    engine->met[request->sequence % SHOAL_ARRIVALS] = request->circle;
+    engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
+                        request->circle ? request->circle->has : NULL);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
+}
+
+static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status)
+{
+    struct shoal_failure failure;
+    shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
+    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
+    shoal_engine_fail(engine, &failure);
+}
+
+static bool meet(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const enum shoal_status status = shoal_engine_prepare_apart(engine, request);
+    if (status != SHOAL_OK)
+        fail_to_prepare(engine, request, status);
+    return status == SHOAL_OK;
 }
 
 static bool announce_queued(struct shoal_engine *engine)
 {
     bool did = false;
-    while (!engine->is_broken && engine->queue_head && may_announce(engine, engine->queue_head)) {
+    while (!engine->is_broken && engine->queue_head) {
         struct shoal_request *request = engine->queue_head;
+        if (SHOAL_UNLIKELY(engine->hosts > 1) && !request->is_direct && !request->circle && !meet(engine, request))
+            return true;
+        if (!may_announce(engine, request))
+            break;
         engine->queue_head = request->next;
         request->next = NULL;
         if (engine->active_head)
@@ -463,7 +507,8 @@ static bool announce_queued(struct shoal_engine *engine)
 
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
-    return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer);
+    return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer) &&
+           shoal_circle_has(request->circle, peer);
 }
 
 /* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
@@ -474,7 +519,7 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->arrived = shoal_clock_ticks();
     record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
     for (int r = 0; r < engine->size && request->needed == SHOAL_NEEDED_ALL; r++) {
-        if (r == engine->rank)
+        if (r == engine->rank || !shoal_circle_has(request->circle, r))
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
@@ -541,10 +586,7 @@ static bool start_arrived(struct shoal_engine *engine)
         }
         const enum shoal_status status = shoal_engine_prepare(engine, request);
         if (status != SHOAL_OK) {
-            struct shoal_failure failure;
-            shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
-            shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-            shoal_engine_fail(engine, &failure);
+            fail_to_prepare(engine, request, status);
             return true;
         }
         request->state = request->piece_count ? SHOAL_REQUEST_RUNNING : SHOAL_REQUEST_DONE;
@@ -557,10 +599,16 @@ static bool start_arrived(struct shoal_engine *engine)
 /* Operations whose calls were not compared may gather, but not so many that peers wait for this rank. */
 #define UNCOMPARED_MAX (SHOAL_PAYLOADS / 2)
 
+/* Nobody may drive after the last operation is done: nothing may be left that others wait for. */
+static bool is_flushed(const struct shoal_engine *engine)
+{
+    return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
+}
+
 static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
-    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE) {
+    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE && is_flushed(engine)) {
         struct shoal_request *request = engine->active_head;
         engine->active_head = request->next;
         if (engine->start_next == request)

@@ -61,9 +61,10 @@ struct shoal_request {
     size_t bytes;         /* of the larger operand; of a message */
     size_t payload_bytes; /* what this rank publishes beside its arrival record */
     bool is_direct;
-    int needed;        /* who must arrive: SHOAL_NEEDED_ALL, one peer, or (the own rank) nobody */
-    int next_missing;  /* the lowest rank that has not been seen to arrive */
-    int next_expected; /* and the lowest whose data have not been asked for */
+    int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the circle), one peer, or (the own rank) nobody */
+    const struct shoal_circle *circle; /* NULL: all ranks */
+    int next_missing;                  /* the lowest rank that has not been seen to arrive */
+    int next_expected;                 /* and the lowest whose data have not been asked for */
     struct shoal_cached_plan *cached;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
@@ -75,6 +76,15 @@ struct shoal_request {
     const void *message_source;
     size_t message_offset;
     int message_phase;
+};
+
+/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the partners elsewhere with
+ * whom the plan exchanges. One for each row and root, found when it is first called and kept as long as the engine. */
+struct shoal_circle {
+    struct shoal_circle *next;
+    const struct shoal_row *row;
+    int root;
+    uint8_t has[]; /* [size] */
 };
 
 /* One run of a plan over one piece. */
@@ -125,6 +135,8 @@ struct shoal_engine {
     uint32_t timeout_ms;
     int rank;
     int size;
+    int hosts;
+    int leader; /* the lowest rank of this host */
     unsigned depth;
     size_t part_bytes; /* of one part of a window slot */
     double ns_per_tick;
@@ -140,8 +152,10 @@ struct shoal_engine {
     unsigned active_count;
     void **addresses;                               /* [SHOAL_ACTIVE_MAX][2 * size] */
     struct shoal_descriptor called[SHOAL_ARRIVALS]; /* own calls of late, by sequence */
-    const void **sources;                           /* [size] scratch */
-    void **dests;                                   /* [size + 1] scratch */
+    const struct shoal_circle *met[SHOAL_ARRIVALS]; /* and their circles */
+    struct shoal_circle *circles;
+    const void **sources; /* [size] scratch */
+    void **dests;         /* [size + 1] scratch */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
     uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
@@ -238,6 +252,19 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_pieces(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+
+static inline bool shoal_engine_is_here(const struct shoal_engine *engine, int rank)
+{
+    return engine->hosts == 1 || engine->transport->host[rank] == engine->transport->host[engine->rank];
+}
+
+static inline bool shoal_circle_has(const struct shoal_circle *circle, int rank)
+{
+    return SHOAL_LIKELY(!circle) || circle->has[rank];
+}
+
+/* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a window for what they put. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request);
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
 

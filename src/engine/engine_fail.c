@@ -338,12 +338,13 @@ static int find_stopped(struct shoal_engine *engine, int peer)
 }
 
 /* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: who
- * waits for all waits for them, or for one who does. */
+ * waits for all waits for them, or for one who does. Of this host: what others have completed is heard late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = engine->done_sequence;
     for (int r = 0; r < engine->size; r++) {
-        const uint64_t done = r == engine->rank ? least : engine->ops->completed(engine->transport, r);
+        const bool is_asked = r != engine->rank && shoal_engine_is_here(engine, r);
+        const uint64_t done = is_asked ? engine->ops->completed(engine->transport, r) : least;
         least = done < least ? done : least;
     }
     return least + 1;
@@ -351,7 +352,8 @@ static uint64_t first_open(const struct shoal_engine *engine)
 
 static bool is_behind(const struct shoal_engine *engine, int peer)
 {
-    return peer != engine->rank && !engine->ops->arrival(engine->transport, peer, first_open(engine));
+    return peer != engine->rank && shoal_engine_is_here(engine, peer) &&
+           !engine->ops->arrival(engine->transport, peer, first_open(engine));
 }
 
 static bool is_any_behind(const struct shoal_engine *engine)
@@ -380,13 +382,14 @@ static bool may_be_held_back(const struct shoal_engine *engine, const struct sho
  * be reused, it has not done with them. */
 static bool is_waited_for(struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
-    if (peer == engine->rank)
+    if (peer == engine->rank || !shoal_circle_has(request->circle, peer))
         return false;
     if (waits_for_one(engine, request) && !may_be_held_back(engine, request))
         return peer == request->needed;
-    if (is_any_behind(engine))
+    const bool is_queued = request->state == SHOAL_REQUEST_QUEUED;
+    if (is_any_behind(engine) && (shoal_engine_is_here(engine, peer) || is_queued))
         return is_behind(engine, peer);
-    if (request->state != SHOAL_REQUEST_QUEUED)
+    if (!is_queued)
         return !engine->ops->arrival(engine->transport, peer, request->sequence);
     const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;

@@ -154,16 +154,26 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
-static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_request *request)
+/* Of ranks elsewhere nothing is shared, as seen from here. */
+static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
 {
-    uint8_t shared[2 * SHOAL_PLAN_RANKS_MAX];
     const size_t size = (size_t)engine->size;
     for (size_t r = 0; r < size; r++) {
+        shared[r] = shared[size + r] = 0;
+        if (!shoal_engine_is_here(engine, (int)r))
+            continue;
         const struct shoal_arrival *arrival =
             (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
         shared[r] = arrival->input != 0;
         shared[size + r] = arrival->output != 0;
     }
+}
+
+static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_request *request)
+{
+    uint8_t shared[2 * SHOAL_PLAN_RANKS_MAX];
+    const size_t size = (size_t)engine->size;
+    find_shared(engine, request, shared);
     const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + size, request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
@@ -211,7 +221,7 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank)
+        if (r == engine->rank || !shoal_circle_has(request->circle, r))
             continue;
         const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
         request->call.count = shoal_max_size(request->call.count, (size_t)count);
@@ -219,10 +229,53 @@ static void agree_on_count(struct shoal_engine *engine, struct shoal_request *re
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
 }
 
+/* Partners do not depend on whose operands are shared. */
+static enum shoal_status find_circle(struct shoal_engine *engine, const struct shoal_row *row, struct shoal_request *request)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
+    const int root = request->call.root;
+    for (const struct shoal_circle *known = engine->circles; known && !request->circle; known = known->next)
+        request->circle = known->row == row && known->root == root ? known : NULL;
+    if (request->circle)
+        return SHOAL_OK;
+    struct shoal_circle *circle = calloc(1, sizeof *circle + (size_t)engine->size);
+    struct shoal_plan plan;
+    shoal_plan_init(&plan, engine->rank, engine->size);
+    row->build(&plan, &view, engine->rank, root);
+    if (!circle || plan.status != SHOAL_OK) {
+        const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
+        free(circle);
+        shoal_plan_fini(&plan);
+        return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name,
+                              engine->size, engine->hosts,
+                              status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
+    }
+    shoal_plan_find_partners(&plan, &view, circle->has);
+    shoal_plan_fini(&plan);
+    for (int r = 0; r < engine->size; r++)
+        circle->has[r] |= shoal_engine_is_here(engine, r);
+    circle->row = row;
+    circle->root = root;
+    circle->next = engine->circles;
+    request->circle = engine->circles = circle;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
+    const struct shoal_selection selection = shoal_engine_selection(engine, request);
+    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
+    SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, parts * engine->part_bytes));
+    return find_circle(engine, row, request);
+}
+
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (engine->rank != 0) /* rank 0's hint counts for all */
-        request->arrival.descriptor.hints = engine->ops->arrival(engine->transport, 0, request->sequence)->descriptor.hints;
+    if (engine->rank != engine->leader) /* its hint counts for all of the host */
+        request->arrival.descriptor.hints =
+            engine->ops->arrival(engine->transport, engine->leader, request->sequence)->descriptor.hints;
     if (request->call.layout && request->call.layout->notices)
         agree_on_count(engine, request);
     request->piece_count = request->pieces_started = request->pieces_done = 0;
@@ -231,7 +284,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
-    if (plan->parts)
+    if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
     request->record->algorithm = request->cached->row->variants[request->cached->reach];
     request->piece_elements =
@@ -454,6 +507,11 @@ static void end_piece(struct shoal_engine *engine, struct shoal_piece *piece, un
         request->state = SHOAL_REQUEST_DONE;
 }
 
+static bool has_left(const struct shoal_engine *engine, unsigned slot)
+{
+    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
+}
+
 static bool run_piece(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot)
 {
     const struct shoal_plan *plan = &piece->request->cached->plan;
@@ -465,9 +523,10 @@ static bool run_piece(struct shoal_engine *engine, struct shoal_piece *piece, un
         piece->step++;
     }
     const bool did = piece->step != before;
-    if (!engine->is_broken && piece->step == plan->step_count)
-        end_piece(engine, piece, slot);
-    return did;
+    if (engine->is_broken || piece->step < plan->step_count || !has_left(engine, slot))
+        return did;
+    end_piece(engine, piece, slot);
+    return true;
 }
 
 /* Gives free slots to the next pieces, in order. */

@@ -43,7 +43,7 @@ static bool is_streaming_faster(const struct shoal_stores_trial *trial)
 
 uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request)
 {
-    if (engine->rank != 0 || strcmp(engine->settings->stores, "cached") == 0)
+    if (engine->rank != engine->leader || strcmp(engine->settings->stores, "cached") == 0)
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
@@ -61,7 +61,7 @@ uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *req
 
 void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    if (engine->rank != 0)
+    if (engine->rank != engine->leader)
         return;
     struct shoal_stores_trial *trial = trial_of(engine, request);
     if (!trial)

@@ -114,11 +114,14 @@ struct shoal_transport_ops {
     const char *name;
 
     /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record).
-     * The caller guarantees that every peer has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
+     * Ranks of this host always see it; of those elsewhere the ones with partners[rank] != 0 get it (NULL: all). The caller
+     * guarantees that every rank that sees it has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
      * the record: the one SHOAL_PAYLOADS before), see `completed`. */
-    void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes);
+    void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes,
+                   const uint8_t *partners);
 
-    /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. */
+    /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. Of a rank
+     * elsewhere `posted` is when the record was heard. */
     const struct shoal_arrival *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
 
     /* Says that the peer's record is looked for, and that bytes of payload will be with it: they may be asked for early. May be
@@ -128,7 +131,9 @@ struct shoal_transport_ops {
     /* The payload that came with the peer's record; call after `arrival` gave the record. bytes as in arrive. */
     const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
-    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told. */
+    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told, or more where it needs no
+     * record of this rank any more. Ranks elsewhere learn it
+     * late, but before they need it: some operations after, or with what this rank sends them anyway. */
     void (*complete)(struct shoal_transport *, uint64_t sequence);
     uint64_t (*completed)(struct shoal_transport *, int peer);
 
@@ -138,7 +143,8 @@ struct shoal_transport_ops {
     /* A peer's (or the own) memory at a location other than 0, as an address here. NULL with *error set on failure. */
     void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
 
-    /* Own window of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses it. */
+    /* Own window of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses it; where
+     * ranks are elsewhere, before this rank's record of that operation. */
     enum shoal_status (*reserve_window)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
 
     /* The window slot of a rank that is reached by load and store (or the own), NULL when it is not. */
@@ -146,9 +152,15 @@ struct shoal_transport_ops {
 
     /* Copies bytes into a peer's memory that is not reached by load and store, then raises its counter. ERR_* on failure;
      * PENDING when it cannot be taken now: try again. offset counts from the start of the peer's window slot, or, with
-     * location other than 0, from that location. */
+     * location other than 0, from that location. The source may be overwritten when has_left says so of the slot. */
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, shoal_location location, size_t offset,
                              const void *source, size_t bytes);
+
+    /* Whether all sources of the slot's puts may be overwritten. NULL: always. */
+    bool (*has_left)(struct shoal_transport *, unsigned slot);
+
+    /* Whether all that this rank has published goes on its way without its help. NULL: always. */
+    bool (*is_flushed)(struct shoal_transport *);
 
     /* Raises the peer's counter (slot, this rank). */
     void (*signal)(struct shoal_transport *, int peer, unsigned slot);
@@ -198,7 +210,7 @@ struct shoal_transport {
     const struct shoal_transport_ops *ops;
     int rank;
     int size;
-    const uint16_t *host; /* host[rank], for the view; NULL: all on one */
+    const uint16_t *host; /* host[rank], for the view: equal numbers reach each other by load and store. NULL: all do */
 };
 
 #endif

@@ -46,6 +46,7 @@ struct inner {
 
 static enum shoal_status connect_node(struct inner *inner, struct maker *maker, struct shoal_shm_peer **peers)
 {
+    struct shoal_shm_place places[CONTRACT_RANKS_MAX];
     struct shoal_log *log = &inner->logs[maker->rank];
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
@@ -53,7 +54,9 @@ static enum shoal_status connect_node(struct inner *inner, struct maker *maker, 
         shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
     enum shoal_status status = shoal_shm_node_create(log, &inner->settings, &inner->nodes[maker->rank]);
     if (status == SHOAL_OK)
-        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, &no_guard, TIMEOUT_MS, peers);
+        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, &no_guard, TIMEOUT_MS, places);
+    for (int r = 0; r < maker->world->size && status == SHOAL_OK; r++)
+        peers[r] = places[r].peer;
     shoal_bootstrap_close(&bootstrap);
     return status;
 }

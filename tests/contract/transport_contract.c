@@ -94,7 +94,7 @@ static void arrive(struct contract_world *world, int rank, uint64_t sequence, si
                                                         .hints = hints_of(sequence)},
                                          .input = (uint64_t)rank << 40 | 5,
                                          .output = sequence};
-    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes);
+    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, NULL);
     at(world, rank)->ops->flush(at(world, rank));
     memset(payload, 0xEE, sizeof(payload));
 }

@@ -45,7 +45,7 @@ static void arrive(struct shoal_sim *sim, int rank, uint64_t sequence, size_t by
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
     const struct shoal_arrival record = {.descriptor = {.sequence = sequence, .kind = SHOAL_KIND_BARRIER}};
-    at(sim, rank)->ops->arrive(at(sim, rank), &record, payload, bytes);
+    at(sim, rank)->ops->arrive(at(sim, rank), &record, payload, bytes, NULL);
 }
 
 static bool has_arrived(struct shoal_sim *sim, int rank, int peer, uint64_t sequence)
@@ -81,7 +81,7 @@ static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned c
     const struct shoal_arrival record = {.descriptor = {.sequence = 1, .posted = posted}};
     for (int rank = 0; rank < size; rank++) {
         assert_int_equal(at(sim, rank)->ops->reserve_window(at(sim, rank), 2, 64), SHOAL_OK);
-        at(sim, rank)->ops->arrive(at(sim, rank), &record, &content, 1);
+        at(sim, rank)->ops->arrive(at(sim, rank), &record, &content, 1, NULL);
     }
     for (int rank = 0; rank < size; rank++)
         for (int peer = 0; peer < size; peer++) {

@@ -49,13 +49,13 @@ struct remote {
     uint64_t last_sent;              /* sequence of the last record there */
     uint64_t last_heard;             /* and of the last one from there */
     bool has_window;
-    struct shoal_fabric_memory window; /* there */
-    uint32_t raises;                   /* immediate of raise 0 there */
-    uint32_t counters_given;           /* the same for raises here */
-    struct counter *counters;          /* [slots] */
-    struct shoal_network_load *loads;  /* [slots] */
-    unsigned *writing;                 /* [slots] under way */
-    struct parts *parts;               /* [slots], when the first message of a put is heard */
+    struct shoal_fabric_memory window;          /* there */
+    uint32_t raises;                            /* immediate of raise 0 there */
+    uint32_t counters_given;                    /* the same for raises here */
+    struct counter *counters;                   /* [slots] */
+    struct shoal_network_load *loads;           /* [slots] */
+    unsigned *writing;                          /* [slots] under way */
+    struct parts *parts;                        /* [slots], when the first message of a put is heard */
     uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
     uint64_t popped, popped_bytes, told_popped; /* packets here */
     struct packet *packets;                     /* heard, by number */
@@ -81,8 +81,8 @@ struct hosts {
     uint64_t completed;
     bool has_window;
     struct shoal_fabric_memory window;
-    unsigned *under_way; /* [slots] writes that have not left */
-    unsigned char *loads; /* the memory of all loads and of what they count */
+    unsigned *under_way;     /* [slots] writes that have not left */
+    unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told */
 };
 
@@ -105,7 +105,7 @@ static bool is_here(const struct hosts *hosts, int rank)
 
 /* Every message carries what the peer should know; so few are sent for that alone. */
 static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoal_network_head head, const struct iovec *body,
-                              size_t body_count)
+                                      size_t body_count)
 {
     struct remote *remote = remote_of(hosts, peer);
     head.comm = hosts->channel.comm;
@@ -279,9 +279,8 @@ static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot
     if (shoal_network_is_full(hosts->network))
         return SHOAL_PENDING;
     part.parts = part.parts ? part.parts : 1;
-    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_DATA,
-                                            .slot = (uint16_t)slot,
-                                            .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    const struct shoal_network_head head = {
+        .kind = SHOAL_NETWORK_DATA, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
     size_t at = 0;
     do {
         const size_t bytes = shoal_min_size(source->iov_len - at, PART_BYTES);
@@ -326,9 +325,8 @@ static void signal_peer(struct shoal_transport *transport, int peer, unsigned sl
         hosts->local->ops->signal(hosts->local, hosts->local_of[peer], slot);
         return;
     }
-    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_RAISE,
-                                            .slot = (uint16_t)slot,
-                                            .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    const struct shoal_network_head head = {
+        .kind = SHOAL_NETWORK_RAISE, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
     note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
 
@@ -616,7 +614,8 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
     char address[128];
     shoal_network_print_address(hosts->network, &peer->address, address, sizeof address);
     snprintf(text, bytes,
-             "cannot be reached from %.63s at %.100s, though it lives (%.120s): does a firewall keep the ports closed (SHOAL_PORTS), or is "
+             "cannot be reached from %.63s at %.100s, though it lives (%.120s): does a firewall keep the ports closed "
+             "(SHOAL_PORTS), or is "
              "it the wrong interface (SHOAL_NIC)?",
              hosts->log->host, address, peer->broken);
     return true;
@@ -811,8 +810,7 @@ static bool make_loads(struct hosts *hosts)
         remote->loads = loads + r * slots;
         remote->writing = counts + r * slots;
         for (size_t i = 0; i < slots; i++)
-            remote->loads[i] =
-                (struct shoal_network_load){remote->peer, &remote->writing[i], &hosts->under_way[i]};
+            remote->loads[i] = (struct shoal_network_load){remote->peer, &remote->writing[i], &hosts->under_way[i]};
     }
     return true;
 }

@@ -28,8 +28,8 @@ struct shoal_world {
     struct shoal_world_member *members;
     struct notice early[EARLY_MAX];
     unsigned early_count; /* ever */
-    unsigned lost_count; /* the control thread's */
-    atomic_uint lost[];  /* [size] */
+    unsigned lost_count;  /* the control thread's */
+    atomic_uint lost[];   /* [size] */
 };
 
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */

@@ -14,8 +14,8 @@ struct shoal_world;
 struct shoal_world_member {
     uint64_t comm;
     void *arg;
-    void (*take)(void *arg, const struct shoal_failure *failure);          /* another host's */
-    bool (*give)(void *arg, struct shoal_failure *failure_out);            /* this host's first cause */
+    void (*take)(void *arg, const struct shoal_failure *failure);             /* another host's */
+    bool (*give)(void *arg, struct shoal_failure *failure_out);               /* this host's first cause */
     void (*left)(void *arg, int rank, bool is_finalized, uint64_t completed); /* a rank has left the communicator */
     atomic_bool must_tell;
     struct shoal_world_member *next;

@@ -36,6 +36,7 @@ struct shm {
     size_t slot_bytes;
     uint64_t counter_start;
     bool needs_fence;                  /* towards some peer, see shoal_shm_peer_needs_fence */
+    int *numbers;                      /* [size] how messages call the ranks */
     struct seat *seats;                /* [size] */
     struct shoal_shm_peer **peers;     /* [size], NULL for the own rank */
     struct shoal_shm_counter **raised; /* [size]: the first of the counters this rank raises in each peer's segment */
@@ -63,8 +64,10 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
 }
 
 /* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
-static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes)
+static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
+                   const uint8_t *partners)
 {
+    (void)partners; /* all are here */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = record->descriptor.sequence;
     struct shoal_shm_arrival *line = &seat->arrivals[sequence % SHOAL_ARRIVALS];
@@ -136,7 +139,7 @@ static void *reach(struct shoal_transport *transport, int peer, shoal_location l
                                             : shoal_shm_node_reach(shm->node, shm->peers[peer], location, bytes);
     if (!address)
         *error = shoal_log_fail(shm->node->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory",
-                                bytes, peer);
+                                bytes, shm_of(transport)->numbers[peer]);
     return address;
 }
 
@@ -167,7 +170,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
 {
     (void)slot, (void)location, (void)offset, (void)source, (void)bytes;
     return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach",
-                          peer);
+                          shm_of(transport)->numbers[peer]);
 }
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------ */
@@ -203,7 +206,7 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
     const char *queue = own->queues + (size_t)peer * QUEUE;
     if (shm->has_queue[peer])
         return SHOAL_OK;
-    snprintf(what, sizeof what, "the queue of messages to rank %d", peer);
+    snprintf(what, sizeof what, "the queue of messages to rank %d", shm->numbers[peer]);
     SHOAL_TRY(shoal_segment_reserve(own->segment, shm->node->log, (uint64_t)(queue - own->segment->base), QUEUE,
                                     &shm->node->budget, what));
     shm->has_queue[peer] = true;
@@ -386,9 +389,9 @@ static void abort_all(struct shoal_transport *transport)
         memset(&first->failure, 0, sizeof first->failure);
         first->failure.struct_bytes = sizeof first->failure;
         first->failure.status = SHOAL_ERR_ABORTED;
-        first->failure.rank = first->failure.reporter = transport->rank;
+        first->failure.rank = first->failure.reporter = shm->numbers[transport->rank];
         first->failure.step = -1;
-        print_abort(transport->rank, first->failure.text);
+        print_abort(shm->numbers[transport->rank], first->failure.text);
         memcpy(first->failure.host, shm->node->log->host, sizeof first->failure.host);
         atomic_store_explicit(&first->ready, 1, memory_order_release);
     }
@@ -416,10 +419,11 @@ static int lost(struct shoal_transport *transport, int first, uint64_t sequence,
         if (!how || completed(transport, r) >= sequence)
             continue;
         failure->status = SHOAL_ERR_PEER_LOST;
-        failure->rank = r;
+        failure->rank = shm->numbers[r];
         failure->pid = shm->peers[r]->name.pid;
         snprintf(failure->host, sizeof failure->host, "%s", shm->peers[r]->name.host);
-        snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %s", r, failure->pid, failure->host, how);
+        snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %s", failure->rank, failure->pid,
+                 failure->host, how);
         return r;
     }
     return -1;
@@ -471,6 +475,7 @@ static void destroy(struct shoal_transport *transport, bool finalized)
     }
     free(shm->seats);
     free(shm->peers);
+    free(shm->numbers);
     free(shm->raised);
     free(shm->raised_values);
     free(shm->has_queue);
@@ -536,13 +541,16 @@ static enum shoal_status allocate(struct shm *shm, struct shoal_shm_node *node, 
     const size_t size = (size_t)options->size;
     shm->seats = calloc(size, sizeof *shm->seats);
     shm->peers = calloc(size, sizeof(struct shoal_shm_peer *));
+    shm->numbers = calloc(size, sizeof *shm->numbers);
     shm->raised = calloc(size, sizeof *shm->raised);
     shm->raised_values = calloc(size * options->slots, sizeof *shm->raised_values);
     shm->has_queue = calloc(size, sizeof *shm->has_queue);
     shm->is_told = calloc(size, sizeof *shm->is_told);
-    if (!shm->seats || !shm->peers || !shm->raised || !shm->raised_values || !shm->has_queue || !shm->is_told)
+    if (!shm->seats || !shm->peers || !shm->numbers || !shm->raised || !shm->raised_values || !shm->has_queue || !shm->is_told)
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks", options->size);
     memcpy(shm->peers, options->peers, size * sizeof *shm->peers);
+    for (size_t r = 0; r < size; r++)
+        shm->numbers[r] = options->numbers ? options->numbers[r] : (int)r;
     for (size_t i = 0; i < size * options->slots; i++)
         shm->raised_values[i] = options->counter_start;
     return SHOAL_OK;
@@ -604,7 +612,7 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
         const unsigned long long bytes = segment->bytes;
         shoal_segment_put(segment);
         return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "rank %d sent a segment of %llu bytes, %zu are needed",
-                              rank, bytes, layout.total_bytes);
+                              shm->numbers[rank], bytes, layout.total_bytes);
     }
     seat_at(&shm->seats[rank], segment, &layout);
     shm->needs_fence |= shoal_shm_peer_needs_fence(shm->node, shm->peers[rank]);
@@ -630,12 +638,12 @@ static enum shoal_status join_with(struct shm *shm, int rank)
         return SHOAL_OK;
     if (shoal_shm_peer_has_ended(peer))
         return shoal_log_fail(shm->node->log, SHOAL_ERR_PEER_LOST, "shm",
-                              "rank %d (process %d on %s) %s while a communicator was made", rank, peer->name.pid,
+                              "rank %d (process %d on %s) %s while a communicator was made", shm->numbers[rank], peer->name.pid,
                               peer->name.host, peer->ended);
     if (shoal_clock_ns() > shm->join_deadline_ns)
         return shoal_log_fail(shm->node->log, SHOAL_ERR_TIMEOUT, "shm",
-                              "rank %d (process %d on %s) did not come in time while a communicator was made", rank,
-                              peer->name.pid, peer->name.host);
+                              "rank %d (process %d on %s) did not come in time while a communicator was made",
+                              shm->numbers[rank], peer->name.pid, peer->name.host);
     return SHOAL_PENDING;
 }
 
@@ -659,7 +667,7 @@ enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_
     return joined;
 }
 
-struct shoal_shm_peer **shoal_shm_peers(struct shoal_transport *transport)
+size_t shoal_shm_window_stride(size_t slot_bytes)
 {
-    return shm_of(transport)->peers;
+    return shoal_shm_layout_stride(slot_bytes);
 }

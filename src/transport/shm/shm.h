@@ -9,6 +9,7 @@ struct shoal_shm_options {
     int rank;
     int size;
     struct shoal_shm_peer **peers; /* [size], NULL for the own rank; copied */
+    const int *numbers;            /* [size] how messages call the ranks; NULL: as they are. Copied */
     unsigned slots;
     size_t slot_bytes; /* of the window, for each slot */
     uint64_t counter_start;
@@ -24,7 +25,7 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_node *node, c
  * read. Only then is the transport of use. On an error the caller destroys it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out);
 
-/* The peers a transport was made with: [size], NULL for the own rank. */
-struct shoal_shm_peer **shoal_shm_peers(struct shoal_transport *transport);
+/* Bytes from one slot of a window to the next. */
+size_t shoal_shm_window_stride(size_t slot_bytes);
 
 #endif

@@ -58,6 +58,11 @@ struct shoal_shm_layout {
     size_t total_bytes;
 };
 
+static inline size_t shoal_shm_layout_stride(size_t slot_bytes)
+{
+    return shoal_round_up(slot_bytes, SHOAL_PAGE) + SHOAL_PAGE;
+}
+
 static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, unsigned slots, size_t slot_bytes)
 {
     struct shoal_shm_layout layout;
@@ -69,7 +74,7 @@ static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, un
     layout.queue_tails = layout.queue_heads + (size_t)size * sizeof(struct shoal_shm_counter);
     layout.control_bytes = shoal_round_up(layout.queue_tails + (size_t)size * sizeof(struct shoal_shm_counter), SHOAL_PAGE);
     layout.window = layout.control_bytes;
-    layout.window_stride = shoal_round_up(slot_bytes, SHOAL_PAGE) + SHOAL_PAGE;
+    layout.window_stride = shoal_shm_layout_stride(slot_bytes);
     layout.queues = layout.window + slots * layout.window_stride;
     layout.total_bytes = layout.queues + (size_t)size * SHOAL_PACKET_QUEUE_BYTES;
     return layout;

@@ -227,67 +227,78 @@ static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoa
     return SHOAL_OK;
 }
 
-static enum shoal_status require_same_host(struct shoal_shm_node *node, const struct shoal_link_card *own,
-                                           const struct shoal_link_card *card, int rank)
+/* Says of the first rank of each other host why it counts as one. */
+static void tell_host(struct shoal_shm_node *node, const struct shoal_link_meeting *meeting, int rank)
 {
-    if (shoal_link_card_same_host(own, card))
-        return SHOAL_OK;
+    const struct shoal_link_card *own = &meeting->cards[meeting->bootstrap->rank], *card = &meeting->cards[rank];
     char difference[256];
     shoal_link_card_print_difference(card, own, difference, sizeof difference);
-    return shoal_log_fail(node->log, SHOAL_ERR_UNSUPPORTED, "shm",
-                          "rank %d (process %d on %s) counts as on another host than this rank (on %s): %s; this version joins "
-                          "the ranks of one host (same boot, same network namespace; SHOAL_HOST_ID overrules)",
-                          rank, card->pid, card->host, own->host, difference);
+    shoal_log_line(node->log, SHOAL_LOG_INFO, "shm", "rank %d (process %d on %s) is on another host than this rank: %s", rank,
+                   card->pid, card->host, difference);
 }
 
-/* Who is new? The others are met already. */
-static enum shoal_status choose_wanted(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
-                                       struct shoal_shm_peer **peers)
+static void number_hosts(struct shoal_shm_node *node, const struct shoal_link_meeting *meeting, struct shoal_shm_place *places)
 {
-    const int rank = meeting->bootstrap->rank;
+    const int own = meeting->bootstrap->rank;
+    uint16_t hosts = 0;
     for (int r = 0; r < meeting->bootstrap->size; r++) {
-        if (r == rank)
-            continue;
-        SHOAL_TRY(require_same_host(node, &meeting->cards[rank], &meeting->cards[r], r));
-        peers[r] = find_peer(node, meeting->cards[r].id);
-        meeting->is_wanted[r] = !peers[r];
+        const struct shoal_link_card *card = &meeting->cards[r];
+        int first = 0;
+        while (!shoal_link_card_same_host(&meeting->cards[first], card))
+            first++;
+        places[r].host = first < r ? places[first].host : hosts++;
+        memcpy(places[r].name.host, card->host, sizeof places[r].name.host);
+        places[r].name.pid = card->pid;
+        if (first == r && !shoal_link_card_same_host(&meeting->cards[own], card))
+            tell_host(node, meeting, r);
     }
-    return SHOAL_OK;
 }
 
-static enum shoal_status add_met(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, struct shoal_shm_peer **peers)
+/* Who of this host is new? The others are met already. */
+static void choose_wanted(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, struct shoal_shm_place *places)
+{
+    const int own = meeting->bootstrap->rank;
+    for (int r = 0; r < meeting->bootstrap->size; r++) {
+        places[r].peer = NULL;
+        if (r == own || places[r].host != places[own].host)
+            continue;
+        places[r].peer = find_peer(node, meeting->cards[r].id);
+        meeting->is_wanted[r] = !places[r].peer;
+    }
+}
+
+static enum shoal_status add_met(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+                                 struct shoal_shm_place *places)
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
         if (meeting->is_wanted[r])
-            SHOAL_TRY(add_peer(node, &meeting->cards[r], &meeting->contacts[r], &peers[r]));
+            SHOAL_TRY(add_peer(node, &meeting->cards[r], &meeting->contacts[r], &places[r].peer));
     }
     return SHOAL_OK;
 }
 
 static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
-                                  const struct shoal_shm_guard *guard, struct shoal_shm_peer **peers)
+                                  const struct shoal_shm_guard *guard, struct shoal_shm_place *places)
 {
+    number_hosts(node, meeting, places);
     guard->lock(guard->arg);
-    enum shoal_status status = choose_wanted(node, meeting, peers);
+    choose_wanted(node, meeting, places);
     guard->unlock(guard->arg);
-    if (status == SHOAL_OK)
-        status = shoal_link_meet(meeting); /* waits: without the lock */
-    if (status != SHOAL_OK)
-        return status;
+    SHOAL_TRY(shoal_link_meet(meeting)); /* waits: without the lock */
     guard->lock(guard->arg);
-    status = add_met(node, meeting, peers);
+    const enum shoal_status status = add_met(node, meeting, places);
     guard->unlock(guard->arg);
     return status;
 }
 
 enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
                                          const struct shoal_shm_guard *guard, uint32_t timeout_ms,
-                                         struct shoal_shm_peer **peers)
+                                         struct shoal_shm_place *places_out)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_link_meeting meeting;
     node->rank = bootstrap->rank;
-    peers[bootstrap->rank] = NULL;
+    places_out[0] = (struct shoal_shm_place){.host = 0};
     if (bootstrap->size == 1)
         return SHOAL_OK;
     SHOAL_TRY(shoal_link_meeting_init(&meeting, node->log, bootstrap, node->id, node->bell_segment, node->settings->host_id));
@@ -295,7 +306,7 @@ enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct sho
                                                         meeting.cards, sizeof meeting.cards[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
-        status = meet_all(node, &meeting, guard, peers);
+        status = meet_all(node, &meeting, guard, places_out);
     shoal_link_meeting_fini(&meeting);
     return status;
 }

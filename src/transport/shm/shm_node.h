@@ -95,11 +95,18 @@ struct shoal_shm_guard {
     void *arg;
 };
 
-/* Meets all ranks of the bootstrap; peers[rank] is NULL for the own rank. ERR_UNSUPPORTED when one is on another host (named),
- * ERR_AUTH, ERR_TIMEOUT (named), ERR_SYSTEM. */
+/* Where a rank is. */
+struct shoal_shm_place {
+    struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
+    struct shoal_peer_name name;
+    uint16_t host; /* numbered in the order of the hosts' lowest ranks */
+};
+
+/* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT (named),
+ * ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
                                                         const struct shoal_shm_guard *guard, uint32_t timeout_ms,
-                                                        struct shoal_shm_peer **peers);
+                                                        struct shoal_shm_place *places_out);
 
 /* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
  * the link is full now; NULL tells that there is none. And takes the peer's: OK with a reference for the caller, PENDING while

@@ -343,32 +343,41 @@ static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
     link->letters[sequence % SHOAL_ARRIVALS] = letter;
 }
 
+/* Ranks elsewhere hear only of what they are partners in. */
+static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *partners)
+{
+    return !partners || partners[peer] || reaches(rank->sim, rank->transport.rank, peer);
+}
+
 /* What the caller of arrive guarantees. */
-static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes)
+static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
 {
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     if (sequence <= rank->arrived)
         note_breach(rank->sim, "rank %d arrives at operation %llu after %llu", rank->transport.rank,
                     (unsigned long long)sequence, (unsigned long long)rank->arrived);
     for (int peer = 0; peer < rank->transport.size; peer++)
-        if (rank->links[peer].completed + kept < sequence)
+        if (sees_arrival(rank, peer, partners) && rank->links[peer].completed + kept < sequence)
             note_breach(rank->sim, "rank %d arrives at operation %llu, but has seen rank %d complete only %llu",
                         rank->transport.rank, (unsigned long long)sequence, peer,
                         (unsigned long long)rank->links[peer].completed);
     rank->arrived = sequence;
 }
 
-static void op_arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes)
+static void op_arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
+                      const uint8_t *partners)
 {
     struct rank *rank = rank_of(transport);
     if (bytes > SHOAL_PAYLOAD_MAX) {
         note_breach(rank->sim, "rank %d arrives with %zu bytes of payload", transport->rank, bytes);
         return;
     }
-    check_arrival(rank, record->descriptor.sequence, bytes);
+    check_arrival(rank, record->descriptor.sequence, bytes, partners);
     const bool beside = bytes > SHOAL_PAYLOAD_INLINE;
     for (int peer = 0; peer < transport->size; peer++) {
-        struct shoal_sim_event *letter = event_create(rank, peer, SHOAL_SIM_ARRIVAL, payload, beside ? bytes : 0);
+        struct shoal_sim_event *letter = sees_arrival(rank, peer, partners)
+                                             ? event_create(rank, peer, SHOAL_SIM_ARRIVAL, payload, beside ? bytes : 0)
+                                             : NULL;
         if (!letter)
             continue;
         letter->record = *record;
