@@ -476,31 +476,55 @@ static void beat(struct shoal_control *control, uint64_t now_ns)
 
 /* ---- leaving ---- */
 
-/* A neighbour that leaves may go as soon as this rank has another way to the others. */
+/* A way too many of this rank's: the other side need not wait for it, nor this one for the other side. */
+static bool is_surplus(const struct shoal_control *control, const struct shoal_control_link *link)
+{
+    return link->is_outgoing && link->peer != control->attempt.target;
+}
+
+static size_t count_unreleased(const struct shoal_control *control)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < control->link_count; i++) {
+        const struct shoal_control_link *link = control->links[i];
+        count += shoal_control_link_is_member(link) && !link->is_released && !is_surplus(control, link);
+    }
+    return count;
+}
+
+/* Who stays lets a neighbour leave as soon as it has another way to the others. Who leaves does so when it has nothing more to
+ * bring: when all its other neighbours have let it leave. So goodbyes pass from all sides to those who stay before anyone on
+ * their way ends. */
 static void release(struct shoal_control *control)
 {
     const int parent = shoal_control_state_parent(&control->core.state);
     const bool has_way = parent < 0 || control->core.linked[parent];
-    for (size_t i = 0; has_way && i < control->link_count; i++) {
+    const size_t unreleased = count_unreleased(control);
+    for (size_t i = 0; i < control->link_count; i++) {
         struct shoal_control_link *link = control->links[i];
-        link->needs_release = link->state == SHOAL_CONTROL_LINK_UP &&
-                              shoal_control_state_life(&control->core.state, link->peer) == SHOAL_CONTROL_GONE;
+        if (link->state != SHOAL_CONTROL_LINK_UP)
+            continue;
+        const bool is_gone = shoal_control_state_life(&control->core.state, link->peer) == SHOAL_CONTROL_GONE;
+        if (control->is_leaving)
+            link->needs_release = is_surplus(control, link) || unreleased == (link->is_released ? 0 : 1);
+        else
+            link->needs_release = has_way && is_gone;
     }
 }
 
 static bool may_leave(struct shoal_control *control)
 {
-    bool may = true;
-    for (size_t i = 0; i < control->link_count; i++) {
+    bool may = count_unreleased(control) == 0;
+    for (size_t i = 0; may && i < control->link_count; i++) {
         const struct shoal_control_link *link = control->links[i];
         if (shoal_control_link_is_member(link))
-            may = may && (link->is_released || !is_alive(control, link->peer)) &&
-                  shoal_control_link_is_told(&control->core, link);
+            may = link->has_released && shoal_control_link_is_told(&control->core, link);
     }
     return may;
 }
 
-/* Nothing more is sent, but what is under way to this rank is read: a socket closed over unread bytes takes back what was sent. */
+/* Nothing more is sent, but what is under way to this rank is read: a socket closed over unread bytes takes back what was
+ * sent. */
 static void shut(struct shoal_control *control)
 {
     control->is_shut = true;
@@ -514,24 +538,21 @@ static void shut(struct shoal_control *control)
     }
 }
 
-static void leave(struct shoal_control *control, uint64_t now_ns)
+static void say_goodbye(struct shoal_control *control, uint64_t now_ns)
 {
-    if (atomic_load_explicit(&control->ending, memory_order_acquire) != IN_GOOD_ORDER) /* pairs with close */
+    if (control->is_leaving ||
+        atomic_load_explicit(&control->ending, memory_order_acquire) != IN_GOOD_ORDER) /* pairs with the store in close */
         return;
-    if (!control->is_leaving) {
-        control->is_leaving = true;
-        control->leave_until_ns = now_ns + SHOAL_CONTROL_FAREWELL_MS * SHOAL_NS_PER_MS;
-        pthread_mutex_lock(&control->core.lock);
-        shoal_control_state_end(&control->core.state, rank_of(control), SHOAL_CONTROL_GONE, SHOAL_CONTROL_NO_CAUSE);
-        pthread_mutex_unlock(&control->core.lock);
-    } else if (!control->is_shut && may_leave(control)) {
-        shut(control);
-    }
+    control->is_leaving = true;
+    control->leave_until_ns = now_ns + SHOAL_CONTROL_FAREWELL_MS * SHOAL_NS_PER_MS;
+    pthread_mutex_lock(&control->core.lock);
+    shoal_control_state_end(&control->core.state, rank_of(control), SHOAL_CONTROL_GONE, SHOAL_CONTROL_NO_CAUSE);
+    pthread_mutex_unlock(&control->core.lock);
 }
 
 static bool is_over(const struct shoal_control *control)
 {
-    const int ending = atomic_load_explicit(&control->ending, memory_order_acquire); /* pairs with close */
+    const int ending = atomic_load_explicit(&control->ending, memory_order_acquire); /* pairs with the store in close */
     return ending == AT_ONCE || (control->is_shut && control->link_count == 0) ||
            (control->is_leaving && shoal_clock_ns() >= control->leave_until_ns);
 }
@@ -676,7 +697,7 @@ static void work(struct shoal_control *control, uint64_t now_ns)
     look_at_watched(control, now_ns);
     drop_useless(control);
     sweep(control);
-    leave(control, now_ns);
+    say_goodbye(control, now_ns);
     if (!control->is_leaving)
         find_parent(control, now_ns);
     release(control);
@@ -686,6 +707,8 @@ static void work(struct shoal_control *control, uint64_t now_ns)
     }
     for (size_t i = 0; i < control->link_count; i++)
         flush(control, control->links[i]);
+    if (control->is_leaving && !control->is_shut && may_leave(control))
+        shut(control);
     sweep(control);
     look_at_opening(control, now_ns);
     deliver(control);

@@ -2,15 +2,15 @@
  * lost, and notices (opaque bytes: first causes of failures, aborts), flooded to all. Each rank has a TCP connection to its
  * parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
  *
- *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended, or
- *             it could not be reached when the tree was mended. All others hear it within a second of that.
+ *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
+ *             or it could not be reached when the tree was mended. All others hear it within a second of that.
  *   gone      final: it said goodbye.
  *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s.
  *
  * The tree mends itself by a rule that each rank applies alone: my parent is my nearest ancestor that is neither lost, gone nor
- * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I am
- * the root. So every rank but the lowest has a way to a lower one. A connection once made is kept until one side ends: a path
- * too many harms nobody, for all that travels is state, and known states and notices are dropped.
+ * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I
+ * am the root. So every rank but the lowest has a way to a lower one. A connection once made is kept until one side ends: a
+ * path too many harms nobody, for all that travels is state, and known states and notices are dropped.
  *
  * It is no data path: the connections carry some bytes a second, and a notice is at most 2 KiB. */
 #ifndef SHOAL_BOOTSTRAP_CONTROL_H
@@ -25,7 +25,7 @@
 #define SHOAL_CONTROL_SILENT_MS 3000      /* without a heartbeat: stopped */
 #define SHOAL_CONTROL_UNREACHABLE_MS 5000 /* without an acknowledgement by its kernel, or of a new connection: lost */
 #define SHOAL_CONTROL_ENDED_MS 500        /* how long the goodbye of a process that ended may be on its way */
-#define SHOAL_CONTROL_FAREWELL_MS 1000    /* how long shoal_control_close waits for others at most */
+#define SHOAL_CONTROL_FAREWELL_MS 2000    /* how long shoal_control_close waits for others at most */
 #define SHOAL_CONTROL_HANDSHAKE_MS 5000
 #define SHOAL_CONTROL_STRANGERS_MAX 64 /* connections that have not proved who they are; the oldest goes when one more comes */
 #define SHOAL_CONTROL_NOTICES_KEPT 64  /* the last ones, for who connects anew */
@@ -53,16 +53,17 @@ struct shoal_control_options {
     struct shoal_control_handler handler;
 };
 
-/* Collective: listens, exchanges addresses through the bootstrap under "control", connects to its parent, waits for its children.
- * Errors are logged (room "bootstrap") with ranks, hosts, addresses and the likely cause: ERR_PEER_LOST, ERR_TIMEOUT, ERR_AUTH,
- * ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_exchange. In a world of one rank there are no sockets and no thread: nothing is called. */
+/* Collective: listens, exchanges addresses through the bootstrap under "control", connects to its parent, waits for its
+ * children. Errors are logged (room "bootstrap") with ranks, hosts, addresses and the likely cause: ERR_PEER_LOST, ERR_TIMEOUT,
+ * ERR_AUTH, ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_exchange. In a world of one rank there are no sockets and no
+ * thread, and the handler is never called. */
 SHOAL_MUST_USE enum shoal_status shoal_control_open(struct shoal_bootstrap *bootstrap,
                                                     const struct shoal_control_options *options,
                                                     struct shoal_control **control_out);
 
-/* In good order: says goodbye, so that this rank is gone and not lost; waits, SHOAL_CONTROL_FAREWELL_MS at most, until what is to be
- * told has been told and those below have found another way. Else it ends at once, and the others see a loss. NULL is allowed;
- * in a forked child it does nothing. */
+/* In good order: says goodbye, so that this rank is gone and not lost; waits, SHOAL_CONTROL_FAREWELL_MS at most, until what is
+ * to be told has been told and those who stay have found another way. Else it ends at once, and the others see a loss. NULL is
+ * allowed; in a forked child it does nothing. */
 void shoal_control_close(struct shoal_control *control, bool in_good_order);
 
 /* A process of this host: when it ends, the rank is lost, unless it said goodbye. Duplicates pidfd; once per rank. Any thread. */
@@ -77,8 +78,8 @@ void shoal_control_wake(struct shoal_control *control);
 /* Any thread; one atomic load. */
 bool shoal_control_is_lost(const struct shoal_control *control, int rank);
 
-/* "alive", "left", "ended (the connection to it closed)", "lost: host unreachable for 5 s", "stopped or starved (no heartbeat for
- * 4 s)". Any thread. */
+/* "alive", "left", "ended (the connection to it closed)", "lost: host unreachable for 5 s", "stopped or starved (no heartbeat
+ * for 4 s)". Any thread. */
 void shoal_control_describe(struct shoal_control *control, int rank, char *text, size_t bytes);
 
 #endif

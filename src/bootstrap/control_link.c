@@ -142,8 +142,9 @@ void shoal_control_link_fill(struct shoal_control_core *core, struct shoal_contr
     pthread_mutex_lock(&core->lock);
     fill_notices(&core->state, link);
     fill_facts(&core->state, link);
+    const bool is_told = link->notices_told == core->state.notice_end && link->changes_told == core->state.changes;
     pthread_mutex_unlock(&core->lock);
-    if (link->needs_release && !link->has_released && has_room(link)) {
+    if (is_told && link->needs_release && !link->has_released && has_room(link)) {
         append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_RELEASE});
         link->has_released = true;
     }

@@ -38,7 +38,7 @@ struct shoal_control_link {
     bool is_outgoing;
     bool was_up;
     bool needs_beat;
-    bool needs_release, has_released; /* this side lets the other leave */
+    bool needs_release, has_released; /* this side lets the other leave, and brings it nothing more */
     bool is_released;                 /* the other side lets this one leave */
     bool is_shut;                     /* nothing more will be sent */
     enum shoal_control_cause cause;   /* why it is DEAD */
@@ -76,8 +76,7 @@ SHOAL_MUST_USE bool shoal_control_core_init(struct shoal_control_core *core, con
                                             const unsigned char secret[SHOAL_SECRET_BYTES], struct shoal_log *log);
 void shoal_control_core_fini(struct shoal_control_core *core);
 
-/* peer is whom it is connected to, -1: who is connected is not known. NULL without memory. Takes fd over otherwise; does not close
- * it. */
+/* peer is whom it is connected to, -1: who is connected is not known. NULL without memory. fd is the caller's to close. */
 SHOAL_MUST_USE struct shoal_control_link *shoal_control_link_create(struct shoal_control_core *core, int fd, int peer,
                                                                     uint64_t now_ns);
 /* The socket has been connected: says hello. */

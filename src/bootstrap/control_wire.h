@@ -9,9 +9,9 @@
  *                                   <------     WELCOME    verdict
  *     HEARTBEAT | FACT | NOTICE | RELEASE  <------>  HEARTBEAT | FACT | NOTICE | RELEASE
  *
- * Hello, judgement and proof are those of the own store (bootstrap/tcp_wire.h) under another protocol number, so that a proof for
- * the one is none for the other. The hello also names the job by a number that strangers do not know. A rank's goodbye is the
- * FACT that it is gone. Pure functions, any thread. */
+ * Hello, judgement and proof are those of the own store (bootstrap/tcp_wire.h) under another protocol number, so that a proof
+ * for the one is none for the other. The hello also names the job by a number that strangers do not know. A rank's goodbye is
+ * the FACT that it is gone. Pure functions, any thread. */
 #ifndef SHOAL_BOOTSTRAP_CONTROL_WIRE_H
 #define SHOAL_BOOTSTRAP_CONTROL_WIRE_H
 
@@ -29,7 +29,7 @@ enum shoal_control_kind {
     SHOAL_CONTROL_HEARTBEAT,
     SHOAL_CONTROL_FACT,
     SHOAL_CONTROL_NOTICE,
-    SHOAL_CONTROL_RELEASE, /* to a rank that leaves: the sender has another way to the others */
+    SHOAL_CONTROL_RELEASE, /* the sender neither needs the other rank any more nor has more to bring it */
     SHOAL_CONTROL_KIND_END
 };
 
