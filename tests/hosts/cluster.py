@@ -1,0 +1,350 @@
+#!/usr/bin/env python3
+"""Emulated hosts: network namespaces with host names of their own, joined by a bridge, each link shaped if wanted.
+
+  cluster.py run --layout 2x2 [--rate 1gbit] [--ipv6] [--timeout S] -- PROGRAM ARGUMENTS
+      starts PROGRAM once per rank with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
+      and SHOAL_SECRET. When all succeed: rank 0's output, and 0. Else each rank's lines behind [host.rank], and the exit code
+      of the first that failed, 124 when the time ran out, 77 where hosts cannot be emulated. Nothing stays behind.
+
+Layouts: 1x4, 2x1, 3x2 (hosts x ranks of each), 3+1 (ranks of each host), 4x2:rr (numbered in turns over the hosts).
+
+Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. Namespaces have no names: processes hold them, which end when
+this one does, however it ends. So runs cannot meet, and none leaves anything behind. Who is not root becomes so in a user
+namespace of its own, where the kernel allows it.
+"""
+import argparse
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+GRACE_S = 15  # for the others once one rank has failed: they hear of it through the library
+PORT = 29500  # the namespaces are ours: every port is free
+INTERFACE = "eth0"
+IS_INSIDE = "SHOAL_TEST_USER_NAMESPACE"  # set once we are root of a user namespace
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+                  "SHOAL_SECRET", "SHOAL_SECRET_FILE", "PMIX_RANK", "PMI_RANK")
+LAUNCHER_PREFIXES = ("PMIX_", "PMI_", "OMPI_", "TORCHELASTIC_")
+
+
+class Impossible(Exception):
+    """Hosts cannot be emulated here; says why."""
+
+
+# ---- May we? ---------------------------------------------------------------------------------------------------------------
+
+def tried(*command):
+    """None when the command succeeds, else why not."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return str(fault)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+HOST_OF_OUR_OWN = ("unshare", "--net", "--uts", "ip", "link", "add", "try", "type", "veth", "peer", "name", "try1")
+
+
+def require():
+    """Returns where hosts can be emulated; begins this program anew as root of a user namespace where that takes one. Raises
+    Impossible."""
+    why = tried(*HOST_OF_OUR_OWN)
+    if why is None:
+        return
+    as_root = ("unshare", "--user", "--map-root-user")
+    if os.environ.get(IS_INSIDE) or (own := tried(*as_root, *HOST_OF_OUR_OWN)):
+        raise Impossible(f"no network namespaces: {why}" + ("" if os.environ.get(IS_INSIDE) else f"; as a user: {own}"))
+    sys.stdout.flush()
+    os.execvpe(as_root[0], [*as_root, sys.executable, *sys.argv], {**os.environ, IS_INSIDE: "1"})
+
+
+# ---- Layouts ---------------------------------------------------------------------------------------------------------------
+
+class Layout:
+    """host_of[rank] is the number of a rank's host, from 0."""
+
+    def __init__(self, word):
+        shape, _, order = word.partition(":")
+        if match := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape):
+            self.sizes = [int(match[2])] * int(match[1])
+        elif re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)+", shape):
+            self.sizes = [int(part) for part in shape.split("+")]
+        else:
+            raise ValueError(f"no layout: {word!r}; such are 2x2, 3+1, 4x2:rr")
+        if order not in ("", "rr") or len(self.sizes) > 250:
+            raise ValueError(f"no layout: {word!r}; rr is the only order, 250 the most hosts")
+        self.word = word
+        places = [(host, local) for host, size in enumerate(self.sizes) for local in range(size)]
+        self.host_of = [host for host, local in sorted(places, key=lambda place: place[::-1] if order else place)]
+
+    @property
+    def size(self):
+        return len(self.host_of)
+
+    def local_of(self, rank):
+        return self.host_of[:rank].count(self.host_of[rank])
+
+    def ranks_on(self, host):
+        return [rank for rank in range(self.size) if self.host_of[rank] == host]
+
+
+# ---- Hosts -----------------------------------------------------------------------------------------------------------------
+
+class Host:
+    """A process that holds namespaces. It reads a pipe of ours and so ends with us."""
+
+    def __init__(self, name):
+        self.name = name
+        self.keeper = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c",
+                                        'hostname "$1" && ip link set lo up && echo up && exec cat', "sh", name],
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        if self.keeper.stdout.readline() != b"up\n":
+            raise Impossible(f"the namespaces of {name} could not be set up")
+        self.pid = self.keeper.pid
+        self.namespace = os.readlink(f"/proc/{self.pid}/ns/net")
+
+    def enter(self):
+        """What to put before a command that shall run here and end with us."""
+        return ["nsenter", "-t", str(self.pid), "--net", "--uts", "setpriv", "--pdeathsig", "KILL", "--"]
+
+    def run(self, *command, **more):
+        """Runs a command to its end and returns what it printed; raises when it fails."""
+        return subprocess.run([*self.enter(), *command], check=True, stdout=subprocess.PIPE, text=True, timeout=20, **more).stdout
+
+    def processes(self):
+        """All in our network namespace but the keeper."""
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.readlink(f"/proc/{name}/ns/net") == self.namespace and int(name) != self.pid:
+                    yield int(name)
+            except OSError:
+                continue
+
+    def close(self):
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.keeper.kill()
+        self.keeper.wait()
+        self.keeper.stdin.close()
+        self.keeper.stdout.close()
+
+
+class Cluster:
+    """So many hosts on one bridge. rate: of each link, both ways, as tc writes it; "": as fast as it goes."""
+
+    def __init__(self, count, rate="", ipv6=False):
+        self.rate, self.ipv6, self.hosts, self.switch = rate, ipv6, [], None
+        try:
+            self.switch = Host("switch")
+            self.switch.run("ip", "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
+            self.switch.run("ip", "link", "set", "bridge", "up")
+            for number in range(1, count + 1):
+                self.hosts.append(Host(f"h{number}"))
+                self.join(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        for host in [*self.hosts, self.switch]:
+            if host:
+                host.close()
+
+    def join(self, number):
+        host, port = self.hosts[number - 1], f"p{number}"
+        self.switch.run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", str(host.pid))
+        self.switch.run("ip", "link", "set", port, "master", "bridge")
+        self.switch.run("ip", "link", "set", port, "up")
+        if not self.ipv6:
+            host.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", INTERFACE)
+        host.run("ip", "address", "add", f"fd77::{number}/64", "dev", INTERFACE, "nodad")
+        host.run("ip", "link", "set", INTERFACE, "up")
+        if self.rate:
+            for place, device in ((self.switch, port), (host, INTERFACE)):
+                place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", "256kb",
+                          "latency", "20ms")
+
+    def address(self, number):
+        """Of the host with this number, from 0."""
+        return f"fd77::{number + 1}" if self.ipv6 else f"10.77.0.{number + 1}"
+
+    def unplug(self, number):
+        """As if its cable were pulled out."""
+        self.switch.run("ip", "link", "set", f"p{number + 1}", "down")
+
+    def environment(self):
+        """What `cluster.py rsh` reads."""
+        return {"SHOAL_TEST_HOSTS": " ".join(f"{self.address(i)}={host.pid}" for i, host in enumerate(self.hosts))}
+
+
+# ---- Jobs ------------------------------------------------------------------------------------------------------------------
+
+class Rank:
+    """A process on a host. output: what it wrote so far, both streams."""
+
+    def __init__(self, number, host, command, environment):
+        self.number, self.host, self.code, self.ended_at = number, host, None, None
+        self.file = tempfile.TemporaryFile()
+        self.process = subprocess.Popen([*host.enter(), *command], env=environment, stdin=subprocess.DEVNULL, stdout=self.file,
+                                        stderr=subprocess.STDOUT, start_new_session=True)
+        self.pid = self.process.pid  # nsenter and setpriv become the program
+
+    def poll(self):
+        """Whether it has ended; notes when it is first seen."""
+        if self.code is None and self.process.poll() is not None:
+            self.code, self.ended_at = self.process.returncode, time.monotonic()
+        return self.code is not None
+
+    def output(self):
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
+
+    def signal(self, number):
+        if not self.poll():
+            os.killpg(self.pid, number)
+
+    def close(self):
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+        self.file.close()
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items()
+            if name not in LAUNCHER_NAMES and not name.startswith(LAUNCHER_PREFIXES)}
+
+
+class Job:
+    """A program's ranks, laid out over hosts. environment: of all ranks; of_rank(rank): more, for one (None: nothing);
+    a value of None takes the variable away."""
+
+    def __init__(self, cluster, layout, command, environment=None, of_rank=None):
+        self.cluster, self.layout, self.command, self.ranks = cluster, layout, command, []
+        self.common = {"SHOAL_SECRET": secrets.token_hex(16), **(environment or {})}
+        self.of_rank = of_rank or (lambda rank: None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def environment(self, rank):
+        host = self.layout.host_of[rank]
+        own = {"RANK": rank, "WORLD_SIZE": self.layout.size, "LOCAL_RANK": self.layout.local_of(rank), "GROUP_RANK": host,
+               "LOCAL_WORLD_SIZE": self.layout.sizes[host], "MASTER_ADDR": self.cluster.address(self.layout.host_of[0]),
+               "MASTER_PORT": PORT, **self.common, **(self.of_rank(rank) or {})}
+        return {**clean_environment(), **{name: str(value) for name, value in own.items() if value is not None}}
+
+    def start(self, ranks=None):
+        """Starts these ranks (None: all)."""
+        for rank in range(self.layout.size) if ranks is None else ranks:
+            host = self.cluster.hosts[self.layout.host_of[rank]]
+            self.ranks.append(Rank(rank, host, self.command, self.environment(rank)))
+        return self
+
+    def poll(self):
+        """Whether all have ended."""
+        return all([rank.poll() for rank in self.ranks])
+
+    def failed(self):
+        """Those that ended with another code than 0, the first to end first."""
+        return sorted((rank for rank in self.ranks if rank.code), key=lambda rank: rank.ended_at)
+
+    def wait(self, seconds, grace=None):
+        """Waits until all have ended; False when the time runs out, or grace after the first failure."""
+        end = time.monotonic() + seconds
+        while not self.poll():
+            failed = self.failed()
+            limit = min(end, failed[0].ended_at + grace) if failed and grace is not None else end
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def told(self):
+        """All output, each line behind [host.rank]."""
+        return "".join(f"[{rank.host.name}.{rank.number}] {line}\n" for rank in sorted(self.ranks, key=lambda one: one.number)
+                       for line in [*rank.output().splitlines(), "(still running)" if rank.code is None else f"(code {rank.code})"])
+
+    def close(self):
+        for rank in self.ranks:
+            rank.close()
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------------
+
+def exit_code(job, is_over):
+    failed = job.failed()
+    if failed:
+        return failed[0].code if failed[0].code > 0 else 128 - failed[0].code
+    return 0 if is_over else 124
+
+
+def run(options):
+    with Cluster(len(options.layout.sizes), options.rate, options.ipv6) as cluster:
+        with Job(cluster, options.layout, options.program) as job:
+            job.start()
+            code = exit_code(job, job.wait(options.timeout, GRACE_S))
+            if code == 0:
+                print(job.ranks[0].output(), end="", flush=True)
+            else:
+                print(job.told(), end="", file=sys.stderr, flush=True)
+            return code
+
+
+def rsh(words):
+    """For launchers that reach hosts by a command such as ssh: becomes the shell command on the host with that address."""
+    pids = dict(pair.split("=") for pair in os.environ.get("SHOAL_TEST_HOSTS", "").split())
+    if len(words) < 2 or words[0] not in pids:
+        sys.exit(f"cluster.py rsh: no host {words[:1]}; there are {list(pids)}")
+    os.execvp("nsenter", ["nsenter", "-t", pids[words[0]], "--net", "--uts", "sh", "-c", " ".join(words[1:])])
+
+
+def arguments():
+    parser = argparse.ArgumentParser(usage="cluster.py run --layout LAYOUT [options] -- PROGRAM ARGUMENTS",
+                                     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=["run"])
+    parser.add_argument("--layout", type=Layout, required=True, help="such as 2x2, 3+1, 4x2:rr")
+    parser.add_argument("--rate", default="", help="of each link, both ways, such as 1gbit (as fast as it goes)")
+    parser.add_argument("--ipv6", action="store_true", help="no IPv4 addresses")
+    parser.add_argument("--timeout", type=float, default=120, metavar="S", help="then all ranks are killed (120)")
+    parser.add_argument("program", nargs="+", metavar="PROGRAM")
+    return parser.parse_args()
+
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+
+def main():
+    if sys.argv[1:2] == ["rsh"]:
+        rsh(sys.argv[2:])
+    options = arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        require()
+        return run(options)
+    except Impossible as why:
+        print(f"skipped: {why}", file=sys.stderr)
+        return 77
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,878 @@
+#include "exact_cases.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "operations.h"
+#include "reference.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define PIECE_BYTES ((size_t)262144)
+#define DIRECT_BYTES ((size_t)16384)
+#define INLINE_BYTES ((size_t)16)
+#define PAGE_BYTES ((size_t)4096)
+#define WAYS (2 * 2 * MEMORY_END) /* in place or apart, on a line or off it, in each kind of memory */
+
+/* ---- One by one ---------------------------------------------------------------------------------------------------------- */
+
+static void check_side(const struct world *world, const struct operation_side *side)
+{
+    char text[512];
+    CHECK(world, operation_check(side, text, sizeof text), "%s", text);
+}
+
+void exact_run_in(struct world *world, const struct world_group *group, const struct areas *areas,
+                  const struct operation *operation)
+{
+    char text[256];
+    const struct team team = world_team(group);
+    CHECK(world, operation_room(operation, group->size) <= areas->bytes, "the test has too little memory");
+    const struct operation_side side = operation_prepare(operation, &team, areas, 0);
+    const enum shoal_status status = operation_call(&side, group->comm, NULL);
+    operation_describe(operation, text, sizeof text);
+    CHECK(world, status == SHOAL_OK, "%s gave %s", text, shoal_status_name(status));
+    check_side(world, &side);
+}
+
+void exact_run_one(struct world *world, const struct areas *areas, const struct operation *operation)
+{
+    const struct world_group all = world_all(world);
+    exact_run_in(world, &all, areas, operation);
+}
+
+/* The way-th combination of place, offset and memory. */
+static void set_way(struct operation *operation, uint64_t way)
+{
+    operation->place = way % 2 ? PLACE_SAME : PLACE_APART;
+    operation->is_offset = way / 2 % 2;
+    operation->memory = (enum operation_memory)(way / 4);
+}
+
+/* Type, operator, root and offset by lot: so that they meet all that the loops go through. */
+static void set_lot(struct operation *operation, uint64_t turn, int size)
+{
+    static const double scales[] = {3, -2, 0.5};
+    uint64_t random = turn;
+    operation->salt = turn;
+    operation->type = (enum shoal_type)reference_below(&random, SHOAL_TYPE_END);
+    operation->op = SHOAL_SUM;
+    if (operation_row(operation->kind)->is_reduced) {
+        do
+            operation->op = (enum shoal_op)reference_below(&random, SHOAL_OP_END);
+        while (!operation_is_legal(operation->type, operation->op));
+    }
+    operation->scale = scales[reference_below(&random, reference_is_integer(operation->type) ? 2 : 3)];
+    operation->root = (int)reference_below(&random, (size_t)size);
+    operation->is_offset = reference_below(&random, 2);
+}
+
+/* How many parts the larger operand has. */
+static size_t parts_of(enum operation_kind kind, int size)
+{
+    const struct operation_row *row = operation_row(kind);
+    return row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
+}
+
+/* What one rank may give beside its arrival record. */
+static size_t direct_bytes(enum operation_kind kind, int size)
+{
+    const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
+    if (kind != OPERATION_ALLREDUCE || size <= 2)
+        return DIRECT_BYTES;
+    return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
+}
+
+/* Every size at the borders of what goes inside and beside the arrival records, in every way. */
+static void run_small(struct world *world, const struct areas *areas, struct operation operation)
+{
+    const size_t element = shoal_type_bytes(operation.type);
+    const size_t parts = operation_row(operation.kind)->is_input_cut ? (size_t)world->size : 1; /* that one rank gives */
+    const size_t inside = INLINE_BYTES / element / parts, beside = direct_bytes(operation.kind, world->size) / element / parts;
+    const size_t counts[] = {0, 1, 3, inside, inside + 1, beside - 1, beside, beside + 1};
+    for (size_t i = 0; i < COUNT_OF(counts) * WAYS; i++) {
+        operation.count = counts[i / WAYS];
+        operation.salt++;
+        operation.root = (int)(operation.salt % (uint64_t)world->size);
+        set_way(&operation, i % WAYS);
+        exact_run_one(world, areas, &operation);
+    }
+}
+
+void exact_small(struct world *world)
+{
+    struct areas areas = world_open_areas(world, 1 << 20);
+    struct operation operation = {.kind = OPERATION_ALLREDUCE};
+    for (; operation.kind < OPERATION_BARRIER; operation.kind++) {
+        const enum shoal_op ops = operation_row(operation.kind)->is_reduced ? SHOAL_OP_END : 1;
+        for (operation.type = 0; operation.type < SHOAL_TYPE_END; operation.type++) {
+            for (operation.op = 0; operation.op < ops; operation.op++) {
+                operation.scale = reference_is_integer(operation.type) ? -2 : 0.5;
+                if (operation_is_legal(operation.type, operation.op))
+                    run_small(world, &areas, operation);
+            }
+        }
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* Each way and each of these sizes of the larger operand, one element less and more too. */
+static void run_sizes(struct world *world, const struct areas *areas, const size_t *bytes, size_t sizes)
+{
+    struct operation operation = {.kind = OPERATION_ALLREDUCE};
+    const size_t lots = world->size <= 4 ? 3 : 1;
+    uint64_t turn = 0;
+    for (; operation.kind < OPERATION_BARRIER; operation.kind++) {
+        for (size_t i = 0; i < sizes * lots * 3 * WAYS; i++, turn++) {
+            set_lot(&operation, turn, world->size);
+            set_way(&operation, i % WAYS);
+            operation.count =
+                bytes[i / WAYS / 3 % sizes] / shoal_type_bytes(operation.type) / parts_of(operation.kind, world->size);
+            operation.count += i / WAYS % 3 - 1;
+            exact_run_one(world, areas, &operation);
+        }
+    }
+}
+
+void exact_large(struct world *world)
+{
+    const size_t bytes[] = {PIECE_BYTES / 2, PIECE_BYTES, PIECE_BYTES * (size_t)world->size, 4 * PIECE_BYTES + PAGE_BYTES};
+    struct areas areas = world_open_areas(world, PIECE_BYTES * 9);
+    run_sizes(world, &areas, bytes, COUNT_OF(bytes));
+    world_close_areas(world, &areas);
+}
+
+#define HUGE_BYTES (((size_t)33 << 20) + 28)
+
+/* Tens of megabytes in all forms. */
+void exact_huge(struct world *world)
+{
+    static const size_t bytes[] = {12345678, HUGE_BYTES};
+    struct areas areas = world_open_areas(world, HUGE_BYTES + (1 << 20));
+    struct operation operation = {.tensors = 30};
+    for (unsigned i = 0; i < OPERATION_BARRIER * FORM_END * COUNT_OF(bytes) * MEMORY_END; i++) {
+        operation.kind = (enum operation_kind)(i % OPERATION_BARRIER);
+        operation.form = (enum operation_form)(i / OPERATION_BARRIER % FORM_END);
+        if (!operation_row(operation.kind)->has_form[operation.form])
+            continue;
+        set_lot(&operation, i, world->size);
+        operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / FORM_END % MEMORY_END);
+        operation.place = (enum operation_place)(i / 3 % PLACE_END);
+        operation.lengths = i % 2 ? LENGTHS_RANDOM : LENGTHS_ONE;
+        operation.order = (enum operation_order)(i / 5 % ORDER_END);
+        operation.count = bytes[i / OPERATION_BARRIER / FORM_END / MEMORY_END] / shoal_type_bytes(operation.type);
+        operation.count /= parts_of(operation.kind, world->size) * (operation.form == FORM_TENSORS ? 20 : 1);
+        while (operation_room(&operation, world->size) > areas.bytes)
+            operation.count = operation.count / 8 * 7;
+        exact_run_one(world, &areas, &operation);
+    }
+    world_close_areas(world, &areas);
+}
+
+void exact_roots(struct world *world)
+{
+    static const size_t bytes[] = {0, 8, 24, DIRECT_BYTES, DIRECT_BYTES + 8, PIECE_BYTES + 8, 3 * PIECE_BYTES};
+    static const enum operation_kind kinds[] = {OPERATION_REDUCE, OPERATION_BROADCAST, OPERATION_GATHER, OPERATION_SCATTER};
+    struct areas areas = world_open_areas(world, 4 * PIECE_BYTES);
+    struct operation operation = {.count = 0};
+    uint64_t turn = 0;
+    for (int root = 0; root < world->size; root++) {
+        for (size_t i = 0; i < COUNT_OF(kinds) * COUNT_OF(bytes) * WAYS; i++, turn++) {
+            operation.kind = kinds[i / WAYS / COUNT_OF(bytes)];
+            set_lot(&operation, turn, world->size);
+            set_way(&operation, i % WAYS);
+            operation.root = root;
+            operation.count = bytes[i / WAYS % COUNT_OF(bytes)] / shoal_type_bytes(operation.type);
+            operation.count /= parts_of(operation.kind, world->size);
+            exact_run_one(world, &areas, &operation);
+        }
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* ---- Parts of different lengths, several tensors ------------------------------------------------------------------------- */
+
+static const enum operation_kind kinds_in_parts[] = {OPERATION_REDUCE_SCATTER, OPERATION_ALLGATHER, OPERATION_ALLTOALL};
+
+/* All combinations of lengths, orders, places and memory; no part is longer than `bytes`. */
+static void run_parts(struct world *world, const struct areas *areas, enum operation_kind kind, size_t bytes)
+{
+    struct operation operation = {.kind = kind, .form = FORM_PARTS};
+    for (unsigned i = 0; i < LENGTHS_END * ORDER_END * PLACE_END * MEMORY_END; i++) {
+        set_lot(&operation, bytes * 1000 + i, world->size);
+        operation.lengths = (enum operation_lengths)(i % LENGTHS_END);
+        operation.order = (enum operation_order)(i / LENGTHS_END % ORDER_END);
+        operation.place = (enum operation_place)(i / LENGTHS_END / ORDER_END % PLACE_END);
+        operation.memory = (enum operation_memory)(i / LENGTHS_END / ORDER_END / PLACE_END);
+        operation.count = (bytes + shoal_type_bytes(operation.type) - 1) / shoal_type_bytes(operation.type);
+        exact_run_one(world, areas, &operation);
+    }
+}
+
+void exact_parts(struct world *world)
+{
+    const size_t bytes[] = {0, 1, 15, DIRECT_BYTES / (size_t)world->size, DIRECT_BYTES, 30011, PIECE_BYTES + 1};
+    struct areas areas = world_open_areas(world, (PIECE_BYTES + 4096) * 8);
+    for (size_t k = 0; k < COUNT_OF(kinds_in_parts); k++) {
+        for (size_t i = 0; i < COUNT_OF(bytes); i++)
+            run_parts(world, &areas, kinds_in_parts[k], bytes[i]);
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* All places and kinds of memory. */
+static void run_tensors(struct world *world, const struct areas *areas, int tensors, size_t bytes)
+{
+    struct operation operation = {.form = FORM_TENSORS, .tensors = tensors};
+    for (unsigned i = 0; i < OPERATION_BARRIER * PLACE_END * MEMORY_END; i++) {
+        operation.kind = (enum operation_kind)(i % OPERATION_BARRIER);
+        if (!operation_row(operation.kind)->has_form[FORM_TENSORS])
+            continue;
+        set_lot(&operation, bytes * 1000 + i, world->size);
+        operation.place = (enum operation_place)(i / OPERATION_BARRIER % PLACE_END);
+        operation.memory = (enum operation_memory)(i / OPERATION_BARRIER / PLACE_END);
+        operation.count = bytes / shoal_type_bytes(operation.type);
+        exact_run_one(world, areas, &operation);
+    }
+}
+
+void exact_tensors(struct world *world)
+{
+    static const int tensors[] = {0, 1, 2, 7, 300};
+    static const size_t bytes[] = {0, 8, 100, 600, 3000, 40000};
+    struct areas areas = world_open_areas(world, 300 * 3000 * 8);
+    for (size_t i = 0; i < COUNT_OF(tensors); i++) {
+        for (size_t b = 0; b < COUNT_OF(bytes) && (size_t)tensors[i] * bytes[b] <= 300 * 3000; b++)
+            run_tensors(world, &areas, tensors[i], bytes[b]);
+        OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* ---- Asynchronous -------------------------------------------------------------------------------------------------------- */
+
+#define POSTED_MAX 64
+#define POSTED_ROOM EXACT_GROUP_ROOM
+
+/* Draws operations, the same on all ranks, and prepares them side by side. */
+static void draw_sides(struct world *world, const struct areas *areas, struct operation_side *sides, int count,
+                       uint64_t *random)
+{
+    const struct team team = {world->size, world->rank, NULL};
+    for (int i = 0; i < count; i++) {
+        const struct operation operation = operation_draw(random, world->size, POSTED_ROOM);
+        sides[i] = operation_prepare(&operation, &team, areas, (size_t)i * POSTED_ROOM);
+    }
+}
+
+static void shuffle(int *order, int count, uint64_t *random)
+{
+    for (int i = 0; i < count; i++)
+        order[i] = i;
+    for (int i = count - 1; i > 0; i--) {
+        const int j = (int)reference_below(random, (size_t)i + 1), kept = order[i];
+        order[i] = order[j];
+        order[j] = kept;
+    }
+}
+
+static void post_and_wait(struct world *world, const struct areas *areas, int count, uint64_t seed)
+{
+    struct operation_side sides[POSTED_MAX];
+    struct shoal_request *requests[POSTED_MAX];
+    int order[POSTED_MAX];
+    uint64_t random = seed, local = seed * 31 + (uint64_t)world->rank;
+    draw_sides(world, areas, sides, count, &random);
+    for (int i = 0; i < count; i++)
+        OK(world, operation_call(&sides[i], world->comm, &requests[i]));
+    shuffle(order, count, &local);
+    for (int n = 0; n < count; n++) {
+        const int i = order[n];
+        enum shoal_status status = shoal_request_wait(requests[i], (uint32_t)reference_below(&local, 3));
+        CHECK(world, status == SHOAL_OK || status == SHOAL_PENDING, "seed %llu: %s", (unsigned long long)seed,
+              shoal_status_name(status));
+        if (reference_below(&local, 4) == 0)
+            status = shoal_request_test(requests[i]);
+        OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+        check_side(world, &sides[i]);
+        shoal_request_free(requests[i]);
+    }
+}
+
+void exact_async(struct world *world)
+{
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    for (uint64_t seed = 1; seed <= 24; seed++)
+        post_and_wait(world, &areas, seed % 3 == 0 ? 9 : seed % 3 == 1 ? 20 : POSTED_MAX, seed);
+    world_close_areas(world, &areas);
+}
+
+/* Nobody waits for these: the progress thread brings them to their end, and the barrier comes after them. */
+void exact_detached(struct world *world)
+{
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    struct operation_side sides[POSTED_MAX];
+    uint64_t random = 7;
+    for (int round = 0; round < 8; round++) {
+        draw_sides(world, &areas, sides, 45, &random);
+        for (int i = 0; i < 45; i++) {
+            struct shoal_request *request;
+            OK(world, operation_call(&sides[i], world->comm, &request));
+            shoal_request_free(request);
+        }
+        OK(world, shoal_barrier(world->comm, NULL));
+        for (int i = 0; i < 45; i++)
+            check_side(world, &sides[i]);
+    }
+    world_close_areas(world, &areas);
+}
+
+/* A chain: each operation's callback posts the next. All run on whichever thread drives. */
+struct chain {
+    struct world *world;
+    struct operation_side sides[POSTED_MAX];
+    struct shoal_request *requests[POSTED_MAX];
+    int posted;
+    int length;
+    _Atomic int done;
+};
+
+static void go_on(void *arg, enum shoal_status status)
+{
+    struct chain *chain = arg;
+    OK(chain->world, status);
+    if (chain->posted < chain->length) {
+        const int i = chain->posted++;
+        OK(chain->world, operation_call(&chain->sides[i], chain->world->comm, &chain->requests[i]));
+        shoal_request_on_done(chain->requests[i], go_on, chain);
+    }
+    chain->done++;
+}
+
+static void wait_until(struct world *world, _Atomic int *value, int wanted)
+{
+    for (int ms = 0; *value < wanted; ms++) {
+        const struct timespec moment = {0, 1000000};
+        CHECK(world, ms < 20000, "only %d of %d came", *value, wanted);
+        nanosleep(&moment, NULL);
+    }
+}
+
+void exact_callbacks(struct world *world)
+{
+    struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
+    for (int round = 0; round < 8; round++) {
+        struct chain chain = {.world = world, .length = 40};
+        uint64_t random = (uint64_t)round;
+        draw_sides(world, &areas, chain.sides, chain.length, &random);
+        chain.posted = 1;
+        OK(world, operation_call(&chain.sides[0], world->comm, &chain.requests[0]));
+        shoal_request_on_done(chain.requests[0], go_on, &chain);
+        wait_until(world, &chain.done, chain.length); /* nobody drives but the progress thread */
+        for (int i = 0; i < chain.length; i++) {
+            OK(world, shoal_request_wait(chain.requests[i], SHOAL_FOREVER));
+            shoal_request_free(chain.requests[i]);
+            check_side(world, &chain.sides[i]);
+        }
+    }
+    world_close_areas(world, &areas);
+}
+
+/* ---- Send and receive ---------------------------------------------------------------------------------------------------- */
+
+#define EDGE_BYTES 64 /* looked after behind what is received */
+
+static struct reference message_of(size_t bytes, int from, uint64_t salt)
+{
+    struct reference reference;
+    const struct reference_question question = {SHOAL_UINT8, REFERENCE_MOVED, 1, salt, 0, bytes};
+    reference_give(&question, from, &reference);
+    return reference;
+}
+
+static void fill_message(char *memory, size_t bytes, int from, uint64_t salt)
+{
+    const struct reference given = message_of(bytes, from, salt);
+    reference_fill(&given, memory, bytes);
+}
+
+static void check_message(struct world *world, const char *memory, size_t bytes, int from, uint64_t salt)
+{
+    const struct reference wanted = message_of(bytes, from, salt);
+    const long wrong = reference_compare(&wanted, memory, bytes);
+    CHECK(world, wrong < 0, "message of %zu bytes from rank %d, salt %llu: wrong from byte %ld on", bytes, from,
+          (unsigned long long)salt, wrong);
+    for (int i = 0; i < EDGE_BYTES; i++)
+        CHECK(world, (unsigned char)memory[bytes + (size_t)i] == 0xA5, "wrote beyond the message");
+}
+
+static const size_t message_bytes[] = {0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 1};
+
+/* A ring: each sends to the next, the even ones first, the odd ones after they have received. */
+static void ring_blocking(struct world *world, const struct areas *areas, size_t bytes, int memory)
+{
+    const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
+    char *from = memory % 2 ? areas->shared[0] : areas->plain[0], *to = memory / 2 ? areas->shared[1] : areas->plain[1];
+    fill_message(from, bytes, world->rank, bytes);
+    memset(to, 0xA5, bytes + EDGE_BYTES);
+    for (int turn = 0; turn < 2; turn++) {
+        if ((world->rank + turn) % 2 == 0)
+            OK(world, shoal_send(world->comm, from, bytes, SHOAL_INT8, next, 5, NULL));
+        else
+            OK(world, shoal_recv(world->comm, to, bytes, SHOAL_INT8, last, 5, NULL));
+    }
+    check_message(world, to, bytes, last, bytes);
+}
+
+static void wait_all(struct world *world, struct shoal_request **requests, int count)
+{
+    for (int i = count - 1; i >= 0; i--) {
+        OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+        shoal_request_free(requests[i]);
+    }
+}
+
+/* A pair in both directions, four tags; received in another order than sent, before, after, or behind a barrier. */
+static void exchange_tags(struct world *world, const struct areas *areas, int round, int step)
+{
+    struct shoal_request *requests[8];
+    const size_t bytes = message_bytes[(size_t)round % COUNT_OF(message_bytes)] % 200000, room = bytes + EDGE_BYTES;
+    const int to = (world->rank + step) % world->size, from = (world->rank + world->size - step) % world->size;
+    char *out = round % 2 ? areas->shared[0] : areas->plain[0], *in = round / 2 % 2 ? areas->shared[1] : areas->plain[1];
+    for (int tag = 0; tag < 4; tag++) {
+        fill_message(out + (size_t)tag * room, bytes, world->rank, (uint64_t)(round * 4 + tag));
+        memset(in + (size_t)tag * room, 0xA5, room);
+    }
+    for (int tag = 3; tag >= 0 && round % 3 == 0; tag--) /* receives are there before */
+        OK(world,
+           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
+    for (int tag = 0; tag < 4; tag++)
+        OK(world, shoal_send_post(world->comm, out + (size_t)tag * room, bytes, SHOAL_UINT8, to, tag, NULL, &requests[tag]));
+    if (round % 3 == 1)
+        OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
+    for (int tag = 3; tag >= 0 && round % 3 != 0; tag--)
+        OK(world,
+           shoal_recv_post(world->comm, in + (size_t)tag * room, bytes, SHOAL_UINT8, from, tag, NULL, &requests[4 + tag]));
+    wait_all(world, requests, 8);
+    for (int tag = 0; tag < 4; tag++)
+        check_message(world, in + (size_t)tag * room, bytes, from, (uint64_t)(round * 4 + tag));
+}
+
+/* First in, first out for one tag, small behind large. */
+static void keep_order(struct world *world, const struct areas *areas)
+{
+    struct shoal_request *requests[16];
+    const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
+    for (int i = 0; i < 8; i++) {
+        const size_t bytes = i % 2 ? 100 : 30000;
+        char *out = areas->plain[0] + i * 40000, *in = areas->plain[1] + i * 40000;
+        fill_message(out, bytes, world->rank, (uint64_t)i);
+        memset(in, 0xA5, bytes + EDGE_BYTES);
+        OK(world, shoal_send_post(world->comm, out, bytes, SHOAL_UINT8, next, 9, NULL, &requests[i]));
+        OK(world, shoal_recv_post(world->comm, in, bytes, SHOAL_UINT8, last, 9, NULL, &requests[8 + i]));
+    }
+    wait_all(world, requests, 16);
+    for (int i = 0; i < 8; i++)
+        check_message(world, areas->plain[1] + i * 40000, i % 2 ? 100 : 30000, last, (uint64_t)i);
+}
+
+void exact_messages(struct world *world)
+{
+    struct areas areas = world_open_areas(world, 4 << 20);
+    for (size_t i = 0; i < COUNT_OF(message_bytes) && world->size % 2 == 0; i++) {
+        for (int memory = 0; memory < 4; memory++)
+            ring_blocking(world, &areas, message_bytes[i], memory);
+    }
+    for (int round = 0; round < 24; round++) {
+        for (int step = 1; step < world->size; step++)
+            exchange_tags(world, &areas, round, step);
+    }
+    keep_order(world, &areas);
+    world_close_areas(world, &areas);
+}
+
+/* A small send ends without its receive; one to itself is refused, and nothing is lost. */
+void exact_eager(struct world *world)
+{
+    static char buffer[SHOAL_EAGER_BYTES + EDGE_BYTES], received[SHOAL_EAGER_BYTES + EDGE_BYTES];
+    const int other = 1 - world->rank;
+    CHECK(world, shoal_send(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
+          "sent to itself");
+    CHECK(world, shoal_recv(world->comm, buffer, 1, SHOAL_FLOAT32, world->rank, 0, NULL) == SHOAL_ERR_ARGUMENT,
+          "received from itself");
+    for (int i = 0; i < 5; i++) {
+        fill_message(buffer, SHOAL_EAGER_BYTES, world->rank, (uint64_t)i);
+        OK(world, shoal_send(world->comm, buffer, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
+    }
+    for (int i = 4; i >= 0; i--) {
+        memset(received, 0xA5, sizeof received);
+        OK(world, shoal_recv(world->comm, received, SHOAL_EAGER_BYTES, SHOAL_UINT8, other, i, NULL));
+        check_message(world, received, SHOAL_EAGER_BYTES, other, (uint64_t)i);
+    }
+}
+
+/* Each receive's callback posts the next one: every message arrives once. */
+struct receiver {
+    struct world *world;
+    struct shoal_request *requests[32];
+    int64_t values[32];
+    int posted;
+    _Atomic int done;
+};
+
+static void receive_next(void *arg, enum shoal_status status)
+{
+    struct receiver *receiver = arg;
+    struct world *world = receiver->world;
+    OK(world, status);
+    if (receiver->posted < 32) {
+        const int i = receiver->posted++;
+        OK(world, shoal_recv_post(world->comm, &receiver->values[i], 1, SHOAL_INT64, 1 - world->rank, 0, NULL,
+                                  &receiver->requests[i]));
+        shoal_request_on_done(receiver->requests[i], receive_next, receiver);
+    }
+    receiver->done++;
+}
+
+void exact_receive_callbacks(struct world *world)
+{
+    for (int round = 0; round < 20; round++) {
+        struct receiver receiver = {.world = world};
+        receiver.done = -1;
+        receive_next(&receiver, SHOAL_OK);
+        for (int64_t i = 0; i < 32; i++)
+            OK(world, shoal_send(world->comm, &i, 1, SHOAL_INT64, 1 - world->rank, 0, NULL));
+        wait_until(world, &receiver.done, 32);
+        for (int i = 0; i < 32; i++) {
+            OK(world, shoal_request_wait(receiver.requests[i], SHOAL_FOREVER));
+            shoal_request_free(receiver.requests[i]);
+            CHECK(world, receiver.values[i] == i, "message %d has %lld", i, (long long)receiver.values[i]);
+        }
+    }
+}
+
+/* ---- Several messages in one request ------------------------------------------------------------------------------------- */
+
+static void check_exchange(const struct world *world, const struct exchange_side *side)
+{
+    char text[512];
+    CHECK(world, exchange_check(side, text, sizeof text), "%s", text);
+}
+
+static void run_exchange(struct world *world, const struct areas *areas, const struct exchange *exchange, bool is_posted)
+{
+    const struct team team = {world->size, world->rank, NULL};
+    struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
+    struct shoal_request *request;
+    CHECK(world, exchange_room(exchange, world->size) <= areas->bytes, "the test has too little memory");
+    const struct exchange_side side = exchange_prepare(exchange, &team, areas, 0);
+    const size_t count = exchange_list(&side, messages);
+    if (!is_posted) {
+        OK(world, shoal_exchange(world->comm, count ? messages : NULL, count, NULL));
+    } else {
+        OK(world, shoal_exchange_post(world->comm, messages, count, NULL, &request));
+        memset(messages, 0xFF, sizeof messages);
+        OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+    }
+    check_exchange(world, &side);
+}
+
+void exact_exchanges(struct world *world)
+{
+    static const int per_pair[] = {0, 1, 3};
+    static const size_t bytes[] = {0, 1, 100, SHOAL_EAGER_BYTES - 1, SHOAL_EAGER_BYTES, SHOAL_EAGER_BYTES + 1, 100003};
+    struct areas areas = world_open_areas(world, 3 * 8 * 100100);
+    struct exchange exchange = {.salt = 0};
+    for (unsigned i = 0; i < EXCHANGE_PATTERN_END * COUNT_OF(per_pair) * COUNT_OF(bytes) * MEMORY_END; i++) {
+        exchange.pattern = (enum exchange_pattern)(i % EXCHANGE_PATTERN_END);
+        exchange.per_pair = per_pair[i / EXCHANGE_PATTERN_END % COUNT_OF(per_pair)];
+        exchange.type = (enum shoal_type)(i % SHOAL_TYPE_END);
+        exchange.count = bytes[i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) % COUNT_OF(bytes)];
+        exchange.count /= shoal_type_bytes(exchange.type);
+        exchange.memory = (enum operation_memory)(i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) / COUNT_OF(bytes));
+        exchange.tags = 1 + (int)(i / 5 % 2); /* one: the order of a pair decides */
+        exchange.is_offset = i / 3 % 2;
+        exchange.salt = i;
+        run_exchange(world, &areas, &exchange, i / 2 % 2);
+    }
+    exchange = (struct exchange){EXCHANGE_ALL, SHOAL_INT8, 90000, 3, 1, MEMORY_MIXED, true, 17};
+    run_exchange(world, &areas, &exchange, false);
+    world_close_areas(world, &areas);
+}
+
+/* ---- Parts of a communicator --------------------------------------------------------------------------------------------- */
+
+static int color_of(int shape, int rank, int size)
+{
+    switch (shape) {
+    case 0:
+        return rank % 2;
+    case 1:
+        return 3;
+    case 2:
+        return rank;
+    case 3:
+        return rank * 2 < size ? 0 : -1;
+    case 4:
+        return rank / 3;
+    default:
+        return 7;
+    }
+}
+
+/* Odd and even ones, all, each alone, the first half, threes in another order, all in reversed order. */
+#define SHAPES 6
+
+static struct world_group split_shape(struct world *world, const struct world_group *parent, int shape)
+{
+    int colors[WORLD_RANKS_MAX], keys[WORLD_RANKS_MAX];
+    for (int r = 0; r < parent->size; r++) {
+        colors[r] = color_of(shape, r, parent->size);
+        keys[r] = shape == 5 ? -r : shape == 4 ? r * 7 % 4 : 0;
+    }
+    return world_split(world, parent, colors, keys);
+}
+
+void exact_use_group(struct world *world, const struct areas *areas, const struct world_group *group, uint64_t seed)
+{
+    uint64_t random = seed;
+    for (int i = 0; i < 8 && group->comm; i++) {
+        const struct operation operation = operation_draw(&random, group->size, POSTED_ROOM);
+        exact_run_in(world, group, areas, &operation);
+    }
+}
+
+void exact_splits(struct world *world)
+{
+    struct areas areas = world_open_areas(world, POSTED_ROOM);
+    const struct world_group all = world_all(world);
+    for (int shape = 0; shape < SHAPES; shape++) {
+        struct world_group child = split_shape(world, &all, shape);
+        exact_use_group(world, &areas, &child, (uint64_t)shape);
+        for (int second = 0; second < SHAPES && child.comm; second += 2) {
+            struct world_group grandchild = split_shape(world, &child, second);
+            exact_use_group(world, &areas, &grandchild, (uint64_t)(shape * 10 + second));
+            if (second == 2)
+                shoal_comm_free(child.comm); /* its parts live on */
+            else if (grandchild.comm)
+                OK(world, shoal_comm_finalize(grandchild.comm));
+            if (second == 2)
+                child.comm = NULL;
+            shoal_comm_free(grandchild.comm);
+        }
+        shoal_comm_free(child.comm);
+        exact_use_group(world, &areas, &all, (uint64_t)shape);
+    }
+    world_close_areas(world, &areas);
+}
+
+/* The ranks whose bit is set, in reversed order for odd turns. */
+static struct world_group split_subset(struct world *world, unsigned subset, int turn)
+{
+    const struct world_group all = world_all(world);
+    int colors[WORLD_RANKS_MAX], keys[WORLD_RANKS_MAX];
+    for (int r = 0; r < world->size; r++) {
+        colors[r] = subset >> r & 1 ? 0 : -1;
+        keys[r] = turn % 2 ? -r : r;
+    }
+    return world_split(world, &all, colors, keys);
+}
+
+#define SUBSETS_MAX 32
+#define SUBSET_ROOM ((size_t)24 << 10)
+
+/* All subsets, in both orders, live at once. Each rank posts to those it is in, in an order of its own. */
+void exact_subsets(struct world *world)
+{
+    const int count = 2 << world->size;
+    struct areas areas = world_open_areas(world, SUBSETS_MAX * SUBSET_ROOM);
+    struct world_group groups[SUBSETS_MAX];
+    uint64_t local = (uint64_t)world->rank;
+    for (int i = 0; i < count; i++)
+        groups[i] = split_subset(world, (unsigned)i / 2, i);
+    for (int round = 0; round < 40; round++) {
+        struct operation_side sides[SUBSETS_MAX];
+        struct shoal_request *requests[SUBSETS_MAX];
+        int order[SUBSETS_MAX];
+        shuffle(order, count, &local);
+        for (int n = 0; n < count; n++) {
+            const int i = order[n];
+            uint64_t random = (uint64_t)(round * SUBSETS_MAX + i);
+            if (!groups[i].comm)
+                continue;
+            const struct team team = world_team(&groups[i]);
+            const struct operation operation = operation_draw(&random, team.size, SUBSET_ROOM);
+            sides[i] = operation_prepare(&operation, &team, &areas, (size_t)i * SUBSET_ROOM);
+            OK(world, operation_call(&sides[i], groups[i].comm, &requests[i]));
+        }
+        for (int i = 0; i < count; i++) {
+            if (!groups[i].comm)
+                continue;
+            OK(world, shoal_request_wait(requests[i], SHOAL_FOREVER));
+            shoal_request_free(requests[i]);
+            check_side(world, &sides[i]);
+        }
+    }
+    for (int i = 0; i < count; i++)
+        shoal_comm_free(groups[i].comm);
+    world_close_areas(world, &areas);
+}
+
+/* ---- Many communicators -------------------------------------------------------------------------------------------------- */
+
+#define COMMS 1000
+
+/* One operation of a kind of its own on the n-th communicator. */
+static void use_comm(struct world *world, const struct areas *areas, const struct world_group *group, int n)
+{
+    uint64_t random = (uint64_t)n;
+    if (!group->comm)
+        return;
+    struct operation operation = operation_draw(&random, group->size, areas->bytes);
+    operation.kind = (enum operation_kind)(n % OPERATION_KIND_END);
+    operation.form = FORM_PLAIN;
+    operation.count = operation.kind == OPERATION_BARRIER ? 0 : 1 + reference_below(&random, 700);
+    operation.root = (int)reference_below(&random, (size_t)group->size);
+    exact_run_in(world, group, areas, &operation);
+}
+
+/* One after the other: nothing of the thousand that were is left. */
+void exact_comms_in_turn(struct world *world)
+{
+    const struct world_group all = world_all(world);
+    struct areas areas = world_open_areas(world, 1 << 17);
+    for (int n = 0; n < COMMS; n++) {
+        struct world_group group = n % 3 ? split_shape(world, &all, n / 3 % SHAPES)
+                                         : split_subset(world, 1 + (unsigned)n / 3 % ((1u << world->size) - 1), n);
+        use_comm(world, &areas, &group, n);
+        shoal_comm_free(group.comm);
+    }
+    world_close_areas(world, &areas);
+}
+
+/* All alive together, within the open files that most systems allow a process. */
+void exact_comms_at_once(struct world *world)
+{
+    static struct world_group groups[COMMS];
+    const struct rlimit limit = {1024, 1024};
+    const struct world_group all = world_all(world);
+    CHECK(world, setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit: %m");
+    struct areas areas = world_open_areas(world, 1 << 17);
+    for (int n = 0; n < COMMS; n++)
+        groups[n] = split_shape(world, &all, n % 2 ? 1 : 5);
+    for (int n = 0; n < COMMS; n++)
+        use_comm(world, &areas, &groups[n], n);
+    for (int n = COMMS - 1; n >= 0; n--)
+        use_comm(world, &areas, &groups[n], n + 1);
+    for (int n = 0; n < COMMS; n++)
+        shoal_comm_free(groups[n].comm);
+    world_close_areas(world, &areas);
+}
+
+/* ---- Threads ------------------------------------------------------------------------------------------------------------- */
+
+#define THREADS 3
+
+struct user {
+    struct world *world;
+    struct world_group group;
+    struct areas areas;
+    int number;
+};
+
+/* Each thread has a communicator of its own; what the others do on theirs is not its concern. */
+static void *use_alone(void *arg)
+{
+    struct user *user = arg;
+    uint64_t random = (uint64_t)user->number;
+    for (int i = 0; i < 150 && user->group.comm; i++) {
+        const struct operation operation = operation_draw(&random, user->group.size, user->areas.bytes);
+        const struct team team = world_team(&user->group);
+        const struct operation_side side = operation_prepare(&operation, &team, &user->areas, 0);
+        struct shoal_request *request = NULL;
+        OK(user->world, operation_call(&side, user->group.comm, i % 3 ? NULL : &request));
+        if (request)
+            OK(user->world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+        check_side(user->world, &side);
+    }
+    return NULL;
+}
+
+void exact_threads(struct world *world)
+{
+    static const int shapes[THREADS] = {5, 0, 4};
+    const struct world_group all = world_all(world);
+    struct user users[THREADS + 1];
+    pthread_t threads[THREADS + 1];
+    for (int i = 0; i <= THREADS; i++) {
+        users[i] = (struct user){world, all, world_open_areas(world, POSTED_ROOM), i};
+        if (i < THREADS)
+            users[i].group = split_shape(world, &all, shapes[i]);
+    }
+    for (int i = 0; i <= THREADS; i++)
+        CHECK(world, pthread_create(&threads[i], NULL, use_alone, &users[i]) == 0, "no thread");
+    for (int i = 0; i <= THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        world_close_areas(world, &users[i].areas);
+        if (i < THREADS)
+            shoal_comm_free(users[i].group.comm);
+    }
+}
+
+/* ---- The same bits ------------------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_of(uint64_t hash, const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * UINT64_C(0x100000001B3);
+    return hash;
+}
+
+/* Random floats of very different size: every other order of summation gives other bits. */
+void exact_bits(struct world *world)
+{
+    static const size_t counts[] = {1, 7, 500, 1024, 5000, 70001, 400003};
+    struct areas areas = world_open_areas(world, 400003 * 8);
+    uint64_t random = 11 + (uint64_t)world->rank, hash = UINT64_C(0xCBF29CE484222325);
+    for (unsigned turn = 0; turn < COUNT_OF(counts) * 4; turn++) {
+        const bool is_shared = turn % 2, is_double = turn / 2 % 2;
+        const size_t count = counts[turn / 4];
+        char *input = is_shared ? areas.shared[0] : areas.plain[0], *output = is_shared ? areas.shared[1] : areas.plain[1];
+        for (size_t i = 0; i < count; i++) {
+            const double value =
+                (double)(int64_t)reference_random(&random) / (double)(UINT64_C(1) << (reference_random(&random) % 62));
+            const float single = (float)value;
+            if (is_double)
+                memcpy(input + i * 8, &value, 8);
+            else
+                memcpy(input + i * 4, &single, 4);
+        }
+        OK(world, shoal_allreduce(world->comm, input, output, count, is_double ? SHOAL_FLOAT64 : SHOAL_FLOAT32,
+                                  turn % 3 ? SHOAL_SUM : SHOAL_AVG, NULL));
+        hash = hash_of(hash, output, count * (is_double ? 8 : 4));
+    }
+    world->board[world->rank] = hash;
+    world_close_areas(world, &areas);
+}
+
+/* Pieces of 4 KiB: every border of theirs is reached with little data. */
+void exact_small_pieces(struct world *world)
+{
+    const size_t bytes[] = {8192, 12288, 4096 * (size_t)world->size, 40000};
+    struct areas areas = world_open_areas(world, POSTED_ROOM * 20);
+    run_sizes(world, &areas, bytes, COUNT_OF(bytes));
+    for (size_t k = 0; k < COUNT_OF(kinds_in_parts); k++)
+        run_parts(world, &areas, kinds_in_parts[k], 10007);
+    run_tensors(world, &areas, 7, 10000);
+    for (uint64_t seed = 100; seed < 104; seed++)
+        post_and_wait(world, &areas, 20, seed);
+    world_close_areas(world, &areas);
+}
