@@ -110,8 +110,6 @@ static struct places find_places(struct world *world)
             places.host[r] = before;
             places.local[r]++;
         }
-        while (places.host[r] != places.host[places.host[r]])
-            places.host[r] = places.host[places.host[r]];
     }
     return places;
 }

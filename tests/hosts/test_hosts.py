@@ -1,0 +1,442 @@
+"""Jobs over emulated hosts (cluster.py): exact results on many layouts, and faults that every surviving rank must name in time.
+
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
+SHOAL_TEST_LAYOUT, such as 1x4, replaces the layout of every fault: what is asked here must hold on one host, too. Settings of
+the environment (SHOAL_PROVIDER, SHOAL_SHUFFLE) reach all ranks. Exit code 0: none failed, 1: some did."""
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "multi"))
+
+from cluster import Cluster, Impossible, Job, Layout, clean_environment, require
+from tap import Skip, expect, run_cases
+
+PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
+COMMAND = os.environ.get("SHOAL_COMMAND", "")
+EXACT_S = 90  # far above what it takes: a hang is ended
+START_S = 30
+TOLD_S = 10  # from a fault to the last survivor's last words
+GRACE_S = 15
+SOME_GROUPS = ["rows", "messages", "exchanges", "asynchronous", "groups", "bits"]  # a few seconds less than all
+
+
+def case(name, function, *words, **more):
+    def run():
+        function(*words, **more)
+    run.__name__ = name
+    return run
+
+
+def layout_of_fault(word):
+    return Layout(os.environ.get("SHOAL_TEST_LAYOUT", word))
+
+
+def wait_for(question, seconds, what):
+    """The answer as soon as it is true; what: a text, or a function that makes it, for the failure."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if answer := question():
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
+
+
+# ---- Exact results ---------------------------------------------------------------------------------------------------------
+
+def succeed(job, seconds):
+    is_over = job.wait(seconds, GRACE_S)
+    expect(is_over and not job.failed(), "" if is_over else f"no end within {seconds} s", job.told())
+
+
+def exact(word, groups=(), ipv6=False, of_rank=None, **environment):
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), ipv6=ipv6) as cluster:
+        with Job(cluster, layout, [PROGRAM, "exact", *groups], environment, of_rank).start() as job:
+            succeed(job, EXACT_S)
+            for rank in job.ranks:
+                expect(len(re.findall("^exact: ", rank.output(), re.M)) >= max(1, len(groups)), "too few groups", job.told())
+
+
+def provider_is_here(provider):
+    """Whether libfabric has it on this machine."""
+    with Cluster(1) as cluster:
+        told = subprocess.run([*cluster.hosts[0].enter(), COMMAND, "info", "--providers"], capture_output=True, text=True,
+                              timeout=30, env=clean_environment()).stdout
+    return provider in told
+
+
+def exact_with_provider(word, provider):
+    if not provider_is_here(provider):
+        raise Skip(f"libfabric has no {provider} here")
+    exact(word, SOME_GROUPS, SHOAL_PROVIDER=provider)
+
+
+# ---- Hosts are apart -------------------------------------------------------------------------------------------------------
+
+def memory_files(pid):
+    """What a process shares memory through: its descriptors and mappings of memfds, as inode numbers."""
+    found = {int(inode) for inode in re.findall(r"^\S+ \S+ \S+ \S+ (\d+) +/memfd:", Path(f"/proc/{pid}/maps").read_text(), re.M)}
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if os.readlink(path).startswith("/memfd:"):
+                found.add(path.stat().st_ino)
+        except FileNotFoundError:
+            continue
+    return found
+
+
+def hosts_are_apart():
+    """Memory is shared on a host and not between hosts, and the log says how many hosts there are."""
+    layout = Layout("2x2")
+    with Cluster(2) as cluster, Job(cluster, layout, [PROGRAM, "loop", "0"], {"SHOAL_LOG": "info"}).start() as job:
+        wait_running(job)
+        for rank in job.ranks:
+            expect("on 2 hosts" in rank.output(), "no line says: on 2 hosts", job.told())
+        files = [memory_files(rank.pid) for rank in job.ranks]
+        expect(files[0] & files[1] and files[2] & files[3], "no memory is shared on a host", files)
+        expect(not (files[0] | files[1]) & (files[2] | files[3]), "memory is shared between hosts", files)
+
+
+# ---- What a rank is told ---------------------------------------------------------------------------------------------------
+
+def last_words(rank):
+    """(status, rank to blame, its host, text) of the one line that a failed rank prints."""
+    found = re.findall(r"^failed: (\w+) rank (-?\d+) host (\S+): (.*)$", rank.output(), re.M)
+    expect(len(found) == 1, f"rank {rank.number} printed {len(found)} last words")
+    status, blamed, host, text = found[0]
+    return status, int(blamed), host, text
+
+
+def wait_running(job):
+    def all_run():
+        expect(not job.failed(), "a rank failed before the fault", job.told())
+        return all(re.search("^running$", rank.output(), re.M) for rank in job.ranks)
+    wait_for(all_run, START_S, lambda: f"all ranks running\n{job.told()}")
+
+
+def wait_ended(job, ranks, seconds):
+    """Each must end by itself, in time, with code 1 and not by a signal."""
+    wait_for(lambda: all([rank.poll() for rank in ranks]), seconds, lambda: f"the end of all survivors\n{job.told()}")
+    for rank in ranks:
+        expect(rank.code == 1, f"rank {rank.number} ended with {rank.code}", job.told())
+
+
+def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
+    """Each of the ranks names one of `blamed`, and the host it is on, within the seconds."""
+    wait_ended(job, ranks, seconds)
+    for rank in ranks:
+        status, number, host, text = last_words(rank)
+        whole = f"rank {rank.number} was told: {status} rank {number} host {host}: {text}\n{job.told()}"
+        expect(status in statuses, f"not one of {statuses}", whole)
+        expect(number in blamed and re.search(rf"\brank {number}\b", text), f"no rank of {blamed} is named", whole)
+        expect(host == f"h{job.layout.host_of[number] + 1}", "the wrong host is named", whole)
+        expect(re.search(rf"^shoal: .*\brank {number}\b", rank.output(), re.M), "no log line names the rank", whole)
+        expect("ERR_INTERNAL" not in whole, "an internal error", whole)
+
+
+def looping(word, verb=("loop", "0"), **environment):
+    """A cluster and a job in the middle of its work, for a with statement."""
+    layout = layout_of_fault(word)
+    return Cluster(len(layout.sizes)), lambda cluster: Job(cluster, layout, [PROGRAM, *verb], environment).start()
+
+
+def others(job, gone):
+    return [rank for rank in job.ranks if rank.number not in gone]
+
+
+# ---- Faults in the middle --------------------------------------------------------------------------------------------------
+
+LOST = ("SHOAL_ERR_PEER_LOST",)
+
+
+def kill_rank(word, victim):
+    hosts, start = looping(word)
+    with hosts as cluster, start(cluster) as job:
+        wait_running(job)
+        time.sleep(random.random() / 5)
+        job.ranks[victim].signal(signal.SIGKILL)
+        expect_blamed(job, others(job, [victim]), [victim], LOST)
+
+
+def kill_host(word, host):
+    hosts, start = looping(word)
+    with hosts as cluster, start(cluster) as job:
+        wait_running(job)
+        gone = job.layout.ranks_on(host)
+        for number in gone:
+            job.ranks[number].signal(signal.SIGKILL)
+        expect_blamed(job, others(job, gone), gone, LOST)
+
+
+def pull_cable(word, host):
+    """Both sides live on, and each must give up the other."""
+    hosts, start = looping(word)
+    with hosts as cluster, start(cluster) as job:
+        wait_running(job)
+        cluster.unplug(host)
+        cut = job.layout.ranks_on(host)
+        rest = [rank.number for rank in others(job, cut)]
+        began = time.monotonic()
+        expect_blamed(job, others(job, cut), cut, LOST)
+        expect_blamed(job, others(job, rest), rest, LOST, began + TOLD_S - time.monotonic())
+
+
+def stop_rank(word, victim):
+    """Named by a warning first, then at the deadline; and it gets to know when it goes on."""
+    hosts, start = looping(word, SHOAL_WARN_MS=1000, SHOAL_TIMEOUT_MS=5000)
+    with hosts as cluster, start(cluster) as job:
+        wait_running(job)
+        job.ranks[victim].signal(signal.SIGSTOP)
+        wait_for(lambda: all(re.search(rf"^shoal: .*\brank {victim}\b", rank.output(), re.M) for rank in others(job, [victim])),
+                 4, lambda: f"a warning on every rank that names rank {victim}\n{job.told()}")
+        expect(not any(rank.poll() for rank in job.ranks), "a rank ended before the deadline", job.told())
+        expect_blamed(job, others(job, [victim]), [victim], ("SHOAL_ERR_TIMEOUT",))
+        job.ranks[victim].signal(signal.SIGCONT)
+        wait_ended(job, [job.ranks[victim]], TOLD_S)
+        last_words(job.ranks[victim])
+
+
+def abort_job(word):
+    hosts, start = looping(word, ["abort"])
+    with hosts as cluster, start(cluster) as job:
+        expect_blamed(job, job.ranks, [job.layout.size - 1], ("SHOAL_ERR_ABORTED",), START_S)
+
+
+# ---- Faults at the start ---------------------------------------------------------------------------------------------------
+
+MEETING_MS = 4000
+MEETING_S = MEETING_MS / 1000 + TOLD_S / 2
+
+
+def refused(word, statuses, of_rank=None, **environment):
+    """Starts a job that cannot come together; returns the text that each rank was told, all in time."""
+    layout = layout_of_fault(word)
+    with Cluster(len(layout.sizes)) as cluster:
+        environment = {"SHOAL_BOOTSTRAP_TIMEOUT_MS": MEETING_MS, **environment}
+        with Job(cluster, layout, [PROGRAM, "loop", "0"], environment, of_rank).start() as job:
+            wait_ended(job, job.ranks, MEETING_S)
+            for rank in job.ranks:
+                expect(last_words(rank)[0] in statuses, f"rank {rank.number} has none of {statuses}", job.told())
+            return [last_words(rank)[3] for rank in job.ranks]
+
+
+def on_last_rank(word, **variables):
+    last = layout_of_fault(word).size - 1
+    return lambda rank: variables if rank == last else {}
+
+
+def on_last_host(word, **variables):
+    layout = layout_of_fault(word)
+    return lambda rank: variables if layout.host_of[rank] == len(layout.sizes) - 1 else {}
+
+
+def wrong_secret(word):
+    texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, SHOAL_SECRET="another"))
+    expect("secret" in texts[-1], texts[-1])
+    expect(all(re.search(rf"\b{len(texts) - 1}\b", text) for text in texts[:-1]), "the missing rank is not named", *texts)
+
+
+def settings_differ(word):
+    texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, SHOAL_PIECE_BYTES="8192"))
+    expect("SHOAL_PIECE_BYTES" in texts[-1], texts[-1])
+
+
+def no_master(word):
+    nowhere = "10.77.0.99"
+    texts = refused(word, ("SHOAL_ERR_TIMEOUT", "SHOAL_ERR_SYSTEM", "SHOAL_ERR_ARGUMENT"), MASTER_ADDR=nowhere)
+    expect(all(nowhere in text for text in texts), "the address is not named", *texts)
+
+
+def unknown_choice(word, name):
+    texts = refused(word, ("SHOAL_ERR_ARGUMENT", "SHOAL_ERR_UNSUPPORTED"), **{name: "nonsense"})
+    expect(all("nonsense" in text and name in text for text in texts), "neither name nor value is named", *texts)
+
+
+def unknown_choice_on_one(word, name):
+    """Those that can go on must not wait for ever for the one that cannot."""
+    texts = refused(word, ("SHOAL_ERR_ARGUMENT", "SHOAL_ERR_UNSUPPORTED", "SHOAL_ERR_TIMEOUT", "SHOAL_ERR_PEER_LOST"),
+                    on_last_rank(word, **{name: "nonsense"}))
+    expect("nonsense" in texts[-1], texts[-1])
+    expect(all(re.search(rf"\b{len(texts) - 1}\b", text) for text in texts[:-1]), "the rank is not named", *texts)
+
+
+def two_jobs(word, are_told_apart):
+    """At one address and port. With names of their own both run; else each runs or says why not, and one of them runs."""
+    layout = layout_of_fault(word)
+    with Cluster(len(layout.sizes)) as cluster:
+        jobs = []
+        try:
+            for number in (1, 2):
+                environment = {"SHOAL_BOOTSTRAP_TIMEOUT_MS": MEETING_MS}
+                if are_told_apart:
+                    environment["TORCHELASTIC_RUN_ID"] = f"job-{number}"
+                jobs.append(Job(cluster, layout, [PROGRAM, "loop", "1", str(100 * number)], environment))
+            for rank in range(layout.size):
+                for job in jobs:
+                    job.start([rank])
+            for job in jobs:
+                expect(job.wait(START_S), "no end", *[one.told() for one in jobs])
+            told = [one.told() for one in jobs]
+            runs = [not job.failed() for job in jobs]
+            expect(any(runs) and (all(runs) or not are_told_apart), *told)
+            for rank in [rank for job in jobs for rank in job.failed()]:
+                expect(rank.code == 1 and last_words(rank), *told)
+        finally:
+            for job in jobs:
+                job.close()
+
+
+# ---- Strangers -------------------------------------------------------------------------------------------------------------
+
+def listening_ports(host):
+    """Of all processes in a host's namespace (proc(5): the fourth field is the state, 0A listens)."""
+    ports = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{host.pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+CONNECTIONS = 30  # of each kind, to each port
+
+
+def connect(address, port):
+    try:
+        return socket.create_connection((address, port), timeout=1)
+    except OSError:
+        return None
+
+
+def send(connection, data):
+    try:
+        connection.setblocking(False)
+        return connection.send(data)
+    except OSError:
+        return 0
+
+
+def attack(address, ports):
+    """What strangers do: some connect and leave, some send rubbish, some a byte now and then, until we are killed. Says how
+    many got in."""
+    slow, got_in = [], 0
+    for port in [int(port) for port in ports] * CONNECTIONS:
+        for kind in ("leave", "rubbish", "slow"):
+            connection = connect(address, port)
+            if not connection:
+                continue
+            got_in += 1
+            if kind == "rubbish":
+                send(connection, random.randbytes(random.choice([1, 4, 60, 3000])))
+            if kind != "leave":
+                slow.append(connection)
+    print(got_in, flush=True)
+    while True:
+        time.sleep(0.2)
+        for connection in slow:
+            send(connection, b"\0")
+
+
+class Strangers:
+    """They attack every port of every host from the next one, or from the same where there is but one."""
+
+    def __init__(self, cluster):
+        self.processes = []
+        for number, host in enumerate(cluster.hosts):
+            ports = listening_ports(host)
+            origin = cluster.hosts[(number + 1) % len(cluster.hosts)]
+            self.processes.append(subprocess.Popen(
+                [*origin.enter(), sys.executable, __file__, "attack", cluster.address(number), *map(str, ports)],
+                stdout=subprocess.PIPE, text=True))
+
+    def __enter__(self):
+        self.got_in = sum(int(process.stdout.readline()) for process in self.processes)
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def strangers_in_the_middle(word):
+    layout = layout_of_fault(word)
+    with Cluster(len(layout.sizes)) as cluster, Job(cluster, layout, [PROGRAM, "loop", "6"]).start() as job:
+        wait_running(job)
+        with Strangers(cluster) as strangers:
+            succeed(job, START_S)
+            expect(strangers.got_in or len(layout.sizes) == 1, "no stranger could connect: the test asked nothing")
+
+
+def strangers_at_the_start(word):
+    """While rank 0 waits for the last rank, whom they may not keep out."""
+    layout = layout_of_fault(word)
+    with Cluster(len(layout.sizes)) as cluster, Job(cluster, layout, [PROGRAM, "loop", "1"]) as job:
+        job.start(range(layout.size - 1))
+        wait_for(lambda: listening_ports(cluster.hosts[0]), START_S, "rank 0 listens")
+        time.sleep(0.3)
+        with Strangers(cluster) as strangers:
+            expect(strangers.got_in, "no stranger could connect: the test asked nothing")
+            time.sleep(1)
+            job.start([layout.size - 1])
+            succeed(job, START_S)
+
+
+# ---- The list --------------------------------------------------------------------------------------------------------------
+
+CLAIM = {"LOCAL_WORLD_SIZE": 4}  # as if all ranks were on one host
+
+CASES = [
+    *[case(f"exact_{word}", exact, word) for word in ("1x1", "1x4", "2x1", "2x2", "3x1", "3x2", "3+1", "4x1")],
+    case("exact_4x2", exact, "4x2", SOME_GROUPS),
+    case("exact_2x2_ipv6", exact, "2x2", SOME_GROUPS, ipv6=True),
+    case("exact_2x2_round_robin", exact, "2x2:rr"),
+    case("exact_4x2_round_robin", exact, "4x2:rr", SOME_GROUPS),
+    case("exact_2x2_that_claims_to_be_one_host", exact, "2x2", SOME_GROUPS, of_rank=lambda rank: CLAIM),
+    *[case(f"exact_{word}_{provider}", exact_with_provider, word, provider)
+      for provider in ("tcp;ofi_rxm", "udp;ofi_rxd") for word in ("2x2", "3x1")],
+    *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
+      for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
+    hosts_are_apart,
+    *[case(f"killed_rank_{victim}_of_2x2", kill_rank, "2x2", victim) for victim in (0, 1, 3)],
+    case("killed_rank_4_of_3x2", kill_rank, "3x2", 4),
+    *[case(f"killed_host_{host + 1}_of_2x2", kill_host, "2x2", host) for host in (0, 1)],
+    case("killed_host_2_of_3x1", kill_host, "3x1", 1),
+    *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0))],
+    *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
+    case("aborted_2x2", abort_job, "2x2"),
+    case("wrong_secret_on_one", wrong_secret, "2x1"),
+    case("settings_differ", settings_differ, "2x1"),
+    case("master_out_of_reach", no_master, "2x1"),
+    *[case(f"{name}_unknown", unknown_choice, "2x1", name) for name in ("SHOAL_PROVIDER", "SHOAL_NIC")],
+    case("SHOAL_NIC_unknown_on_one", unknown_choice_on_one, "3x1", "SHOAL_NIC"),
+    case("two_jobs_on_one_port", two_jobs, "2x1", False),
+    case("two_named_jobs_on_one_port", two_jobs, "2x1", True),
+    case("strangers_in_the_middle", strangers_in_the_middle, "2x2"),
+    case("strangers_at_the_start", strangers_at_the_start, "2x2"),
+]
+
+
+def main():
+    if sys.argv[1:2] == ["attack"]:
+        return attack(sys.argv[2], sys.argv[3:])
+    try:
+        require()
+    except Impossible as why:
+        print(f"1..0 # SKIP {why}")
+        print(f"skipped: {why}")
+        return sys.exit(77)
+    return run_cases([one for one in CASES if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
+
+
+if __name__ == "__main__":
+    main()
