@@ -262,6 +262,7 @@ class Job:
 
     def failed(self):
         """Those that ended with another code than 0, the first to end first."""
+        self.poll()
         return sorted((rank for rank in self.ranks if rank.code), key=lambda rank: rank.ended_at)
 
     def wait(self, seconds, grace=None):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "multi"))
 
-from cluster import Cluster, Impossible, Job, Layout, clean_environment, require
-from tap import Skip, expect, run_cases
+from cluster import Cluster, Impossible, Job, Layout, clean_environment, require  # noqa: E402
+from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
 COMMAND = os.environ.get("SHOAL_COMMAND", "")
@@ -430,6 +430,8 @@ def main():
     if sys.argv[1:2] == ["attack"]:
         return attack(sys.argv[2], sys.argv[3:])
     try:
+        if not os.access(PROGRAM, os.X_OK) or not os.access(COMMAND, os.X_OK):
+            raise Impossible("SHOAL_HOST_RANK and SHOAL_COMMAND do not name programs")
         require()
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
