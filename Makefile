@@ -3,6 +3,7 @@
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make test    builds in several ways and runs every test
 #   make bench   measures every collective beside Open MPI and MPICH
+#   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   make build   the command at build/shoal, the libraries beside it
 #   make docs    renders the public header and docs/ at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
@@ -10,8 +11,9 @@
 #   make clean   removes build directories
 
 WORKERS ?= 2
+TORCH ?= 2.13.0
 
-.PHONY: all build demo test bench docs check deps clean
+.PHONY: all build demo test bench bench-hosts docs check deps clean
 
 all: build
 
@@ -41,6 +43,15 @@ test:
 bench: build
 	@dev/deps.sh bench
 	@dev/bench.py $(ARGS)
+
+# Without PyTorch there is no Gloo, and the others are measured all the same.
+build/gloo/bin/python3:
+	@python3 -m venv build/gloo
+	@build/gloo/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without Gloo"
+
+bench-hosts: build build/gloo/bin/python3
+	@dev/deps.sh bench
+	@dev/bench.py $(if $(ARGS),$(ARGS),'hosts-*')
 
 docs:
 	@dev/deps.sh docs

@@ -9,6 +9,9 @@ verifies a result element by element before it measures.
 A size is the bytes of the larger operand: of all parts where an operand has one part per rank. Peers use ordinary memory; in
 place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
 
+Suites whose names begin with hosts are left out unless they are named (`make bench-hosts`): they run Shoal, Open MPI and, where
+build/gloo has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see dev/bench_hosts.py.
+
 Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
 """
 import argparse
@@ -26,12 +29,14 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import bench_hosts
 import bench_report as report
 
 ROOT = Path(__file__).resolve().parent.parent
 K, M = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M]
 QUICK_SIZES = [8, 4 * K, 256 * K, 16 * M, 64 * M]
+HOSTS_SIZES = [64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M]
 RUN_TIMEOUT_S = 300
 TRIES = 3
 CORES = len(os.sched_getaffinity(0))
@@ -75,8 +80,8 @@ SHARED_INPLACE = Memory("shared memory, in place", ["--memory", "shared", "--in-
 
 @dataclass
 class Suite:
-    """kind: a curve over sizes, or one of CASES. rounds: at most so many; 0: as --rounds says. seconds: for one size, see
-    shoal bench --help."""
+    """kind: a curve over sizes, one over emulated hosts, or one of CASES. rounds: at most so many; 0: as --rounds says.
+    seconds: for one size, see shoal bench --help. sizes: of a curve, empty: the usual ones. layout, rate: of hosts."""
     name: str
     title: str
     ranks: int = 2
@@ -86,6 +91,9 @@ class Suite:
     collective: str = "allreduce"
     rounds: int = 0
     seconds: int = 4
+    sizes: tuple = ()
+    layout: str = ""
+    rate: str = ""
 
 
 def place(ranks):
@@ -111,6 +119,14 @@ def sixteen(name, ranks):
     return Suite(name, title, ranks, kind="sixteen", rounds=3, seconds=1 if ranks > 2 else 4)
 
 
+def hosts(name, collective, layout, rate="", sizes=()):
+    """Shoal's own bench cannot pin ranks that others start, so nobody's are pinned."""
+    ranks = bench_hosts.emulated.Layout(layout).size
+    title = f"{COLLECTIVES[collective].title}, emulated hosts {layout}, {rate or 'unshaped'}, {PLAIN.text}"
+    return Suite(f"hosts-{name}", title[0].upper() + title[1:], ranks, PLAIN.options, False, "hosts", collective, 3, 4,
+                 sizes or tuple(HOSTS_SIZES), layout, rate)
+
+
 OTHERS = [("reduce-scatter", "reducescatter", PLAIN), ("all-gather", "allgather", PLAIN),
           ("all-gather-shared", "allgather", SHARED), ("all-gather-inplace", "allgather", SHARED_INPLACE),
           ("broadcast", "broadcast", PLAIN_INPLACE), ("reduce", "reduce", PLAIN), ("all-to-all", "alltoall", PLAIN),
@@ -129,6 +145,9 @@ SUITES = {suite.name: suite for suite in [
     *[cliffs(collective) for collective in COLLECTIVES],
     Suite("late", "8 B with a peer 20 ms late, counted from its arrival", kind="late"),
     Suite("quota", "4 ranks, 8 B, each rank held to half a core", 4, kind="quota"),
+    *[hosts(f"{layout}-{COLLECTIVES[collective].title}", collective, layout, "1gbit")
+      for layout in ("4x1", "2x2") for collective in ("allreduce", "allgather")],
+    hosts("2x1-unshaped", "allreduce", "2x1", sizes=(64 * M,)),
 ]}
 
 
@@ -184,10 +203,11 @@ class Shoal:
 
 
 class Peer:
-    """An MPI library. Of several settings the best is found once per size and then used: a peer is measured at its best."""
+    """An MPI library. Of several settings the best is found once per size and then used: a peer is measured at its best.
+    wrapper(ranks): what stands before its program."""
 
-    def __init__(self, name, build, launch, settings):
-        self.name, self.launch, self.settings, self.best = name, launch, settings, {}
+    def __init__(self, name, build, launch, settings, wrapper=pin):
+        self.name, self.launch, self.settings, self.wrapper, self.best = name, launch, settings, wrapper, {}
         self.program = build / f"mpi_bench.{name}"
 
     def build(self):
@@ -201,10 +221,10 @@ class Peer:
         key = (suite.collective, suite.ranks, suite.in_place, size)
         settings = self.settings(suite.ranks)
         if key not in self.best:
-            commands = [self.command(suite, size, setting, pin(suite.ranks)) for setting in settings]
+            commands = [self.command(suite, size, setting, self.wrapper(suite.ranks)) for setting in settings]
             times = [run(command)[0]["median_us"] for command in commands] if len(settings) > 1 else [0]
             self.best[key] = settings[times.index(min(times))]
-        result = run(self.command(suite, size, self.best[key], pin(suite.ranks)))[0]
+        result = run(self.command(suite, size, self.best[key], self.wrapper(suite.ranks)))[0]
         result["setting"] = " ".join(self.best[key])
         return result
 
@@ -256,7 +276,7 @@ def curve_point_clean(suite, size, number, shoal, peers):
     """Tries again while the runs of a point saw different states; the choice looks at the state, never at a time."""
     for _ in range(TRIES):
         one = curve_point(suite, size, number, shoal, peers)
-        if one["state"] in ("near", "far") or suite.ranks > CORES:
+        if one["state"] in ("near", "far") or suite.ranks > CORES or suite.layout:
             break
     return one
 
@@ -266,6 +286,42 @@ def curve_round(suite, sizes, number, shoal, peers):
     for size in sizes:
         points.append(curve_point_clean(suite, size, number, shoal, peers))
         say(f"  round {number + 1}  {report.size_text(size):>9}  {points[-1]['state']:8} ratio {points[-1]['ratio']:.2f}")
+    return points
+
+
+# ---- Curves over emulated hosts --------------------------------------------------------------------------------------------
+
+class HostsShoal(bench_hosts.Launched):
+    """Measures as Shoal above does."""
+
+    def measure(self, suite, ranks, size, options):
+        return super().measure(suite, size)
+
+
+def hosts_shoal(hosts, program):
+    def command(suite, size):
+        return [program, "bench", suite.collective, "--min", size, "--max", size, "--seconds", suite.seconds, "--format", "json",
+                *suite.shoal]
+    return HostsShoal("shoal", hosts, command, {}, RUN_TIMEOUT_S)
+
+
+def hosts_peers(hosts, suite, build, folder):
+    settings = bench_hosts.openmpi_settings(suite.collective)
+    openmpi = Peer("openmpi", build, hosts.openmpi_launch(folder), lambda ranks: settings, lambda ranks: [])
+    openmpi.build()
+    return [openmpi, *([bench_hosts.gloo_open(hosts, RUN_TIMEOUT_S)] if bench_hosts.gloo_is_here() else [])]
+
+
+def hosts_round(suite, sizes, number, hosts, runners):
+    wire = hosts.wire()
+    say(f"  round {number + 1}  iperf3: one stream {wire['one_gb_s']:.3f} GB/s, beside an opposite one {wire['both_gb_s']:.3f}")
+    points = curve_round(suite, sizes, number, *runners)
+    for one in points:
+        hosts.judge(one, suite.collective, wire)
+        results = one["results"]
+        one["ratio_openmpi"] = results["openmpi"]["median_us"] / results["shoal"]["median_us"]
+        say(f"  round {number + 1}  {report.size_text(one['bytes']):>9}  of the wire: "
+            + ", ".join(f"{name} {result['share']:.3f}" for name, result in results.items()))
     return points
 
 
@@ -453,30 +509,59 @@ def machine():
 
 
 def command_text(suite, options):
-    sizes = "" if options.sizes == SIZES else f" --sizes {','.join(map(str, options.sizes))}"
+    sizes = f" --sizes {','.join(map(str, options.sizes))}" if options.sizes else ""
     return f"dev/bench.py {suite.name} --rounds {options.rounds}" + (" --quick" if options.quick else sizes)
 
 
-def suite_run(suite, options, shoal, peers):
+def sizes_of(suite, options):
+    usual = list(suite.sizes) or SIZES
+    quick = [size for size in usual if size in (64, *QUICK_SIZES)]
+    return options.sizes or (quick if options.quick else usual)
+
+
+def rounds_run(suite, options, round_run):
     """At least one round, then more while the time allows."""
     points, start = [], time.monotonic()
     for number in range(min(options.rounds, suite.rounds or options.rounds)):
         if number and time.monotonic() - start > options.limit:
             say(f"bench: {suite.name} ends after {number} rounds: --limit {options.limit} s")
             break
-        if suite.kind == "curve":
-            points += curve_round(suite, options.sizes, number, shoal, peers)
-        else:
-            points += cases_round(suite, number, shoal, peers, options.quick)
+        points += round_run(number)
+    return points
+
+
+def hosts_run(suite, options):
+    why = bench_hosts.why_impossible()
+    if why:
+        say(f"bench: {suite.name} is left out: {why}")
+        return []
+    with bench_hosts.Hosts(suite.layout, suite.rate) as hosts, bench_hosts.scratch() as folder:
+        runners = hosts_shoal(hosts, options.shoal), hosts_peers(hosts, suite, options.shoal.parent, folder)
+        return rounds_run(suite, options, lambda number: hosts_round(suite, sizes_of(suite, options), number, hosts, runners))
+
+
+def suite_run(suite, options, shoal, peers):
+    if suite.kind == "hosts":
+        points = hosts_run(suite, options)
+    elif suite.kind == "curve":
+        points = rounds_run(suite, options, lambda number: curve_round(suite, sizes_of(suite, options), number, shoal, peers))
+    else:
+        points = rounds_run(suite, options, lambda number: cases_round(suite, number, shoal, peers, options.quick))
     return record_make(suite, options, points)
 
 
+def shoal_command_text(suite):
+    start = f"tests/hosts/cluster.py run --layout {suite.layout}" + (f" --rate {suite.rate}" if suite.rate else "") + " -- "
+    ranks = "" if suite.layout else f" -n {suite.ranks}"
+    return f"{start if suite.layout else ''}shoal bench {suite.collective}{ranks} {' '.join(suite.shoal)}"
+
+
 def record_make(suite, options, points):
-    collective, is_curve = COLLECTIVES[suite.collective], suite.kind == "curve"
+    collective, is_curve = COLLECTIVES[suite.collective], suite.kind in ("curve", "hosts")
     of = "16 and 32 bits, sum" if suite.kind == "sixteen" else collective.of
     return {"suite": suite.name, "kind": "curve" if is_curve else "cases", "title": suite.title,
             "what": f"{collective.title} of {of}", "machine": machine(), "command": command_text(suite, options),
-            "shoal_command": f"shoal bench {suite.collective} -n {suite.ranks} {' '.join(suite.shoal)}" if is_curve else "",
+            "shoal_command": shoal_command_text(suite) if is_curve else "",
             "points": points}
 
 
@@ -492,7 +577,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, epilog=listed,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE",
-                        help="which to run, of those below; 'four-*' is all whose names begin so (all)")
+                        help="which to run, of those below; 'four-*' is all whose names begin so (all but hosts-*)")
     parser.add_argument("--rounds", type=int, default=5,
                         help="rounds of each suite (5); fewer where the list says so")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and cases")
@@ -509,8 +594,9 @@ def arguments():
             parser.error(f"there is no suite {name}; there are {', '.join(SUITES)}")
     if options.rounds < 1:
         parser.error("--rounds takes a number from 1 on")
-    options.suites = [name for name in SUITES if any(fnmatch.fnmatchcase(name, one) for one in options.suites or "*")]
-    options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
+    usual = [name for name in SUITES if options.targets or SUITES[name].kind != "hosts"]
+    named = [name for name in SUITES if any(fnmatch.fnmatchcase(name, one) for one in options.suites)]
+    options.suites = named if options.suites else usual
     options.shoal = options.shoal.resolve()
     return options
 
@@ -522,6 +608,8 @@ def main():
     if not os.access(options.shoal, os.X_OK):
         say("bench: there is no build/shoal; make build makes it")
         return 2
+    if any(SUITES[name].kind == "hosts" for name in options.suites):
+        bench_hosts.why_impossible()  # now: it may begin this program anew
     peers = peers_open(options.shoal.parent)
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()

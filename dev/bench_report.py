@@ -47,6 +47,16 @@ def loop_ratio(results):
     return min(result["loop_us"] for name, result in results.items() if name != "shoal") / results["shoal"]["loop_us"]
 
 
+def wire_summary(points):
+    """Over emulated hosts: shares of the wire's bound, CPU seconds per GB sent by all hosts."""
+    names = points[0]["results"]
+    return {"share": spread([one["results"]["shoal"]["share"] for one in points]),
+            "shares": {name: median([one["results"][name]["share"] for one in points]) for name in names},
+            "cpu_s_per_gb": {name: median([one["results"][name]["cpu_s_per_gb"] for one in points]) for name in names},
+            "ratio_openmpi": spread([one["ratio_openmpi"] for one in points]),
+            "wire_gb_s": spread([one["wire"]["both_gb_s"] for one in points])}
+
+
 def curve_summary(record):
     rows = []
     for size, state, points in groups(record["points"], "bytes"):
@@ -59,6 +69,8 @@ def curve_summary(record):
         if state != "unknown":
             row["exchange_ns"] = median([one["exchange_ns"] for one in shoal])
             row["over_exchange_us"] = spread([one["median_us"] - one["exchange_ns"] / 1000 for one in shoal])
+        if "wire" in points[0]:
+            row.update(wire_summary(points))
         if "probe_us" in shoal[0]:
             row["of_probe"] = spread([one["median_us"] / one["probe_us"] for one in shoal])
         rows.append(row)
@@ -92,17 +104,31 @@ def spread_text(one):
     return f"{number_text(one['value'])} ({number_text(one['least'])} .. {number_text(one['most'])})"
 
 
+def share_text(value):
+    return f"{value:.3f}"
+
+
+def wire_cells(row, peers):
+    share = row["share"]
+    return [spread_text(row["wire_gb_s"]), f"{share_text(share['value'])} ({share_text(share['least'])} .. {share_text(share['most'])})",
+            *(share_text(row["shares"][name]) for name in peers),
+            *(number_text(row["cpu_s_per_gb"][name]) for name in ("shoal", *peers))]
+
+
 def curve_table(rows):
     peers = [name for name in rows[0]["times_us"] if name != "shoal"]
     peers.sort(reverse=True)
     probed = "of_probe" in rows[0]
     head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), "faster peer / Shoal", "in a loop"]
-    lines = [head + (["Shoal / probe"] if probed else [])]
+    wired = "share" in rows[0]
+    more = ["wire GB/s", "Shoal of the wire", *(f"{name} of it" for name in peers), "CPU s/GB Shoal", *peers] if wired else []
+    lines = [head + (["Shoal / probe"] if probed else []) + more]
     for row in rows:
         times = [row["times_us"]["shoal"], *(row["times_us"][name] for name in peers)]
-        cells = [size_text(row["bytes"]), row["state"], f"{row.get('exchange_ns', 0):.0f}", str(row["rounds"]),
+        cells = [size_text(row["bytes"]), row["state"], f"{row['exchange_ns']:.0f}" if "exchange_ns" in row else "-", str(row["rounds"]),
                  *map(number_text, times), spread_text(row["ratio"]), spread_text(row["loop_ratio"])]
-        lines.append(cells + ([spread_text(row["of_probe"])] if probed else []))
+        cells += [spread_text(row["of_probe"])] if probed else []
+        lines.append(cells + (wire_cells(row, peers) if wired else []))
     return lines
 
 
@@ -181,13 +207,19 @@ def curve_series(x, y, rows, state):
     return parts
 
 
+def peers_text(rows):
+    titles = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}
+    names = [title for name, title in titles.items() if name in rows[0]["times_us"]]
+    return f"the faster of {' and '.join(names)}" if len(names) > 1 else names[0]
+
+
 def curve_plot(record, rows):
     sizes = sorted({row["bytes"] for row in rows})
     ratios = powers(min(1, *(row["ratio"]["least"] for row in rows)), max(2, *(row["ratio"]["most"] for row in rows)))
     x = Axis(sizes[0], sizes[-1], LEFT + 15, WIDTH - RIGHT - 15)
     y = Axis(ratios[0], ratios[-1], HEIGHT - BOTTOM, TOP)
     parts = [text_svg(WIDTH / 2, 22, record["title"], size=15),
-             text_svg(WIDTH / 2, 40, "time of the faster of Open MPI and MPICH over Shoal's; above 1 Shoal is faster", size=11)]
+             text_svg(WIDTH / 2, 40, f"time of {peers_text(rows)} over Shoal's; above 1 Shoal is faster", size=11)]
     parts += curve_grid(x, y, sizes, ratios)
     for index, state in enumerate(state for state in STATES if any(row["state"] == state for row in rows)):
         parts += curve_series(x, y, rows, state)
@@ -257,6 +289,12 @@ TARGETS = [
     *[Target(suite, "over the smooth curve", "value", 1.3, False) for suite in (
         "cliffs", "cliffs-reduce-scatter", "cliffs-all-gather", "cliffs-broadcast", "cliffs-reduce", "cliffs-all-to-all",
         "cliffs-gather", "cliffs-scatter")],
+    *[Target(f"hosts-{name}", text, "share", limit, size_from=at, size_below=below)
+      for name in ("4x1-all-reduce", "4x1-all-gather", "2x2-all-reduce", "2x2-all-gather")
+      for text, limit, at, below in (("of the wire at 16 MiB", 0.93, 16 * M, 64 * M), ("of the wire from 64 MiB", 0.95, 64 * M, HUGE))],
+    *[Target(f"hosts-{name}", "never slower", "ratio", 1) for name in ("4x1-all-reduce", "4x1-all-gather")],
+    Target("hosts-4x1-all-reduce", "up to 4 KiB beside Open MPI", "ratio_openmpi", 1, size_below=4 * K + 1),
+    Target("hosts-2x1-unshaped", "beside Open MPI", "ratio_openmpi", 1.3, size_from=64 * M),
     Target("late", "from the late peer's arrival, us", "value", 100, False),
     Target("quota", "over Open MPI's", "value", 3, False),
 ]

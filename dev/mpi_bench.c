@@ -6,7 +6,8 @@
  * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then a quarter of a
  * second below 64 KiB (500 iterations at least, 20,000 at most), 60 iterations below 8 MiB, 12 above, fewer where they take
  * longer than the seconds given, but 5 at least.
- * exchange_ns is a bare cache-line exchange between ranks 0 and 1, timed just before each size while the others sleep. */
+ * exchange_ns is a bare cache-line exchange between ranks 0 and 1, timed just before each size while the others sleep; null
+ * where ranks are on several hosts. cpu_us is the CPU time of all ranks together per operation, of those in a row. */
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
@@ -34,7 +35,7 @@ struct bench {
     int rank, ranks, in_place, seconds;
     int count; /* elements of a vector or of one part */
     float *input, *output, *buffers[2];
-    struct area *area; /* shared by all ranks */
+    struct area *area; /* shared by all ranks; NULL where they are on several hosts */
     uint64_t turn, exchanges;
     uint64_t fresh; /* inputs written so far; the pattern moves on with it */
 };
@@ -55,14 +56,17 @@ static int by_value(const void *a, const void *b)
 }
 
 /* All ranks map rank 0's part of the window. It lives until MPI_Finalize. */
-static struct area *area_open(int rank)
+static struct area *area_open(int rank, int ranks)
 {
     MPI_Comm local;
     MPI_Win window;
     MPI_Aint bytes = rank == 0 ? 4096 : 0;
-    int unit;
+    int unit, neighbours;
     char *base;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local);
+    MPI_Comm_size(local, &neighbours);
+    if (neighbours < ranks)
+        return NULL;
     MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, local, &base, &window);
     MPI_Win_shared_query(window, 0, &bytes, &unit, &base);
     base += (128 - (uintptr_t)base % 128) % 128;
@@ -99,6 +103,8 @@ static double ping_pong(struct bench *bench)
 static double exchange_measure(struct bench *bench)
 {
     double ns = 0;
+    if (!bench->area)
+        return -1;
     bench->exchanges++;
     if (bench->rank < 2 && bench->ranks > 1)
         ns = ping_pong(bench);
@@ -315,39 +321,62 @@ static int iterations_choose(struct bench *bench, size_t bytes)
     return (int)(fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : fit);
 }
 
-/* Microseconds per operation of many in a row, of the slowest rank. */
-static double loop_measure(struct bench *bench, int iterations)
+struct result {
+    size_t bytes;
+    int iterations;
+    double median_us, p99_us, exchange_ns, loop_us, cpu_us;
+};
+
+static double cpu_s(void)
 {
-    const int rounds = iterations / 4 + 1;
-    double slowest;
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Per operation of many in a row: microseconds of the slowest rank, and CPU time of all ranks together. */
+static void loop_measure(struct bench *bench, struct result *result)
+{
+    const int rounds = result->iterations / 4 + 1;
     MPI_Barrier(MPI_COMM_WORLD);
-    const double start = MPI_Wtime();
+    const double start = MPI_Wtime(), cpu_start = cpu_s();
     for (int i = 0; i < rounds; i++)
         bench->row->call(bench);
-    const double mine = (MPI_Wtime() - start) * 1e6 / rounds;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return slowest;
+    const double cpu = (cpu_s() - cpu_start) * 1e6 / rounds, mine = (MPI_Wtime() - start) * 1e6 / rounds;
+    MPI_Allreduce(&mine, &result->loop_us, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(&cpu, &result->cpu_us, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void result_print(const struct bench *bench, const struct result *result)
+{
+    char exchange[32] = "null";
+    if (result->exchange_ns >= 0)
+        snprintf(exchange, sizeof exchange, "%.1f", result->exchange_ns);
+    printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"float32\",\"in_place\":%s,\"iterations\":%d,"
+           "\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%s,\"loop_us\":%.3f,\"cpu_us\":%.3f}\n",
+           bench->row->name, bench->ranks, result->bytes, bench->in_place ? "true" : "false", result->iterations,
+           result->median_us, result->p99_us, exchange, result->loop_us, result->cpu_us);
+    fflush(stdout);
 }
 
 static void size_run(struct bench *bench, size_t asked)
 {
     static double took[ITERATIONS_MAX], slowest[ITERATIONS_MAX];
+    struct result result;
     operands_set(bench, count_of(bench, asked));
-    const size_t bytes = (size_t)bench->count * parts_most(bench) * sizeof(float);
-    const double exchange_ns = exchange_measure(bench);
+    result.bytes = (size_t)bench->count * parts_most(bench) * sizeof(float);
+    result.exchange_ns = exchange_measure(bench);
     result_check(bench);
-    const int iterations = iterations_choose(bench, bytes);
+    const int iterations = result.iterations = iterations_choose(bench, result.bytes);
     for (int i = 0; i < iterations; i++)
         took[i] = iterate(bench);
     MPI_Reduce(took, slowest, iterations, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
-    const double loop_us = loop_measure(bench, iterations);
+    loop_measure(bench, &result);
     qsort(slowest, (size_t)iterations, sizeof slowest[0], by_value);
+    result.median_us = slowest[iterations / 2] * 1e6;
+    result.p99_us = slowest[iterations * 99 / 100] * 1e6;
     if (bench->rank == 0)
-        printf("{\"collective\":\"%s\",\"ranks\":%d,\"bytes\":%zu,\"dtype\":\"float32\",\"in_place\":%s,\"iterations\":%d,"
-               "\"median_us\":%.3f,\"p99_us\":%.3f,\"exchange_ns\":%.1f,\"loop_us\":%.3f}\n",
-               bench->row->name, bench->ranks, bytes, bench->in_place ? "true" : "false", iterations,
-               slowest[iterations / 2] * 1e6, slowest[iterations * 99 / 100] * 1e6, exchange_ns, loop_us);
-    fflush(stdout);
+        result_print(bench, &result);
 }
 
 /* Ends the job when the arguments make no sense or there is no memory. */
@@ -386,7 +415,7 @@ int main(int argc, char **argv)
     if (!bench.row || least < sizeof(float) || most < least || factor < 2 || bench.seconds < 1)
         refuse(&bench, "no such collective, or a number that makes no sense");
     bench.in_place = bench.row->call == broadcast || !strcmp(argv[5], "in-place");
-    bench.area = area_open(bench.rank);
+    bench.area = area_open(bench.rank, bench.ranks);
     buffers_open(&bench, most);
     for (size_t bytes = least; bytes <= most; bytes *= factor)
         size_run(&bench, bytes);
