@@ -300,8 +300,8 @@ class HostsShoal(bench_hosts.Launched):
 
 def hosts_shoal(hosts, program):
     def command(suite, size):
-        return [program, "bench", suite.collective, "--min", size, "--max", size, "--seconds", suite.seconds, "--format", "json",
-                *suite.shoal]
+        return [program, "bench", suite.collective, "--min", size, "--max", size, "--seconds", suite.seconds, "--format",
+                "json", *suite.shoal]
     return HostsShoal("shoal", hosts, command, {}, RUN_TIMEOUT_S)
 
 

@@ -54,8 +54,9 @@ class Hosts:
 
     def stream(self, start, end):
         """A client on host `start` that sends to host `end` as fast as it can."""
-        return subprocess.Popen([*self.cluster.hosts[start].enter(), "iperf3", "--json", "--time", str(IPERF_S), "--omit", "1",
-                                 "--port", str(IPERF_PORT), "--client", self.cluster.address(end)], stdout=subprocess.PIPE, text=True)
+        client = ["iperf3", "--json", "--time", str(IPERF_S), "--omit", "1", "--port", str(IPERF_PORT), "--client"]
+        return subprocess.Popen([*self.cluster.hosts[start].enter(), *client, self.cluster.address(end)],
+                                stdout=subprocess.PIPE, text=True)
 
     def streams(self, pairs):
         """GB/s received of each, all at once."""
@@ -109,7 +110,8 @@ class Hosts:
         words = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1", "pml": "ob1", "btl_tcp_if_include": subnet,
                  "btl": "tcp,self" if max(sizes) == 1 else "tcp,self,vader", "oob_tcp_if_include": subnet,
                  "mpi_yield_when_idle": "1"}
-        return [*self.cluster.hosts[0].enter(), "env", *(f"{name}={value}" for name, value in self.cluster.environment().items()),
+        environment = [f"{name}={value}" for name, value in self.cluster.environment().items()]
+        return [*self.cluster.hosts[0].enter(), "env", *environment,
                 "mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "--hostfile", str(hosts),
                 *(word for name, value in words.items() for word in ("--mca", name, value))]
 
@@ -139,7 +141,8 @@ class Launched:
 
 
 def gloo_is_here():
-    return GLOO_PYTHON.exists() and subprocess.run([GLOO_PYTHON, "-c", "import torch.distributed"], capture_output=True).returncode == 0
+    tried = [GLOO_PYTHON, "-c", "import torch.distributed"]
+    return GLOO_PYTHON.exists() and subprocess.run(tried, capture_output=True).returncode == 0
 
 
 def gloo_open(hosts, limit_s):

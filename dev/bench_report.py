@@ -100,8 +100,8 @@ def number_text(value):
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def spread_text(one):
-    return f"{number_text(one['value'])} ({number_text(one['least'])} .. {number_text(one['most'])})"
+def spread_text(one, text=number_text):
+    return f"{text(one['value'])} ({text(one['least'])} .. {text(one['most'])})"
 
 
 def share_text(value):
@@ -109,8 +109,7 @@ def share_text(value):
 
 
 def wire_cells(row, peers):
-    share = row["share"]
-    return [spread_text(row["wire_gb_s"]), f"{share_text(share['value'])} ({share_text(share['least'])} .. {share_text(share['most'])})",
+    return [spread_text(row["wire_gb_s"], share_text), spread_text(row["share"], share_text),
             *(share_text(row["shares"][name]) for name in peers),
             *(number_text(row["cpu_s_per_gb"][name]) for name in ("shoal", *peers))]
 
@@ -125,7 +124,8 @@ def curve_table(rows):
     lines = [head + (["Shoal / probe"] if probed else []) + more]
     for row in rows:
         times = [row["times_us"]["shoal"], *(row["times_us"][name] for name in peers)]
-        cells = [size_text(row["bytes"]), row["state"], f"{row['exchange_ns']:.0f}" if "exchange_ns" in row else "-", str(row["rounds"]),
+        exchange = f"{row['exchange_ns']:.0f}" if "exchange_ns" in row else "-"
+        cells = [size_text(row["bytes"]), row["state"], exchange, str(row["rounds"]),
                  *map(number_text, times), spread_text(row["ratio"]), spread_text(row["loop_ratio"])]
         cells += [spread_text(row["of_probe"])] if probed else []
         lines.append(cells + (wire_cells(row, peers) if wired else []))
@@ -291,7 +291,8 @@ TARGETS = [
         "cliffs-gather", "cliffs-scatter")],
     *[Target(f"hosts-{name}", text, "share", limit, size_from=at, size_below=below)
       for name in ("4x1-all-reduce", "4x1-all-gather", "2x2-all-reduce", "2x2-all-gather")
-      for text, limit, at, below in (("of the wire at 16 MiB", 0.93, 16 * M, 64 * M), ("of the wire from 64 MiB", 0.95, 64 * M, HUGE))],
+      for text, limit, at, below in (("of the wire at 16 MiB", 0.93, 16 * M, 64 * M),
+                                     ("of the wire from 64 MiB", 0.95, 64 * M, HUGE))],
     *[Target(f"hosts-{name}", "never slower", "ratio", 1) for name in ("4x1-all-reduce", "4x1-all-gather")],
     Target("hosts-4x1-all-reduce", "up to 4 KiB beside Open MPI", "ratio_openmpi", 1, size_below=4 * K + 1),
     Target("hosts-2x1-unshaped", "beside Open MPI", "ratio_openmpi", 1.3, size_from=64 * M),

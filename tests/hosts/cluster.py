@@ -111,9 +111,9 @@ class Host:
         """What to put before a command that shall run here and end with us."""
         return ["nsenter", "-t", str(self.pid), "--net", "--uts", "setpriv", "--pdeathsig", "KILL", "--"]
 
-    def run(self, *command, **more):
+    def run(self, *command):
         """Runs a command to its end and returns what it printed; raises when it fails."""
-        return subprocess.run([*self.enter(), *command], check=True, stdout=subprocess.PIPE, text=True, timeout=20, **more).stdout
+        return subprocess.run([*self.enter(), *command], check=True, stdout=subprocess.PIPE, text=True, timeout=20).stdout
 
     def processes(self):
         """All in our network namespace but the keeper."""
@@ -212,6 +212,9 @@ class Rank:
         size = os.fstat(self.file.fileno()).st_size
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
 
+    def state(self):
+        return "(still running)" if self.code is None else f"(ended with {self.code})"
+
     def signal(self, number):
         if not self.poll():
             os.killpg(self.pid, number)
@@ -279,7 +282,7 @@ class Job:
     def told(self):
         """All output, each line behind [host.rank]."""
         return "".join(f"[{rank.host.name}.{rank.number}] {line}\n" for rank in sorted(self.ranks, key=lambda one: one.number)
-                       for line in [*rank.output().splitlines(), "(still running)" if rank.code is None else f"(code {rank.code})"])
+                       for line in [*rank.output().splitlines(), rank.state()])
 
     def close(self):
         for rank in self.ranks:

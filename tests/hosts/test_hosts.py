@@ -82,7 +82,8 @@ def exact_with_provider(word, provider):
 
 def memory_files(pid):
     """What a process shares memory through: its descriptors and mappings of memfds, as inode numbers."""
-    found = {int(inode) for inode in re.findall(r"^\S+ \S+ \S+ \S+ (\d+) +/memfd:", Path(f"/proc/{pid}/maps").read_text(), re.M)}
+    mappings = Path(f"/proc/{pid}/maps").read_text()
+    found = {int(inode) for inode in re.findall(r"^\S+ \S+ \S+ \S+ (\d+) +/memfd:", mappings, re.M)}
     for path in Path(f"/proc/{pid}/fd").iterdir():
         try:
             if os.readlink(path).startswith("/memfd:"):
