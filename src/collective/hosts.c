@@ -225,7 +225,6 @@ struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slic
 void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int j)
 {
     struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
-    const struct shoal_block dest = shoal_hosts_partial(hosts, slice, j);
     const int count = shoal_hosts_size(hosts, hosts->own);
 
     if (shoal_hosts_neighbours(hosts) == 0)
@@ -235,7 +234,7 @@ void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int 
         const bool is_reached = rank == hosts->rank || shoal_view_shares_input(hosts->view, rank);
         sources[i] = is_reached ? shoal_hosts_input(hosts, rank, slice, j) : shoal_hosts_staged(hosts, rank, slice, j);
     }
-    shoal_plan_reduce(hosts->plan, sources, count, &dest, 1);
+    shoal_plan_reduce_partial(hosts->plan, sources, count, shoal_hosts_partial(hosts, slice, j));
 }
 
 /* ---- Inside the host: on the way out ------------------------------------------------------------------------------------- */

@@ -369,6 +369,13 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
     return false;
 }
 
+/* What is not the last sum is neither divided nor scaled. */
+static enum shoal_op operator_of(const struct shoal_request *request, const struct shoal_step *step)
+{
+    const bool is_sum = request->call.op == SHOAL_AVG || request->call.op == SHOAL_SCALED_SUM;
+    return step->is_partial && is_sum ? SHOAL_SUM : request->call.op;
+}
+
 /* Reduces by way of a buffer that stays in the first cache, so that no loop reads and writes colliding addresses. */
 static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
                          size_t elements, enum shoal_stores stores)
@@ -378,9 +385,9 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     const size_t element = request->element_bytes, chunk = sizeof buffer / element;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
-        engine->kernels->reduce[request->call.type][request->call.op](&into, 1, engine->sources, step->source_count, count,
-                                                                      shoal_engine_argument(engine, &request->call),
-                                                                      SHOAL_STORES_CACHED);
+        engine->kernels->reduce[request->call.type][operator_of(request, step)](
+            &into, 1, engine->sources, step->source_count, count, shoal_engine_argument(engine, &request->call),
+            SHOAL_STORES_CACHED);
         engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
         for (unsigned s = 0; s < step->source_count; s++)
             engine->sources[s] = (const char *)engine->sources[s] + count * element;
@@ -411,8 +418,9 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
     if (step->source_count > 1 && any_collide(engine, step))
         reduce_apart(engine, request, step, elements, stores);
     else if (step->source_count > 1)
-        engine->kernels->reduce[call->type][call->op](engine->dests, step->dest_count, engine->sources, step->source_count,
-                                                      elements, shoal_engine_argument(engine, call), stores);
+        engine->kernels->reduce[call->type][operator_of(request, step)](engine->dests, step->dest_count, engine->sources,
+                                                                        step->source_count, elements,
+                                                                        shoal_engine_argument(engine, call), stores);
     else
         copy_run(engine, step, elements * request->element_bytes, stores);
 }

@@ -110,6 +110,14 @@ void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *source
     append_blocks(plan, dests, dest_count);
 }
 
+void shoal_plan_reduce_partial(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
+                               struct shoal_block dest)
+{
+    shoal_plan_reduce(plan, sources, source_count, &dest, 1);
+    if (plan->status == SHOAL_OK)
+        plan->steps[plan->step_count - 1].is_partial = true;
+}
+
 void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest)
 {
     shoal_plan_reduce(plan, &source, 1, &dest, 1);

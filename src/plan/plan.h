@@ -4,7 +4,7 @@
  *
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
- *            itself, as happens in place, it writes nothing.
+ *            itself, as happens in place, it writes nothing. Where others are added later it says so: "partial".
  *   put      own block into a peer's window, then raise the peer's counter of this rank by one
  *   signal   raise the peer's counter of this rank by one
  *   wait     until the own counter of a peer has been raised so many times
@@ -67,6 +67,7 @@ enum shoal_step_kind { SHOAL_STEP_REDUCE, SHOAL_STEP_PUT, SHOAL_STEP_SIGNAL, SHO
 
 struct shoal_step {
     uint8_t kind;
+    bool is_partial;       /* reduce: others add to the result; averages and scales come in the end */
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
@@ -207,6 +208,9 @@ struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count);
+/* The same where the destinations do not have all contributions yet. */
+void shoal_plan_reduce_partial(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
+                               struct shoal_block dest);
 void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
 /* dest.rank is the peer whose memory is written and whose counter is raised. */
 void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);

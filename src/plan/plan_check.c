@@ -333,6 +333,25 @@ static enum shoal_status write_cell(struct check *check, struct access now, cons
 
 /* ---- One step ------------------------------------------------------------------------------------------------------------ */
 
+/* A reduction says whether contributions are still missing: an average divides only in the end. */
+static enum shoal_status verify_partial(const struct check *check, struct access now, const struct operation *operation,
+                                        const struct shoal_step *step)
+{
+    bool is_partial = false;
+    char here[STEP_TEXT_MAX];
+
+    if (step->source_count == 1 || !operation->shape->is_reduced)
+        return SHOAL_OK;
+    for (int rank = 0; rank < check->size; rank++)
+        is_partial |= check->sum[rank] == 0;
+    if (is_partial == step->is_partial)
+        return SHOAL_OK;
+    describe_access(check, now, here);
+    return fault(check, "result: %s %s", here,
+                 is_partial ? "lacks contributions, and is not called partial"
+                            : "has all contributions, but is called partial");
+}
+
 /* Element i of the destinations becomes the sum of element i of the sources. In place, a copy to itself writes nothing. */
 static enum shoal_status move_unit(struct check *check, struct access now, const struct operation *operation,
                                    const struct shoal_block *blocks, const struct shoal_step *step, size_t i)
@@ -351,6 +370,7 @@ static enum shoal_status move_unit(struct check *check, struct access now, const
             check->sum[rank] = (uint8_t)(total < UINT8_MAX ? total : UINT8_MAX);
         }
     }
+    SHOAL_TRY(verify_partial(check, now, operation, step));
     for (int b = step->source_count; b < step->source_count + step->dest_count; b++) {
         const size_t cell = block_range(check, operation, &blocks[b]).first + i;
         if (step->source_count == 1 && cell == first)

@@ -72,7 +72,7 @@ static void emit_step(struct sink *sink, const struct shoal_plan *plan, const st
 {
     switch (step->kind) {
     case SHOAL_STEP_REDUCE:
-        emit_move(sink, step->source_count == 1 ? "copy" : "reduce", plan, step);
+        emit_move(sink, step->source_count == 1 ? "copy" : step->is_partial ? "partial" : "reduce", plan, step);
         return;
     case SHOAL_STEP_PUT:
         emit_move(sink, "put", plan, step);

@@ -918,7 +918,24 @@ static void plan_check_text_says_what_an_output_holds(void **state)
     (void)state;
     group_init(&group, &owners, 3, NULL, 0, SHARE_ALL, false);
     plant_contribution_twice(&group, 1, 0);
+    expect_text(&group,
+                "result: rank 1, step 0 of operation 1 [reduce  in[0] 1/3 + in[1] 1/3 + in[0] 1/3 -> out[0] 1/3, out[1] "
+                "1/3, out[2] 1/3] lacks contributions, and is not called partial");
+    group.plans[1].steps[0].is_partial = true;
     expect_text(&group, "result: rank 2, operation 1: element 20 of the output (from rank 0) has rank 0's part 2 times, not 1");
+    group_fini(&group);
+}
+
+static void plan_check_finds_a_last_sum_called_partial(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &owners, 2, NULL, 0, SHARE_ALL, false);
+    group.plans[1].steps[0].is_partial = true;
+    expect_text(&group,
+                "result: rank 1, step 0 of operation 1 [partial in[0] 1/2 + in[1] 1/2 -> out[0] 1/2, out[1] 1/2] has all "
+                "contributions, but is called partial");
     group_fini(&group);
 }
 
@@ -1058,6 +1075,7 @@ int main(void)
         cmocka_unit_test(plan_check_text_names_both_parties_of_a_race),
         cmocka_unit_test(plan_check_text_says_where_ranks_stand_in_a_deadlock),
         cmocka_unit_test(plan_check_text_says_what_an_output_holds),
+        cmocka_unit_test(plan_check_finds_a_last_sum_called_partial),
         cmocka_unit_test(plan_check_text_names_what_is_not_reached),
         cmocka_unit_test(plan_check_text_counts_signals),
         cmocka_unit_test(plan_check_finds_window_written_by_another),
