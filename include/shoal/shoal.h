@@ -201,8 +201,9 @@ enum shoal_type {
 /* Sum, prod: integers wrap. Max, min: a NaN anywhere gives NaN. Avg: the sum divided once by the number of ranks (integers:
  * the wrapped sum, toward zero). Scaled sum: the sum of scale times each element; scale is in the options, the same on all
  * ranks, and a whole number for integers (their products wrap). The bitwise operators are for integers alone. bfloat16 and
- * float16 are computed in float32, in rank order, and rounded once to nearest even. All ranks get the same bits, and the same
- * inputs give the same bits in every run, whatever the processor. */
+ * float16 are computed in float32, in rank order, and rounded once to nearest even; over several hosts the sum of each host is
+ * rounded too, and so are scaled elements where the algorithm keeps them. All ranks get the same bits, and the same inputs give
+ * the same bits in every run, whatever the processor. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 

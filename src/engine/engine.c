@@ -118,6 +118,8 @@ void shoal_engine_destroy(struct shoal_engine *engine)
         free(engine->cache[i].named);
     }
     engine->ops->destroy(engine->transport, engine->is_finalized);
+    for (unsigned i = 0; i < engine->depth; i++)
+        shoal_packed_free(&engine->left_packed[i]);
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
     free(engine->sources);

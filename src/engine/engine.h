@@ -24,6 +24,7 @@
 struct shoal_driver;
 struct shoal_engine;
 struct shoal_messages;
+struct shoal_packed;
 
 #define SHOAL_NEEDED_ALL (-1)
 
@@ -92,6 +93,7 @@ struct shoal_piece {
     struct shoal_request *request; /* NULL: the slot is free */
     size_t first;                  /* element of a whole, or of each part */
     uint32_t step;
+    struct shoal_packed *packed; /* what was put together for its puts */
 };
 
 /* Called after each step, for tests. */
@@ -158,7 +160,8 @@ struct shoal_engine {
     void **dests;         /* [size + 1] scratch */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
-    uint64_t piece_next; /* number of the next piece; its slot is this modulo depth */
+    struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
+    uint64_t piece_next;                               /* number of the next piece; its slot is this modulo depth */
     unsigned piece_active;
     uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's piece */
 
@@ -249,6 +252,7 @@ static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, u
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 
 /* engine_run.c: pieces and steps. */
+void shoal_packed_free(struct shoal_packed **list);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_pieces(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);

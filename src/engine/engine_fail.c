@@ -191,6 +191,8 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     engine->is_broken = true;
     engine->active_head = engine->queue_head = engine->start_next = NULL;
     engine->active_count = engine->piece_active = 0;
+    for (unsigned i = 0; i < engine->depth; i++)
+        engine->left_packed[i] = engine->pieces[i].packed;
     memset(engine->pieces, 0, sizeof engine->pieces);
     log_broken(engine, failure);
     complete_list(active, failure->status);

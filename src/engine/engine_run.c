@@ -369,11 +369,53 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
     return false;
 }
 
-/* What is not the last sum is neither divided nor scaled. */
+/* Over several hosts sums are made in several steps. An average divides in the last one; a scaled sum multiplies where an input
+ * is read, so that what is added is scaled already. */
+static bool is_scaled_on_reading(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    return engine->hosts > 1 && request->call.op == SHOAL_SCALED_SUM;
+}
+
 static enum shoal_op operator_of(const struct shoal_request *request, const struct shoal_step *step)
 {
-    const bool is_sum = request->call.op == SHOAL_AVG || request->call.op == SHOAL_SCALED_SUM;
-    return step->is_partial && is_sum ? SHOAL_SUM : request->call.op;
+    return step->is_partial && request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op;
+}
+
+static unsigned count_inputs(const struct shoal_request *request, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
+    unsigned count = 0;
+    for (unsigned i = 0; i < step->source_count; i++)
+        count += blocks[i].operand == SHOAL_OPERAND_INPUT;
+    return count;
+}
+
+/* Some sources are inputs, others are scaled already: inputs are scaled into buffers that stay in the cache. */
+static void reduce_scaling(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
+                           size_t elements, enum shoal_stores stores)
+{
+    _Alignas(SHOAL_PAGE) char buffer[16 * SHOAL_PAGE]; /* a line at least for each rank of a host */
+    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
+    const shoal_reduce_fn *reduce = engine->kernels->reduce[request->call.type];
+    const size_t element = request->element_bytes, inputs = count_inputs(request, step);
+    const size_t each = sizeof buffer / inputs / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE, chunk = each / element;
+    const void *sources[SHOAL_PLAN_RANKS_MAX];
+    for (size_t at = 0; at < elements; at += chunk) {
+        const size_t count = shoal_min_size(chunk, elements - at);
+        char *next = buffer;
+        for (unsigned s = 0; s < step->source_count; s++) {
+            sources[s] = (const char *)engine->sources[s] + at * element;
+            if (blocks[s].operand != SHOAL_OPERAND_INPUT)
+                continue;
+            void *const scaled = next;
+            reduce[SHOAL_SCALED_SUM](&scaled, 1, &sources[s], 1, count, request->call.scale, SHOAL_STORES_CACHED);
+            sources[s] = scaled;
+            next += each;
+        }
+        reduce[SHOAL_SUM](engine->dests, step->dest_count, sources, step->source_count, count, 0, stores);
+        for (unsigned d = 0; d < step->dest_count; d++)
+            engine->dests[d] = (char *)engine->dests[d] + count * element;
+    }
 }
 
 /* Reduces by way of a buffer that stays in the first cache, so that no loop reads and writes colliding addresses. */
@@ -415,7 +457,12 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
     const struct shoal_call *call = &request->call;
     const enum shoal_stores stores =
         request->arrival.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
-    if (step->source_count > 1 && any_collide(engine, step))
+    if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && count_inputs(request, step))
+        reduce_scaling(engine, request, step, elements, stores);
+    else if (SHOAL_UNLIKELY(is_scaled_on_reading(engine, request)) && step->source_count > 1)
+        engine->kernels->reduce[call->type][SHOAL_SUM](engine->dests, step->dest_count, engine->sources, step->source_count,
+                                                       elements, 0, stores);
+    else if (step->source_count > 1 && any_collide(engine, step))
         reduce_apart(engine, request, step, elements, stores);
     else if (step->source_count > 1)
         engine->kernels->reduce[call->type][operator_of(request, step)](engine->dests, step->dest_count, engine->sources,
@@ -454,23 +501,67 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* Offsets of a put count from the window slot, or from the peer's output. What is put lies in a row. */
-static enum shoal_status run_put(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
+/* Of several tensors, or scaled: what is put, in a row, until the piece ends. */
+struct shoal_packed {
+    struct shoal_packed *next;
+    _Alignas(SHOAL_CACHE_LINE) char data[];
+};
+
+static void free_first(struct shoal_packed **list)
+{
+    struct shoal_packed *packed = *list;
+    *list = packed->next;
+    free(packed);
+}
+
+void shoal_packed_free(struct shoal_packed **list)
+{
+    while (*list)
+        free_first(list);
+}
+
+/* NULL: no memory. */
+static const char *pack_block(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot, struct shoal_block block,
+                              const struct span *span)
+{
+    const size_t element = piece->request->element_bytes;
+    struct shoal_packed *packed =
+        aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + span->elements * element, SHOAL_CACHE_LINE));
+    if (!packed)
+        return NULL;
+    for (size_t at = 0, run; at < span->elements; at += run) {
+        run = span->elements - at;
+        const char *from = find_address(engine, piece, slot, block, span, at, &run);
+        memcpy(packed->data + at * element, from, run * element);
+    }
+    if (is_scaled_on_reading(engine, piece->request) && block.operand == SHOAL_OPERAND_INPUT) {
+        void *const data = packed->data;
+        const void *source = data;
+        engine->kernels->reduce[piece->request->call.type][SHOAL_SCALED_SUM](&data, 1, &source, 1, span->elements,
+                                                                             piece->request->call.scale, SHOAL_STORES_CACHED);
+    }
+    packed->next = piece->packed;
+    piece->packed = packed;
+    return packed->data;
+}
+
+static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot,
                                  const struct shoal_step *step)
 {
     const struct shoal_request *request = piece->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     const struct span from = find_span(engine, piece, blocks[0]), to = find_span(engine, piece, blocks[1]);
-    const size_t element = request->element_bytes;
-    size_t run = from.elements, offset = to.window_at;
-    shoal_location location = 0;
+    size_t run = from.elements;
     const char *source = find_address(engine, piece, slot, blocks[0], &from, 0, &run);
-    if (blocks[1].operand == SHOAL_OPERAND_OUTPUT) {
-        location = engine->ops->arrival(engine->transport, step->peer, request->sequence)->output;
-        offset =
-            element * (to.begin + shoal_call_part_at(&request->call, engine->rank, SHOAL_OPERAND_OUTPUT, step->peer, to.part));
-    }
-    return engine->ops->put(engine->transport, step->peer, slot, location, offset, source, from.elements * element);
+    const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
+    const bool is_apart = run < from.elements || (is_input && is_scaled_on_reading(engine, request));
+    if (is_apart && !(source = pack_block(engine, piece, slot, blocks[0], &from)))
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
+    const enum shoal_status status =
+        engine->ops->put(engine->transport, step->peer, slot, 0, to.window_at, source, from.elements * request->element_bytes);
+    if (is_apart && status != SHOAL_OK)
+        free_first(&piece->packed);
+    return status;
 }
 
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
@@ -509,6 +600,7 @@ static void end_piece(struct shoal_engine *engine, struct shoal_piece *piece, un
     uint64_t *base = &engine->slot_base[slot * (unsigned)engine->size];
     for (int r = 0; r < engine->size; r++)
         base[r] += request->cached->plan.signals_in[r];
+    shoal_packed_free(&piece->packed);
     piece->request = NULL;
     engine->piece_active--;
     if (++request->pieces_done == request->piece_count)
