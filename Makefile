@@ -51,7 +51,7 @@ build/gloo/bin/python3:
 
 bench-hosts: build build/gloo/bin/python3
 	@dev/deps.sh bench
-	@dev/bench.py $(if $(ARGS),$(ARGS),'hosts-*')
+	@dev/bench.py 'hosts-*' $(ARGS)
 
 docs:
 	@dev/deps.sh docs

@@ -170,12 +170,18 @@ class Cluster:
         self.switch.run("ip", "link", "set", port, "up")
         if not self.ipv6:
             host.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", INTERFACE)
-        host.run("ip", "address", "add", f"fd77::{number}/64", "dev", INTERFACE, "nodad")
+        self.join_ipv6(host, number)
         host.run("ip", "link", "set", INTERFACE, "up")
         if self.rate:
             for place, device in ((self.switch, port), (host, INTERFACE)):
                 place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", "256kb",
                           "latency", "20ms")
+
+    def join_ipv6(self, host, number):
+        """A kernel without IPv6 is no fault where IPv4 is there, too."""
+        why = tried(*host.enter(), "ip", "address", "add", f"fd77::{number}/64", "dev", INTERFACE, "nodad")
+        if why and self.ipv6:
+            raise Impossible(f"no IPv6 addresses: {why}")
 
     def address(self, number):
         """Of the host with this number, from 0."""

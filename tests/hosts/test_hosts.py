@@ -24,12 +24,15 @@ EXACT_S = 90  # far above what it takes: a hang is ended
 START_S = 30
 TOLD_S = 10  # from a fault to the last survivor's last words
 GRACE_S = 15
-SOME_GROUPS = ["rows", "messages", "exchanges", "asynchronous", "groups", "bits"]  # a few seconds less than all
+SOME_GROUPS = ["rows", "megabytes", "roots", "messages", "exchanges", "asynchronous", "groups", "bits"]  # half the time of all
 
 
 def case(name, function, *words, **more):
     def run():
-        function(*words, **more)
+        try:
+            function(*words, **more)
+        except Impossible as why:
+            raise Skip(str(why))
     run.__name__ = name
     return run
 
@@ -41,10 +44,12 @@ def layout_of_fault(word):
 def wait_for(question, seconds, what):
     """The answer as soon as it is true; what: a text, or a function that makes it, for the failure."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if answer := question():
-            return answer
+    while not (answer := question()):
+        if time.monotonic() > end:
+            break
         time.sleep(0.01)
+    if answer:
+        return answer
     raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
 
 
@@ -308,6 +313,7 @@ def listening_ports(host):
 
 
 CONNECTIONS = 30  # of each kind, to each port
+CONNECTING_S = 4  # in all: whoever does not let strangers in makes them wait
 
 
 def connect(address, port):
@@ -328,17 +334,16 @@ def send(connection, data):
 def attack(address, ports):
     """What strangers do: some connect and leave, some send rubbish, some a byte now and then, until we are killed. Says how
     many got in."""
-    slow, got_in = [], 0
-    for port in [int(port) for port in ports] * CONNECTIONS:
-        for kind in ("leave", "rubbish", "slow"):
-            connection = connect(address, port)
-            if not connection:
-                continue
-            got_in += 1
-            if kind == "rubbish":
-                send(connection, random.randbytes(random.choice([1, 4, 60, 3000])))
-            if kind != "leave":
-                slow.append(connection)
+    slow, got_in, end = [], 0, time.monotonic() + CONNECTING_S
+    for port, kind in [(int(port), kind) for kind in ("leave", "rubbish", "slow") for port in ports] * CONNECTIONS:
+        connection = connect(address, port) if time.monotonic() < end else None
+        if not connection:
+            continue
+        got_in += 1
+        if kind == "rubbish":
+            send(connection, random.randbytes(random.choice([1, 4, 60, 3000])))
+        if kind != "leave":
+            slow.append(connection)
     print(got_in, flush=True)
     while True:
         time.sleep(0.2)
@@ -397,8 +402,8 @@ def strangers_at_the_start(word):
 CLAIM = {"LOCAL_WORLD_SIZE": 4}  # as if all ranks were on one host
 
 CASES = [
-    *[case(f"exact_{word}", exact, word) for word in ("1x1", "1x4", "2x1", "2x2", "3x1", "3x2", "3+1", "4x1")],
-    case("exact_4x2", exact, "4x2", SOME_GROUPS),
+    *[case(f"exact_{word}", exact, word) for word in ("1x1", "1x4", "2x1", "2x2", "3x1", "3+1")],
+    *[case(f"exact_{word}", exact, word, [*SOME_GROUPS, "parts"]) for word in ("3x2", "4x1", "4x2")],
     case("exact_2x2_ipv6", exact, "2x2", SOME_GROUPS, ipv6=True),
     case("exact_2x2_round_robin", exact, "2x2:rr"),
     case("exact_4x2_round_robin", exact, "4x2:rr", SOME_GROUPS),
