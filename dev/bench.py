@@ -306,7 +306,7 @@ def hosts_shoal(hosts, program):
 
 
 def hosts_peers(hosts, suite, build, folder):
-    settings = bench_hosts.openmpi_settings(suite.collective)
+    settings = bench_hosts.openmpi_settings(suite.collective, hosts.layout, CORES)
     openmpi = Peer("openmpi", build, hosts.openmpi_launch(folder), lambda ranks: settings, lambda ranks: [])
     openmpi.build()
     return [openmpi, *([bench_hosts.gloo_open(hosts, RUN_TIMEOUT_S)] if bench_hosts.gloo_is_here() else [])]

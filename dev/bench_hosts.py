@@ -99,27 +99,29 @@ class Hosts:
     # ---- libraries ----
 
     def openmpi_launch(self, folder):
-        """mpirun on the first host; its daemons on the others are started by `cluster.py rsh`. Of what was tried, this is its
-        best: one rank's memory is not shared with other hosts, without yielding 64 B take a hundred times as long, and a rank
-        bound to the first core of its host would meet all the others there."""
+        """mpirun on the first host; its daemons on the others are started by `cluster.py rsh`. Ranks are not bound: each host
+        would bind its first rank to the first core, where all would meet."""
         hosts = Path(folder) / "hosts"
         sizes = self.layout.sizes
         hosts.write_text("".join(f"{self.cluster.address(i)} slots={size}\n" for i, size in enumerate(sizes)))
         subnet = f"{self.cluster.address(0).rpartition('.')[0]}.0/24"
         agent = f"{sys.executable} {ROOT / 'tests/hosts/cluster.py'} rsh"
         words = {"plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1", "pml": "ob1", "btl_tcp_if_include": subnet,
-                 "btl": "tcp,self" if max(sizes) == 1 else "tcp,self,vader", "oob_tcp_if_include": subnet,
-                 "mpi_yield_when_idle": "1"}
+                 "btl": "tcp,self" if max(sizes) == 1 else "tcp,self,vader", "oob_tcp_if_include": subnet}
         environment = [f"{name}={value}" for name, value in self.cluster.environment().items()]
         return [*self.cluster.hosts[0].enter(), "env", *environment,
                 "mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "--hostfile", str(hosts),
                 *(word for name, value in words.items() for word in ("--mca", name, value))]
 
 
-def openmpi_settings(collective):
-    """What mpirun is tried with at each size: its own choice, and rings, which it does not take soon enough."""
+def openmpi_settings(collective, layout, cores):
+    """What mpirun is tried with at each size: its own choice; rings, which it does not take soon enough; on hosts with several
+    ranks, its collectives for such. Where ranks share cores they must yield: else 64 B take a hundred times as long."""
     ring = {"allreduce": "4", "allgather": "4"}[collective]
-    return [[], ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", f"coll_tuned_{collective}_algorithm", ring]]
+    choices = [[], ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", f"coll_tuned_{collective}_algorithm", ring]]
+    choices += [["--mca", "coll_han_priority", "100"]] if max(layout.sizes) > 1 else []
+    return [[*choice, "--mca", "mpi_yield_when_idle", yields] for choice in choices
+            for yields in (("1", "0") if layout.size <= cores else ("1",))]
 
 
 @dataclass

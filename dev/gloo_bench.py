@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Times Gloo's collectives, through PyTorch, exactly as `shoal bench` times Shoal's: one JSON object, from rank 0.
 
     gloo_bench.py allreduce|allgather BYTES SECONDS      under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
