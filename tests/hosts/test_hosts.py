@@ -238,11 +238,6 @@ def on_last_rank(word, **variables):
     return lambda rank: variables if rank == last else {}
 
 
-def on_last_host(word, **variables):
-    layout = layout_of_fault(word)
-    return lambda rank: variables if layout.host_of[rank] == len(layout.sizes) - 1 else {}
-
-
 def wrong_secret(word):
     texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, SHOAL_SECRET="another"))
     expect("secret" in texts[-1], texts[-1])
