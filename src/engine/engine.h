@@ -187,6 +187,8 @@ struct shoal_engine {
     uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
     uint64_t progress_mark; /* and what it looked like */
     bool has_warned;
+    int warned_rank; /* whom it named */
+    uint64_t warned_ns;
     shoal_step_fn on_step;
     void *on_step_arg;
 };

@@ -425,11 +425,17 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     return first;
 }
 
-static void warn_slow(struct shoal_engine *engine, struct shoal_request *request)
+/* Once, and again when another rank is found to be the one that is waited for. */
+static void warn_slow(struct shoal_engine *engine, struct shoal_request *request, uint64_t now_ns)
 {
     char missing[400], call_text[96];
     const struct shoal_descriptor call = describe_call(request);
-    name_missing(engine, request, missing, sizeof missing);
+    const int rank = name_missing(engine, request, missing, sizeof missing);
+    engine->warned_ns = now_ns;
+    if (engine->has_warned && rank == engine->warned_rank)
+        return;
+    engine->has_warned = true;
+    engine->warned_rank = rank;
     shoal_engine_print_call(&call, call_text, sizeof call_text);
     shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s",
                    call_text, (unsigned long long)request->sequence, engine->name,
@@ -496,6 +502,9 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     return mark * 31 + engine->message_count;
 }
 
+/* Between two looks at whom a slow operation waits for. */
+#define WARN_AGAIN_NS SHOAL_NS_PER_S
+
 uint64_t shoal_engine_check(struct shoal_engine *engine)
 {
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
@@ -518,9 +527,9 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         engine->progress_ns = now_ns;
         engine->progress_mark = mark;
         engine->has_warned = false;
-    } else if (!engine->has_warned && now_ns - engine->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS) {
-        engine->has_warned = true;
-        warn_slow(engine, request);
+    } else if (now_ns - engine->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS &&
+               (!engine->has_warned || now_ns - engine->warned_ns >= WARN_AGAIN_NS)) {
+        warn_slow(engine, request, now_ns);
     }
     const uint64_t left_ns = urgent->deadline_ns - now_ns;
     return left_ns < every_ns ? left_ns : every_ns;

@@ -564,6 +564,21 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece
     return status;
 }
 
+static bool has_left(const struct shoal_engine *engine, unsigned slot)
+{
+    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
+}
+
+/* In place parts that come take the place of parts that go: those must have left. Elsewhere what is overwritten was answered. */
+static bool may_overwrite(const struct shoal_engine *engine, const struct shoal_request *request, unsigned slot,
+                          const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
+    const bool is_exchanged = request->shape->is_input_cut && request->shape->is_output_cut;
+    return SHOAL_LIKELY(!is_exchanged) || request->call.input != request->call.output ||
+           blocks[step->source_count].operand != SHOAL_OPERAND_OUTPUT || has_left(engine, slot);
+}
+
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
 static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
 {
@@ -576,6 +591,8 @@ static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
+        if (!may_overwrite(engine, piece->request, slot, step))
+            return false;
         run_reduce(engine, piece, slot, step);
         return true;
     case SHOAL_STEP_PUT:
@@ -605,11 +622,6 @@ static void end_piece(struct shoal_engine *engine, struct shoal_piece *piece, un
     engine->piece_active--;
     if (++request->pieces_done == request->piece_count)
         request->state = SHOAL_REQUEST_DONE;
-}
-
-static bool has_left(const struct shoal_engine *engine, unsigned slot)
-{
-    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
 }
 
 static bool run_piece(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot)

@@ -733,7 +733,8 @@ static void destroy(struct shoal_transport *transport, bool finalized)
 {
     struct hosts *hosts = hosts_of(transport);
     if (hosts->membership.arg) {
-        if (!finalized)
+        struct shoal_failure failure;
+        if (!finalized && !failed(transport, &failure)) /* else the others are told of that */
             shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, false, hosts->completed);
         shoal_world_leave(hosts->world, &hosts->membership);
         shoal_network_channel_close(hosts->network, &hosts->channel);

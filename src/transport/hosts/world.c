@@ -72,18 +72,21 @@ static void on_lost(void *arg, int rank)
     shoal_log_line(world->log, SHOAL_LOG_INFO, "hosts", "rank %d of the world: %s", rank, how);
 }
 
+static void tell_failure(struct shoal_world *world, struct shoal_world_member *member)
+{
+    struct notice notice = {.kind = FAILURE, .comm = member->comm};
+    if (!atomic_load_explicit(&member->must_tell, memory_order_acquire) || !member->give(member->arg, &notice.failure))
+        return;
+    atomic_store_explicit(&member->must_tell, false, memory_order_relaxed);
+    (void)shoal_control_publish(world->control, &notice, sizeof notice);
+}
+
 static void on_woken(void *arg)
 {
     struct shoal_world *world = arg;
-    struct notice notice = {.kind = FAILURE};
     pthread_mutex_lock(&world->lock);
-    for (struct shoal_world_member *member = world->members; member; member = member->next) {
-        if (!atomic_load_explicit(&member->must_tell, memory_order_acquire) || !member->give(member->arg, &notice.failure))
-            continue;
-        atomic_store_explicit(&member->must_tell, false, memory_order_relaxed);
-        notice.comm = member->comm;
-        (void)shoal_control_publish(world->control, &notice, sizeof notice);
-    }
+    for (struct shoal_world_member *member = world->members; member; member = member->next)
+        tell_failure(world, member);
     pthread_mutex_unlock(&world->lock);
 }
 
@@ -155,6 +158,7 @@ void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *mem
         link = &(*link)->next;
     if (*link)
         *link = member->next;
+    tell_failure(world, member); /* the control thread may not have come to it */
     pthread_mutex_unlock(&world->lock);
 }
 
