@@ -34,7 +34,9 @@ struct attempt {
 };
 
 struct watched {
-    int fd;            /* -1: not watched */
+    int fd; /* -1: not watched */
+    int pid;
+    bool is_stopped;
     uint64_t ended_ns; /* 0: runs */
 };
 
@@ -465,11 +467,40 @@ static void look_at_watched(struct shoal_control *control, uint64_t now_ns)
     }
 }
 
+/* Field 3 of /proc/PID/stat (proc(5)); field 2 is a name in parentheses, which may hold anything. */
+static bool is_stopped_process(int pid)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    const size_t got = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file)
+        fclose(file);
+    text[got] = 0;
+    const char *name_end = strrchr(text, ')');
+    return name_end && (strncmp(name_end, ") T", 3) == 0 || strncmp(name_end, ") t", 3) == 0);
+}
+
+/* A rank that is alone on its host is found by its silence only. */
+static void look_for_stopped(struct shoal_control *control, uint64_t now_ns)
+{
+    for (int r = 0; r < size_of(control); r++) {
+        struct watched *watched = &control->watched[r];
+        if (watched->fd < 0 || watched->ended_ns || !is_alive(control, r))
+            continue;
+        const bool is_stopped = is_stopped_process(watched->pid);
+        if (is_stopped != watched->is_stopped)
+            find_stop(control, r, is_stopped, now_ns);
+        watched->is_stopped = is_stopped;
+    }
+}
+
 static void beat(struct shoal_control *control, uint64_t now_ns)
 {
     if (now_ns < control->beat_ns)
         return;
     control->beat_ns = now_ns + SHOAL_CONTROL_HEARTBEAT_MS * SHOAL_NS_PER_MS;
+    look_for_stopped(control, now_ns);
     for (size_t i = 0; i < control->link_count; i++)
         control->links[i]->needs_beat = true;
 }
@@ -1045,11 +1076,12 @@ void shoal_control_close(struct shoal_control *control, bool in_good_order)
 
 /* ---- calls of any thread ---- */
 
-void shoal_control_watch(struct shoal_control *control, int rank, int pidfd)
+void shoal_control_watch(struct shoal_control *control, int rank, int pid, int pidfd)
 {
     if (rank < 0 || rank >= size_of(control) || rank == rank_of(control) || is_forked(control))
         return;
     pthread_mutex_lock(&control->core.lock);
+    control->watched[rank].pid = pid;
     if (control->watched[rank].fd < 0)
         control->watched[rank].fd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     pthread_mutex_unlock(&control->core.lock);

@@ -5,7 +5,7 @@
  *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
  *             or it could not be reached when the tree was mended. All others hear it within a second of that.
  *   gone      final: it said goodbye.
- *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s.
+ *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s; or a rank of its host sees it stopped.
  *
  * The tree mends itself by a rule that each rank applies alone: my parent is my nearest ancestor that is neither lost, gone nor
  * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I
@@ -66,8 +66,9 @@ SHOAL_MUST_USE enum shoal_status shoal_control_open(struct shoal_bootstrap *boot
  * allowed; in a forked child it does nothing. */
 void shoal_control_close(struct shoal_control *control, bool in_good_order);
 
-/* A process of this host: when it ends, the rank is lost, unless it said goodbye. Duplicates pidfd; once per rank. Any thread. */
-void shoal_control_watch(struct shoal_control *control, int rank, int pidfd);
+/* A process of this host: when it ends, the rank is lost, unless it said goodbye; while a signal has stopped it, the others know.
+ * Duplicates pidfd; once per rank. Any thread. */
+void shoal_control_watch(struct shoal_control *control, int rank, int pid, int pidfd);
 
 /* Sends a notice to all other ranks. False when it is too long, there is no memory for it, or in a forked child. Any thread. */
 bool shoal_control_publish(struct shoal_control *control, const void *data, size_t bytes);

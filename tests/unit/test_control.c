@@ -583,8 +583,12 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
             free_world(world);
             skip();
         }
-        shoal_control_watch(world->ranks[0].control, 3, pidfd); /* rank 3 is no neighbour of rank 0 */
+        shoal_control_watch(world->ranks[0].control, 3, child, pidfd); /* rank 3 is no neighbour of rank 0 */
         close(pidfd);
+        kill(child, SIGSTOP);
+        assert_true(await_words(&world->ranks[2], 3, "stopped or starved", 2 * SHOAL_CONTROL_HEARTBEAT_MS + SOON_MS));
+        kill(child, SIGCONT);
+        assert_true(await_words(&world->ranks[2], 3, "alive", 2 * SHOAL_CONTROL_HEARTBEAT_MS + SOON_MS));
         kill(child, SIGKILL);
         if (says_goodbye)
             end_rank(&world->ranks[3], true);
