@@ -26,6 +26,16 @@ void shoal_copies_build(struct shoal_plan *plan, const struct shoal_view *view, 
  * all-gather, broadcast. */
 void shoal_mesh_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
+/* Each host to the next one: all-reduce, reduce-scatter, all-gather. */
+void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* Hosts at distances that are powers of two: all-reduce of whole sums, and of halves. */
+void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
+/* The same for what is gathered: all-gather. */
+void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
 /* Each giver to each taker: gather, scatter, all-to-all. */
 void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 

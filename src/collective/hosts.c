@@ -59,6 +59,12 @@ bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host)
 
 /* ---- Slices and blocks --------------------------------------------------------------------------------------------------- */
 
+/* How many blocks there are. */
+static int number_end(const struct shoal_hosts *hosts)
+{
+    return hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners;
+}
+
 static int most_carried(const struct shoal_hosts *hosts)
 {
     int most = 1;
@@ -80,19 +86,22 @@ void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner)
     hosts->owners = owners;
     hosts->first_owner = first_owner;
     hosts->carried = most_carried(hosts);
+    hosts->is_compact = !hosts->is_cut || hosts->carried * owners <= hosts->view->size;
+}
+
+int shoal_hosts_staging_places(const struct shoal_hosts *hosts)
+{
+    return hosts->most > 1 ? number_end(hosts) : 0;
 }
 
 void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results)
 {
-    const int compact = hosts->carried * hosts->owners;
-    hosts->is_compact = !hosts->is_cut || compact < hosts->view->size;
-    const int results = !has_results ? 0 : hosts->is_compact ? compact : hosts->view->size;
+    const int results = hosts->is_compact ? hosts->carried * hosts->owners : hosts->view->size;
 
     hosts->places[SHOAL_REGION_OWN] = 0;
     hosts->places[SHOAL_REGION_INBOX] = own_places;
     hosts->places[SHOAL_REGION_RESULTS] = own_places + inbox_places;
-    shoal_plan_use_places(hosts->plan, own_places + inbox_places + results,
-                          hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners);
+    shoal_plan_use_places(hosts->plan, own_places + inbox_places + (has_results ? results : 0), number_end(hosts));
 }
 
 int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host)
@@ -102,15 +111,10 @@ int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host)
     return is_there ? j : -1;
 }
 
-/* A block's number among all of the vector, or the rank whose part it is; and how many there are. */
+/* A block's number among them: of parts the rank whose it is. */
 static int number(const struct shoal_hosts *hosts, int slice, int j)
 {
     return hosts->is_cut ? shoal_hosts_carrier(hosts, shoal_hosts_owner(hosts, j), slice) : slice * hosts->owners + j;
-}
-
-static int number_end(const struct shoal_hosts *hosts)
-{
-    return hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners;
 }
 
 struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j)

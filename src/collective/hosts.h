@@ -44,7 +44,7 @@ struct shoal_hosts {
     int owners;      /* blocks of a slice */
     int first_owner; /* the host that owns block 0 of each slice; the next host owns the next one */
     int carried;     /* slices that a rank carries at most */
-    bool is_compact; /* RESULTS has places for the blocks of carried slices; else for all */
+    bool is_compact; /* RESULTS has a place for each owner in each carried slice; else for each block that there is */
     int places[SHOAL_REGION_RESULTS + 1];
 
     uint16_t start[SHOAL_PLAN_RANKS_MAX + 1]; /* the ranks of host g are member[start[g]] to member[start[g + 1] - 1] */
@@ -57,6 +57,9 @@ bool shoal_hosts_find(struct shoal_hosts *hosts, struct shoal_plan *plan, const 
 
 /* Cuts what there is into slices with a block for each of `owners` hosts. */
 void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner);
+
+/* The places that staging takes in OWN. */
+int shoal_hosts_staging_places(const struct shoal_hosts *hosts);
 
 /* Divides windows: RESULTS has a place for each block of the carried slices, others have as many as said. */
 void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results);

@@ -133,8 +133,7 @@ static void cut_reduction(struct shoal_hosts *hosts)
 
     shoal_hosts_cut(hosts, owners, !is_reduce ? 0 : (hosts->root_host + (hosts->count > 2)) % hosts->count);
     const int carried = hosts->is_cut ? 1 : hosts->carried;
-    const int staged = hosts->is_cut ? hosts->view->size : hosts->slices * owners;
-    shoal_hosts_divide(hosts, hosts->most > 1 ? staged : 0, carried * (hosts->count - 1), is_handed_on(hosts));
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), carried * (hosts->count - 1), is_handed_on(hosts));
 }
 
 static void build_reduction(struct shoal_hosts *hosts)
@@ -276,7 +275,7 @@ static void broadcast_elsewhere(const struct shoal_hosts *hosts)
 static void build_broadcast(struct shoal_hosts *hosts)
 {
     shoal_hosts_cut(hosts, hosts->count - 1, (hosts->root_host + 1) % hosts->count);
-    shoal_hosts_divide(hosts, hosts->most > 1 ? hosts->slices * hosts->owners : 0, 0, true);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), 0, true);
     if (hosts->rank == hosts->root)
         broadcast_as_root(hosts);
     else if (hosts->own == hosts->root_host)

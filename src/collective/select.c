@@ -13,6 +13,20 @@ static bool is_root_best(const struct shoal_selection *selection, const struct s
     return view->size <= 3 && !shoal_view_shares_output(view, root);
 }
 
+/* Over many hosts, and so small that crossings count more than bytes. */
+static bool is_small_for_hosts(const struct shoal_selection *selection, const struct shoal_view *view, int root)
+{
+    (void)view, (void)root;
+    return selection->hosts > 8 && selection->bytes < (size_t)64 << 10;
+}
+
+/* Of rows that only rules choose. */
+static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
+{
+    (void)selection, (void)view, (void)root;
+    return false;
+}
+
 /* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
 #define DIRECT                       \
@@ -28,6 +42,7 @@ static bool is_root_best(const struct shoal_selection *selection, const struct s
     {                                                 \
         name "-staged", name "-mixed", name "-shared" \
     }
+#define BY_RULE "several hosts, by a rule"
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 
 static const struct shoal_row rows[] = {
@@ -35,8 +50,14 @@ static const struct shoal_row rows[] = {
      "n written, p*n read per rank; one exchange"},
     {SHOAL_KIND_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
+    {SHOAL_KIND_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false, is_small_for_hosts,
+     "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
     {SHOAL_KIND_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "2(H-1)/H*n sent and received per host, in 2 crossings"},
+    {SHOAL_KIND_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
+     "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
+    {SHOAL_KIND_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never, BY_RULE,
+     "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
     {SHOAL_KIND_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written per rank, p*n read by root"},
     {SHOAL_KIND_REDUCE, "at-root", SHOAL_WHERE_ONE_HOST, VARIANTS("at-root"), shoal_reduce_at_root_build, false, is_root_best,
@@ -51,6 +72,8 @@ static const struct shoal_row rows[] = {
      "otherwise", "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
     {SHOAL_KIND_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
+    {SHOAL_KIND_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
+     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_BROADCAST, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written by root, n read per rank"},
     {SHOAL_KIND_BROADCAST, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
@@ -62,6 +85,10 @@ static const struct shoal_row rows[] = {
      "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
     {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
+    {SHOAL_KIND_ALLGATHER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
+     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
+    {SHOAL_KIND_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_RULE,
+     "(H-1)/H*n sent and received per host, in log2 H crossings, rounded up"},
     {SHOAL_KIND_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n/p written per rank, n read by root"},
     {SHOAL_KIND_GATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",

@@ -310,7 +310,7 @@ static void find_place(const struct shoal_piece *piece, struct shoal_block block
     const size_t count = shoal_min_size(request->call.count - piece->first, request->piece_elements);
     const size_t stride = shoal_place_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
     span->window_at = (block.place - 1u) * stride * request->element_bytes;
-    if (block.run > 1)
+    if (block.run)
         span->elements = block.run * stride;
 }
 
@@ -329,6 +329,10 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
     span.begin = piece->first + begin;
     span.window_at =
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->piece_elements : 0) + begin) * element;
+    if (block.run)
+        span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
+                                         (unsigned)of, &(size_t){0}) -
+                        begin;
     if (block.place)
         find_place(piece, block, (unsigned)of, &span);
     return span;

@@ -45,8 +45,8 @@
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_WINDOW };
 
 /* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`. With `place` other than 0 a block
- * of a window lies at place - 1, wherever its index would have it. With `run` above 1 a put moves so many places in a row,
- * whatever they hold.
+ * of a window lies at place - 1, wherever its index would have it. With `run` other than 0 a put moves so many places in a row,
+ * whatever they hold; of an input or output so many blocks in a row, as far as there are any.
  *
  * Where an operand is in parts (struct shoal_shape), a piece is the same range of all its parts. Its blocks are named with an
  * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Windows of such collectives
@@ -242,7 +242,7 @@ static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
 void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
-/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window; "@7": in place 7, "@7-9": run of three. */
+/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window; "@7": in place 7; "+3": run of three. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

@@ -241,7 +241,15 @@ static struct range place_range(const struct check *check, const struct operatio
 {
     const size_t stride = shoal_place_stride(operation->units, 1, of);
     const size_t first = check->window_cell + block->rank * check->window_units + (block->place - 1u) * stride;
-    return (struct range){first, block->run > 1 ? block->run * stride : length};
+    return (struct range){first, block->run ? block->run * stride : length};
+}
+
+/* Of blocks of an operand in a row: how long they are together. */
+static size_t run_length(size_t count, unsigned index, unsigned run, unsigned of)
+{
+    size_t last_length, first_length;
+    const size_t first = shoal_block_span(count, 1, index, of, &first_length);
+    return shoal_block_span(count, 1, index + run - 1, of, &last_length) + last_length - first;
 }
 
 static struct range block_range(const struct check *check, const struct operation *operation, const struct shoal_block *block)
@@ -251,7 +259,10 @@ static struct range block_range(const struct check *check, const struct operatio
     int from, to;
     shoal_shape_route(operation->shape, *block, check->size, &from, &to);
     range.first = operand_cell(check, operation, block) + block->index / of * operation->units;
-    range.first += shoal_block_span(length_of(check, operation, from, to), 1, block->index % of, of, &range.length);
+    const size_t length = length_of(check, operation, from, to);
+    range.first += shoal_block_span(length, 1, block->index % of, of, &range.length);
+    if (block->run)
+        range.length = run_length(length, block->index % of, block->run, of);
     return block->place ? place_range(check, operation, block, of, range.length) : range;
 }
 
@@ -303,7 +314,7 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
 
     if (!is_ordered(check, cell->wrote, now.component))
         return race(check, now, "reads", block, cell->wrote, "writes");
-    if (cell->unit == NOTHING && block->run <= 1) {
+    if (cell->unit == NOTHING && !block->run) {
         char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
         describe_access(check, now, here);
         shoal_plan_print_block(block, name, sizeof name);
@@ -389,7 +400,8 @@ static enum shoal_status move(struct check *check, int rank, struct cursor at, c
     const size_t length = block_range(check, operation, &blocks[0]).length;
 
     for (int b = 1; b < step->source_count + step->dest_count; b++) {
-        if (block_range(check, operation, &blocks[b]).length != length) {
+        const size_t other = block_range(check, operation, &blocks[b]).length;
+        if (blocks[b].run ? other < length : other != length) {
             char here[STEP_TEXT_MAX];
             describe_step(check, rank, at, here);
             return fault(check, "form: %s has blocks of different lengths", here);
@@ -611,8 +623,10 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"range", "the window has no such part"};
     if (block->place && block->place - 1 + shoal_max_size(block->run, 1) > (size_t)plan->places)
         return (struct refusal){"range", "the window has no such place"};
-    if (block->place && (block->operand != SHOAL_OPERAND_WINDOW || (block->run > 1 && step->kind != SHOAL_STEP_PUT)))
+    if ((block->place && block->operand != SHOAL_OPERAND_WINDOW) || (block->run && step->kind != SHOAL_STEP_PUT))
         return (struct refusal){"form", "only windows have places, only puts move several"};
+    if (block->run && !block->place && block->index + block->run > block->of)
+        return (struct refusal){"range", "the run goes beyond the last block"};
     if (block->operand == SHOAL_OPERAND_WINDOW && is_dest && block->part == 0 && block->rank != rank)
         return (struct refusal){"writers", "part 0 of a window is written by its own rank alone"};
     if (is_dest && block->operand == SHOAL_OPERAND_INPUT)

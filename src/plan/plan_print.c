@@ -45,8 +45,8 @@ static void emit_block(struct sink *sink, const struct shoal_block *block)
     emit(sink, " %d/%d", block->index, block->of);
     if (block->place)
         emit(sink, "@%d", block->place - 1);
-    if (block->run > 1)
-        emit(sink, "-%d", block->place + block->run - 2);
+    if (block->run)
+        emit(sink, "+%d", block->run);
 }
 
 static void emit_blocks(struct sink *sink, const struct shoal_block *blocks, int count, const char *between)

@@ -166,7 +166,7 @@ static void plan_places_are_printed(void **state)
     shoal_plan_init(&plan, 0, 2);
     shoal_plan_use_places(&plan, 9, 4);
     shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_placed(shoal_window(1, 1, 1, 4), 0), 3));
-    assert_string_equal(print(&plan), "  0  put     win[0].0 1/4@5-7 -> win[1].1 1/4@0-2\n");
+    assert_string_equal(print(&plan), "  0  put     win[0].0 1/4@5+3 -> win[1].1 1/4@0+3\n");
     assert_int_equal(plan.parts, 3);
     assert_int_equal(plan.places, 9);
     shoal_plan_fini(&plan);

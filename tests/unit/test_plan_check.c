@@ -44,6 +44,12 @@ static const struct algorithm on_hosts[] = {{"all-reduce, mesh", shoal_mesh_buil
                                             {"gather, pairs", shoal_pairs_build, SHOAL_KIND_GATHER, true},
                                             {"scatter, pairs", shoal_pairs_build, SHOAL_KIND_SCATTER, true},
                                             {"all-to-all, pairs", shoal_pairs_build, SHOAL_KIND_ALLTOALL, true},
+                                            {"all-reduce, ring", shoal_ring_build, SHOAL_KIND_ALLREDUCE, true},
+                                            {"reduce-scatter, ring", shoal_ring_build, SHOAL_KIND_REDUCE_SCATTER, true},
+                                            {"all-gather, ring", shoal_ring_build, SHOAL_KIND_ALLGATHER, true},
+                                            {"all-reduce, doubling", shoal_doubling_build, SHOAL_KIND_ALLREDUCE, true},
+                                            {"all-reduce, halving", shoal_halving_build, SHOAL_KIND_ALLREDUCE, true},
+                                            {"all-gather, Bruck", shoal_bruck_build, SHOAL_KIND_ALLGATHER, true},
                                             {"barrier", shoal_barrier_build, SHOAL_KIND_BARRIER, true}};
 
 static const struct shoal_shape *shape_of(const struct algorithm *algorithm)
@@ -857,7 +863,7 @@ static void plan_check_finds_missing_reach(void **state)
 
 static void plan_check_finds_wrong_blocks(void **state)
 {
-    static const struct planting wrong = {"taking another block", plant_wrong_block, "race empty result form", 0};
+    static const struct planting wrong = {"taking another block", plant_wrong_block, "race empty result form range", 0};
     static const struct planting none = {"naming a block that is none", plant_no_such_block, "range", 0};
     static const struct planting part = {"naming a part that is none", plant_no_such_part, "range", 0};
     (void)state;

@@ -1,0 +1,315 @@
+/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. Of H hosts the first P take
+ * part, the largest power of two; each of the others first hands its sum to one of these, and gets the result in the end.
+ *
+ *   Doubling: in round r hosts at distance 2^r exchange their whole sums and add. For small vectors.
+ *   Halving: in each round two hosts at half the distance before exchange the halves of what they hold, until each has the sum
+ *   of one block; then they double back, exchanging what they have.
+ *
+ * Two sums are added in the order of their hosts, so both sides get the same bits.
+ * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more each
+ * way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, and one in each round that adds. */
+#include "collective/collective.h"
+#include "collective/hosts.h"
+
+struct pairing {
+    struct shoal_hosts hosts;
+    int stride;  /* from one carried slice to the next */
+    int powers;  /* P */
+    int rounds;  /* log2 P */
+    int partner; /* among the others: who hands its sum to the own host, or takes it; -1: none */
+    int inbox;   /* places of a carried slice in INBOX; those for what is handed over come last */
+};
+
+static bool is_one_of_powers(const struct pairing *pairing)
+{
+    return pairing->hosts.own < pairing->powers;
+}
+
+static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct shoal_hosts *hosts = &pairing->hosts;
+
+    if (!shoal_hosts_find(hosts, plan, view, rank, root))
+        return false;
+    pairing->stride = shoal_hosts_size(hosts, hosts->own);
+    pairing->rounds = 0;
+    while (2 << pairing->rounds <= hosts->count)
+        pairing->rounds++;
+    pairing->powers = 1 << pairing->rounds;
+    pairing->partner = is_one_of_powers(pairing) ? hosts->own + pairing->powers : hosts->own - pairing->powers;
+    if (pairing->partner >= hosts->count)
+        pairing->partner = -1;
+    return true;
+}
+
+/* Place `at` of those of a carried slice. */
+static struct shoal_block inbox(const struct pairing *pairing, int host, int slice, int at, int j)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int nth = slice / shoal_hosts_size(hosts, host), carrier = shoal_hosts_carrier(hosts, host, slice);
+    return shoal_hosts_window(hosts, carrier, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
+}
+
+static int partner_at(const struct pairing *pairing, int distance)
+{
+    return pairing->hosts.own ^ distance;
+}
+
+/* Everybody lets all its partners put at once, and waits for the leave of all. */
+static void exchange_permits(const struct pairing *pairing)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+
+    for (int turn = 0; turn < 2; turn++) {
+        void (*const visit)(const struct shoal_hosts *, int, int) = turn ? shoal_hosts_await_permit : shoal_hosts_permit;
+        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+            if (pairing->partner >= 0)
+                visit(hosts, pairing->partner, slice);
+            for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
+                visit(hosts, partner_at(pairing, distance), slice);
+        }
+    }
+}
+
+/* Two sums, in the order of hosts. */
+static void order(struct shoal_block sources[2], struct shoal_block own, struct shoal_block came, bool is_own_first)
+{
+    sources[0] = is_own_first ? own : came;
+    sources[1] = is_own_first ? came : own;
+}
+
+static void reduce_partials(const struct pairing *pairing, int slice)
+{
+    for (int j = 0; j < pairing->hosts.owners; j++)
+        shoal_hosts_reduce_partial(&pairing->hosts, slice, j);
+}
+
+/* ---- Hosts beyond the power of two --------------------------------------------------------------------------------------- */
+
+/* Hands the own host's sums over, and takes the result. */
+static void stand_by(const struct pairing *pairing)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int owners = hosts->owners;
+
+    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+        reduce_partials(pairing, slice);
+        shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_partial(hosts, slice, 0), owners),
+                       shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
+    }
+    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+        shoal_hosts_await(hosts, pairing->partner, slice);
+        for (int j = 0; j < owners; j++)
+            shoal_hosts_deliver(hosts, slice, j);
+    }
+}
+
+/* Where the sums that the own host begins with are, block by block. */
+static struct shoal_block first_sum(const struct pairing *pairing, int slice, int j)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    return pairing->partner >= 0 ? inbox(pairing, hosts->own, slice, pairing->inbox - hosts->owners + j, j)
+                                 : shoal_hosts_partial(hosts, slice, j);
+}
+
+/* Adds what the partner hands over. */
+static void begin(const struct pairing *pairing, int slice)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+
+    reduce_partials(pairing, slice);
+    if (pairing->partner < 0)
+        return;
+    shoal_hosts_await(hosts, pairing->partner, slice);
+    for (int j = 0; j < hosts->owners; j++) {
+        const struct shoal_block sources[] = {shoal_hosts_partial(hosts, slice, j), first_sum(pairing, slice, j)};
+        shoal_plan_reduce_partial(hosts->plan, sources, 2, sources[1]);
+    }
+}
+
+static void hand_results(const struct pairing *pairing, int slice, struct shoal_block block)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+
+    if (pairing->partner < 0)
+        return;
+    const int to = shoal_hosts_carrier(hosts, pairing->partner, slice);
+    shoal_plan_put(hosts->plan, shoal_run(block, hosts->owners),
+                   shoal_run(shoal_hosts_result(hosts, to, slice, 0), hosts->owners));
+}
+
+/* ---- Doubling: a slice is one block -------------------------------------------------------------------------------------- */
+
+static struct shoal_block sum_before(const struct pairing *pairing, int slice, int round)
+{
+    return round > 0 ? inbox(pairing, pairing->hosts.own, slice, round - 1, 0) : first_sum(pairing, slice, 0);
+}
+
+static void send_sum(const struct pairing *pairing, int slice, int round)
+{
+    const int to = partner_at(pairing, 1 << round);
+    shoal_plan_put(pairing->hosts.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
+}
+
+static void add_sum(const struct pairing *pairing, int slice, int round)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int from = partner_at(pairing, 1 << round);
+    const struct shoal_block came = inbox(pairing, hosts->own, slice, round, 0);
+    struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
+
+    shoal_hosts_await(hosts, from, slice);
+    order(sources, sum_before(pairing, slice, round), came, hosts->own < from);
+    if (round < pairing->rounds - 1) {
+        shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+        return;
+    }
+    const int count = shoal_hosts_wanted(hosts, slice, 0, false, dests);
+    shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
+    hand_results(pairing, slice, shoal_hosts_output(hosts, hosts->rank, slice, 0));
+}
+
+void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct pairing pairing;
+    struct shoal_hosts *hosts = &pairing.hosts;
+
+    if (!find_pairs(&pairing, plan, view, rank, root))
+        return;
+    pairing.inbox = pairing.rounds + 1;
+    shoal_hosts_cut(hosts, 1, 0);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
+    shoal_hosts_await_readers(hosts);
+    shoal_hosts_gather_inputs(hosts);
+    exchange_permits(&pairing);
+    if (!is_one_of_powers(&pairing))
+        stand_by(&pairing);
+    for (int slice = hosts->local; slice < hosts->slices && is_one_of_powers(&pairing); slice += pairing.stride)
+        begin(&pairing, slice);
+    for (int round = 0; round < pairing.rounds && is_one_of_powers(&pairing); round++) {
+        for (int slice = hosts->local; slice < hosts->slices; slice += pairing.stride)
+            send_sum(&pairing, slice, round);
+        for (int slice = hosts->local; slice < hosts->slices; slice += pairing.stride)
+            add_sum(&pairing, slice, round);
+    }
+    shoal_hosts_collect(hosts, true);
+}
+
+/* ---- Halving: a slice has P blocks --------------------------------------------------------------------------------------- */
+
+/* The first of the `distance` blocks that a host keeps in the round of that distance. */
+static int first_kept(int host, int distance)
+{
+    return host / distance * distance;
+}
+
+/* Where the sum of a block is before the round of that distance: what was kept in the round before lies in its places. */
+static struct shoal_block sum_of(const struct pairing *pairing, int slice, int distance, int j)
+{
+    const int before = 2 * distance;
+    if (before == pairing->powers)
+        return first_sum(pairing, slice, j);
+    return inbox(pairing, pairing->hosts.own, slice, pairing->powers - 2 * before + j - first_kept(pairing->hosts.own, before),
+                 j);
+}
+
+static void send_half(const struct pairing *pairing, int slice, int distance)
+{
+    const int to = partner_at(pairing, distance), first = first_kept(to, distance);
+    shoal_plan_put(pairing->hosts.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
+                   shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
+}
+
+static void add_half(const struct pairing *pairing, int slice, int distance)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int from = partner_at(pairing, distance), first = first_kept(hosts->own, distance);
+    struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
+
+    shoal_hosts_await(hosts, from, slice);
+    for (int j = first; j < first + distance; j++) {
+        const struct shoal_block came = inbox(pairing, hosts->own, slice, pairing->powers - 2 * distance + j - first, j);
+        order(sources, sum_of(pairing, slice, distance, j), came, hosts->own < from);
+        if (distance > 1) {
+            shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+            continue;
+        }
+        const int count = shoal_hosts_wanted(hosts, slice, j, true, dests);
+        shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
+    }
+}
+
+static void send_results(const struct pairing *pairing, int slice, int distance)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int to = shoal_hosts_carrier(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
+    shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_result(hosts, hosts->rank, slice, first), distance),
+                   shoal_run(shoal_hosts_result(hosts, to, slice, first), distance));
+}
+
+static void take_results(const struct pairing *pairing, int slice, int distance)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int from = partner_at(pairing, distance), first = first_kept(from, distance);
+
+    shoal_hosts_await(hosts, from, slice);
+    if (2 * distance == pairing->powers)
+        return; /* what comes last is handed on first */
+    for (int j = first; j < first + distance; j++)
+        shoal_hosts_deliver(hosts, slice, j);
+}
+
+/* The last half, after it was handed on. */
+static void take_last(const struct pairing *pairing, int slice)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+    const int distance = pairing->powers / 2, first = first_kept(partner_at(pairing, distance), distance);
+
+    hand_results(pairing, slice, shoal_hosts_result(hosts, hosts->rank, slice, 0));
+    for (int j = first; j < first + distance; j++)
+        shoal_hosts_deliver(hosts, slice, j);
+}
+
+/* Calls visit for each carried slice. */
+static void each_slice(const struct pairing *pairing, int distance,
+                       void (*visit)(const struct pairing *, int slice, int distance))
+{
+    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
+        visit(pairing, slice, distance);
+}
+
+static void halve_and_double(const struct pairing *pairing)
+{
+    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
+        begin(pairing, slice);
+    for (int distance = pairing->powers / 2; distance > 0; distance /= 2) {
+        each_slice(pairing, distance, send_half);
+        each_slice(pairing, distance, add_half);
+    }
+    for (int distance = 1; distance < pairing->powers; distance *= 2) {
+        each_slice(pairing, distance, send_results);
+        each_slice(pairing, distance, take_results);
+    }
+    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
+        take_last(pairing, slice);
+}
+
+void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct pairing pairing;
+    struct shoal_hosts *hosts = &pairing.hosts;
+
+    if (!find_pairs(&pairing, plan, view, rank, root))
+        return;
+    pairing.inbox = pairing.powers - 1 + (pairing.powers < hosts->count ? pairing.powers : 0);
+    shoal_hosts_cut(hosts, pairing.powers, 0);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
+    shoal_hosts_await_readers(hosts);
+    shoal_hosts_gather_inputs(hosts);
+    exchange_permits(&pairing);
+    if (is_one_of_powers(&pairing))
+        halve_and_double(&pairing);
+    else
+        stand_by(&pairing);
+    shoal_hosts_collect(hosts, true);
+}

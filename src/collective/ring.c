@@ -1,0 +1,174 @@
+/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The carriers of a slice, one on each host,
+ * send to the next host only.
+ *
+ *   Reductions: the sum of the block of host h starts on host h + 1, goes once around and ends on host h, each host adding its
+ *   own. Then, in an all-reduce, and in an all-gather from the start, each host's block goes once around.
+ *
+ * A sum and a result of the same block arrive in the same place: a result is made of the sum that this rank has passed on, so it
+ * comes later than that was read.
+ * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or half
+ * as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
+#include "collective/collective.h"
+#include "collective/hosts.h"
+
+struct ring {
+    struct shoal_hosts hosts;
+    int left;
+    int right;
+    int stride; /* from one carried slice to the next */
+};
+
+static void put_on(const struct ring *ring, int slice, int j, struct shoal_block block)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    const int to = shoal_hosts_carrier(hosts, ring->right, slice);
+    shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, to, slice, j));
+}
+
+/* The block of the host that many before the own one; -1: none. */
+static int block_before(const struct ring *ring, int slice, int distance)
+{
+    return shoal_hosts_block_of(&ring->hosts, slice, shoal_hosts_next(&ring->hosts, -distance));
+}
+
+/* ---- Sums go around ------------------------------------------------------------------------------------------------------ */
+
+/* Adds what came from the left. */
+static void add(const struct ring *ring, int slice, int j)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_block came = shoal_hosts_result(hosts, hosts->rank, slice, j);
+    const struct shoal_block sources[] = {came, shoal_hosts_partial(hosts, slice, j)};
+    shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
+}
+
+/* Step 1, 2 ... : the sum of the block of the host so many before goes to the right. */
+static void pass_sum(const struct ring *ring, int slice, int step)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    const int j = block_before(ring, slice, step);
+
+    if (j >= 0)
+        shoal_hosts_reduce_partial(hosts, slice, j);
+    if (step == 1)
+        shoal_hosts_await_permit(hosts, ring->right, slice);
+    if (j < 0)
+        return;
+    if (step > 1) {
+        shoal_hosts_await(hosts, ring->left, slice);
+        add(ring, slice, j);
+    }
+    put_on(ring, slice, j, step > 1 ? shoal_hosts_result(hosts, hosts->rank, slice, j) : shoal_hosts_partial(hosts, slice, j));
+}
+
+static void finish_own(const struct ring *ring, int slice)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    const int j = block_before(ring, slice, 0);
+    int count = 1;
+
+    if (j < 0)
+        return;
+    shoal_hosts_reduce_partial(hosts, slice, j);
+    shoal_hosts_await(hosts, ring->left, slice);
+    if (hosts->is_cut)
+        dests[0] = shoal_hosts_output(hosts, hosts->rank, slice, j);
+    else
+        count = shoal_hosts_wanted(hosts, slice, j, false, dests);
+    const struct shoal_block sources[] = {shoal_hosts_result(hosts, hosts->rank, slice, j),
+                                          shoal_hosts_partial(hosts, slice, j)};
+    shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
+}
+
+static void reduce_around(const struct ring *ring)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+
+    shoal_hosts_gather_inputs(hosts);
+    for (int step = 1; step < hosts->count; step++) {
+        for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+            pass_sum(ring, slice, step);
+    }
+    for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+        finish_own(ring, slice);
+}
+
+/* ---- Results go around --------------------------------------------------------------------------------------------------- */
+
+/* The own block goes to the right: of an all-gather the input, else what was worked out. */
+static void pass_own(const struct ring *ring, int slice)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    const int j = block_before(ring, slice, 0);
+
+    if (j >= 0)
+        put_on(ring, slice, j,
+               hosts->is_cut ? shoal_hosts_input(hosts, hosts->rank, slice, j)
+                             : shoal_hosts_output(hosts, hosts->rank, slice, j));
+}
+
+/* Step 1, 2 ... : the block of the host so many before comes from the left, goes to the right, and is handed out here. */
+static void pass_result(const struct ring *ring, int slice, int step)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    const int j = block_before(ring, slice, step);
+
+    if (j < 0)
+        return;
+    shoal_hosts_await(hosts, ring->left, slice);
+    if (step < hosts->count - 1)
+        put_on(ring, slice, j, shoal_hosts_result(hosts, hosts->rank, slice, j));
+    shoal_hosts_deliver(hosts, slice, j);
+}
+
+static void gather_around(const struct ring *ring)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+
+    for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+        pass_own(ring, slice);
+    for (int step = 1; step < hosts->count; step++) {
+        for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
+            pass_result(ring, slice, step);
+    }
+}
+
+/* The own part, in an all-gather. */
+static void give_own(const struct ring *ring)
+{
+    const struct shoal_hosts *hosts = &ring->hosts;
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    const int j = block_before(ring, hosts->local, 0);
+    const struct shoal_block input = shoal_hosts_input(hosts, hosts->rank, hosts->local, j);
+    const int count = shoal_hosts_wanted(hosts, hosts->local, j, false, dests);
+    shoal_plan_reduce(hosts->plan, &input, 1, dests, count);
+}
+
+void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    struct ring ring;
+    struct shoal_hosts *hosts = &ring.hosts;
+    const struct shoal_shape *shape = view->shape;
+
+    if (!shoal_hosts_find(hosts, plan, view, rank, root))
+        return;
+    ring.left = shoal_hosts_next(hosts, -1);
+    ring.right = shoal_hosts_next(hosts, 1);
+    ring.stride = shoal_hosts_size(hosts, hosts->own);
+    shoal_hosts_cut(hosts, hosts->count, 0);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), 0, true);
+    shoal_hosts_await_readers(hosts);
+    for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
+        shoal_hosts_permit(hosts, ring.left, slice);
+    if (shape->is_reduced) {
+        reduce_around(&ring);
+    } else {
+        for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
+            shoal_hosts_await_permit(hosts, ring.right, slice);
+        give_own(&ring);
+    }
+    if (!shape->is_input_cut)
+        gather_around(&ring);
+    shoal_hosts_collect(hosts, !shape->is_input_cut);
+}
