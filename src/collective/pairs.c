@@ -151,7 +151,8 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
     const bool is_giver = gives(&hosts, rank), is_taker = shoal_hosts_takes(&hosts, rank);
     shoal_hosts_cut(&hosts, hosts.count, 0);
     shoal_hosts_divide(&hosts, view->shape->is_input_cut ? hosts.most : 1, view->shape->is_output_cut ? view->size : 1, false);
-    if (is_taker || is_staging(&hosts))
+    const bool is_put_to = is_taker && (!view->shape->root_gives || hosts.own != hosts.root_host);
+    if (is_put_to || is_staging(&hosts))
         shoal_hosts_await_readers(&hosts);
     if (is_taker)
         visit_elsewhere(&hosts, true, permit);
