@@ -4,11 +4,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum option { OPTION_HELP = 1, OPTION_RANKS, OPTION_BYTES, OPTION_TYPE, OPTION_MEMORY, OPTION_IN_PLACE, OPTION_RANK };
+enum option {
+    OPTION_HELP = 1,
+    OPTION_RANKS,
+    OPTION_BYTES,
+    OPTION_TYPE,
+    OPTION_MEMORY,
+    OPTION_IN_PLACE,
+    OPTION_RANK,
+    OPTION_HOSTS,
+    OPTION_LOCAL
+};
 
 static const struct tool_option options[] = {
     {"--ranks", OPTION_RANKS, "N"},
     {"-n", OPTION_RANKS, "N"},
+    {"--hosts", OPTION_HOSTS, "H"},
+    {"--ranks-per-host", OPTION_LOCAL, "L"},
     {"--bytes", OPTION_BYTES, "SIZE"},
     {"--type", OPTION_TYPE, "TYPE"},
     {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
@@ -31,7 +43,9 @@ static const char help[] =
     "Shows what a call would do, without doing it: which algorithm would run and why, how the vector is cut, and the plan,\n"
     "the list of steps each rank takes. A real run takes exactly these steps.\n"
     "\n"
-    "    --ranks N, -n N          how many ranks, all on one host (default 2)\n"
+    "    --ranks N, -n N          how many ranks in all (default 2, or H times L)\n"
+    "    --hosts H                on so many hosts (default 1), in a row\n"
+    "    --ranks-per-host L       so many on each, instead of --ranks (default 1 with --hosts)\n"
     "    --bytes SIZE             the larger operand, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024); where it has\n"
     "                             a part per rank, all parts, rounded down to equal ones\n"
     "    --type TYPE              the element, such as float32, bfloat16 or int8 (default float32)\n"
@@ -42,6 +56,7 @@ static const char help[] =
     "Examples:\n"
     "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
     "    shoal explain allgather --ranks 2 --bytes 64M --memory shared --rank 0\n"
+    "    shoal explain allreduce --hosts 4 --ranks-per-host 8 --bytes 64M --rank 0\n"
     "    SHOAL_ALGORITHMS=reduce=owners shoal explain reduce --bytes 1M\n"
     "\n"
     "Exit codes: 0 success, 2 the question makes no sense.\n";
@@ -58,11 +73,22 @@ static bool memory_read(const struct tool_args *args, struct shoal_question *que
     return true;
 }
 
-static bool option_apply(int id, const struct tool_args *args, struct shoal_question *question)
+/* Numbers as they were given, 0 where they were not. */
+struct machines {
+    int ranks;
+    int hosts;
+    int ranks_per_host;
+};
+
+static bool option_apply(int id, const struct tool_args *args, struct shoal_question *question, struct machines *machines)
 {
     switch (id) {
     case OPTION_RANKS:
-        return tool_number_read(args, 1, RANKS_MAX, &question->ranks);
+        return tool_number_read(args, 1, RANKS_MAX, &machines->ranks);
+    case OPTION_HOSTS:
+        return tool_number_read(args, 1, RANKS_MAX, &machines->hosts);
+    case OPTION_LOCAL:
+        return tool_number_read(args, 1, RANKS_MAX, &machines->ranks_per_host);
     case OPTION_BYTES:
         return tool_size_read(args, &question->bytes);
     case OPTION_TYPE:
@@ -112,6 +138,22 @@ static bool collective_read(const char *text, struct shoal_question *question)
 }
 
 /* Returns 0, or the exit code when one line has been printed. */
+static int machines_apply(const struct machines *machines, struct shoal_question *question)
+{
+    const int hosts = machines->hosts ? machines->hosts : 1, local = machines->ranks_per_host;
+    if (local && machines->ranks && machines->ranks != hosts * local)
+        return tool_usage_fail("explain", "--ranks %d is not %d times --ranks-per-host %d", machines->ranks, hosts, local);
+    if (machines->ranks && machines->ranks < hosts)
+        return tool_usage_fail("explain", "--hosts %d is more than --ranks %d", hosts, machines->ranks);
+    if (local * hosts > RANKS_MAX)
+        return tool_usage_fail("explain", "%d hosts of %d ranks are more than %d ranks", hosts, local, RANKS_MAX);
+    question->hosts = (size_t)hosts;
+    if (machines->ranks || local || machines->hosts)
+        question->ranks = machines->ranks ? machines->ranks : hosts * (local ? local : 1);
+    return 0;
+}
+
+/* Returns 0, or the exit code when one line has been printed. */
 static int question_check(const struct shoal_question *question)
 {
     const size_t element = shoal_type_bytes(question->type);
@@ -153,6 +195,7 @@ static int question_ask(const struct shoal_question *question)
 int shoal_tool_explain(int argc, char **argv)
 {
     struct shoal_question question = SHOAL_QUESTION_INIT;
+    struct machines machines = {0};
     struct tool_args args = {.command = "explain", .argc = argc, .argv = argv, .at = 1};
     for (;;) {
         const int id = tool_option_next(&args, options);
@@ -164,9 +207,11 @@ int shoal_tool_explain(int argc, char **argv)
             break;
         if (id == TOOL_OPTION_BAD)
             return TOOL_EXIT_USAGE;
-        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &question) : !option_apply(id, &args, &question))
+        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &question)
+                                  : !option_apply(id, &args, &question, &machines))
             return TOOL_EXIT_USAGE;
     }
-    const int code = question_check(&question);
+    int code = machines_apply(&machines, &question);
+    code = code ? code : question_check(&question);
     return code ? code : question_ask(&question);
 }

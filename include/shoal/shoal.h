@@ -560,22 +560,23 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
 
-/* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks and 1 MiB of float32; the
- * collective is still to be named. */
+/* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks on one host and 1 MiB of
+ * float32; the collective is still to be named. */
 struct shoal_question {
     size_t struct_bytes;
     const char *collective; /* "allreduce" or "all-reduce": dashes do not count */
-    int ranks;              /* all on one host */
-    size_t bytes;           /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
+    int ranks;
+    size_t bytes; /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
     int rank;     /* whose plan to print; -1: all */
     int in_place; /* are input and output the same memory? */
+    size_t hosts; /* on which the ranks are, as many on each, in a row */
 };
-#define SHOAL_QUESTION_INIT                                                      \
-    {                                                                            \
-        sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0 \
+#define SHOAL_QUESTION_INIT                                                         \
+    {                                                                               \
+        sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0, 1 \
     }
 
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;

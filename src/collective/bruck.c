@@ -1,8 +1,8 @@
-/* All-gather over several hosts in few crossings (Bruck): with the blocks of d hosts from its own on, each host puts them all at
- * once to the host d before it, and so has those of 2 d; d = 1, 2, 4 ... In the last round only what is missing. Blocks lie at
- * the places of their hosts, so a put moves a run of places, two where the numbers of hosts begin anew.
- * Cost, n bytes, H hosts: a host sends and receives n (H - 1) / H in log2 H crossings, rounded up, with as many puts, or twice as
- * many, from each rank. Parts of different lengths travel as if all were as long as the longest. */
+/* All-gather over several hosts in few crossings (Bruck): with the blocks of d hosts from its own on, each host puts them all
+ * at once to the host d before it, and so has those of 2 d; d = 1, 2, 4 ... In the last round only what is missing. Blocks
+ * lie at the places of their hosts, so a put moves a run of places, two where the numbers of hosts begin anew.
+ * Cost, n bytes, H hosts: a host sends and receives n (H - 1) / H in log2 H crossings, rounded up, with as many puts, or
+ * twice as many, from each rank. Parts of different lengths travel as if all were as long as the longest. */
 #include "collective/collective.h"
 #include "collective/hosts.h"
 

@@ -1,13 +1,14 @@
-/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. Of H hosts the first P take
- * part, the largest power of two; each of the others first hands its sum to one of these, and gets the result in the end.
+/* All-reduce over several hosts in few crossings, between hosts at distances that are powers of two. Of H hosts the first P
+ * take part, the largest power of two; each of the others first hands its sum to one of these, and gets the result in the end.
  *
  *   Doubling: in round r hosts at distance 2^r exchange their whole sums and add. For small vectors.
  *   Halving: in each round two hosts at half the distance before exchange the halves of what they hold, until each has the sum
  *   of one block; then they double back, exchanging what they have.
  *
  * Two sums are added in the order of their hosts, so both sides get the same bits.
- * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more each
- * way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, and one in each round that adds. */
+ * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more
+ * each way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, and one in each round that
+  * adds. */
 #include "collective/collective.h"
 #include "collective/hosts.h"
 

@@ -1,13 +1,13 @@
-/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The carriers of a slice, one on each host,
- * send to the next host only.
+/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The carriers of a slice, one on each
+ * host, send to the next host only.
  *
  *   Reductions: the sum of the block of host h starts on host h + 1, goes once around and ends on host h, each host adding its
  *   own. Then, in an all-reduce, and in an all-gather from the start, each host's block goes once around.
  *
- * A sum and a result of the same block arrive in the same place: a result is made of the sum that this rank has passed on, so it
- * comes later than that was read.
- * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or half
- * as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
+ * A sum and a result of the same block arrive in the same place: a result is made of the sum that this rank has passed on, so
+ * it comes later than that was read.
+ * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or
+ * half as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
 #include "collective/collective.h"
 #include "collective/hosts.h"
 

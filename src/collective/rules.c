@@ -245,7 +245,7 @@ void shoal_rules_print(const struct shoal_rules *rules, FILE *out)
             snprintf(most, sizeof most, "%llu", (unsigned long long)rule->max_bytes);
         if (rule->max_ranks != INT_MAX)
             snprintf(ranks, sizeof ranks, "%d", rule->max_ranks);
-        fprintf(out, "%-14s %-10s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(rule->kind)->name, rule->name,
+        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(rule->kind)->name, rule->name,
                 (unsigned long long)rule->min_bytes, most, rule->min_ranks, ranks, rules->source, rule->line);
     }
 }

@@ -170,8 +170,8 @@ void shoal_print_topology(FILE *out)
 static void print_rules(const struct shoal_rules *rules, FILE *out)
 {
     fputs("\nThese rules come first; of those for a call, the first one that can serve it counts:\n", out);
-    fprintf(out, "%-14s %-10s %29s %13s\n", "", "", "bytes", "ranks");
-    fprintf(out, "%-14s %-10s %14s %14s %6s %6s   %s\n", "collective", "algorithm", "from", "to", "from", "to", "where");
+    fprintf(out, "%-14s %-13s %29s %13s\n", "", "", "bytes", "ranks");
+    fprintf(out, "%-14s %-13s %14s %14s %6s %6s   %s\n", "collective", "algorithm", "from", "to", "from", "to", "where");
     shoal_rules_print(rules, out);
 }
 
@@ -180,14 +180,16 @@ enum shoal_status shoal_print_algorithms(FILE *out)
     struct shoal_settings settings;
     struct shoal_rules rules;
     char error[600];
-    fprintf(out, "%-14s %-10s %s\n%-14s %-10s %s\n", "collective", "algorithm", "chosen", "", "",
-            "    cost (n bytes of the larger operand, p ranks)");
+    static const char *const wheres[] = {"any", "one host", "hosts"};
+    fprintf(out, "%-14s %-13s %-8s %s\n%29s %s\n", "collective", "algorithm", "serves", "chosen", "",
+            "    cost (n bytes of the larger operand, p ranks, H hosts)");
     for (int i = 0; shoal_select_row(i); i++) {
         const struct shoal_row *row = shoal_select_row(i);
         if (row->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-14s %-10s %s\n%-14s %-10s     %s\n", shoal_kind_row(row->kind)->name, row->name, row->when, "", "",
-                    row->cost);
+            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_kind_row(row->kind)->name, row->name, wheres[row->where],
+                    row->when, "", row->cost);
     }
+    fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
     const enum shoal_status status = shoal_context_configure(&settings, &rules, NULL, error, sizeof error);
     if (status != SHOAL_OK)
         fprintf(out, "%s\n", error);
@@ -257,6 +259,7 @@ struct inquiry {
     bool is_cut;         /* an operand is in parts */
     bool is_overwritten; /* in place where every rank gives and takes parts: no peer may look into it */
     size_t count;        /* elements of a whole, or of each part */
+    int hosts;
     struct shoal_view view;
 };
 
@@ -273,10 +276,25 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
     if (!inquiry->row->shape.is_empty)
         fprintf(out, "of %zu byte%s (%zu element%s%s) ", bytes, plural(bytes), inquiry->count, plural(inquiry->count),
                 inquiry->is_cut ? " for each rank" : "");
-    fprintf(out, "over %d rank%s on one host\n", ranks, plural((size_t)ranks));
+    fprintf(out, "over %d rank%s on ", ranks, plural((size_t)ranks));
+    if (inquiry->hosts > 1)
+        fprintf(out, "%d hosts\n", inquiry->hosts);
+    else
+        fputs("one host\n", out);
 }
 
-/* Rules that speak of the call, but were not taken: a giver has more than the direct way carries. */
+/* Why a row that a rule names is passed over. */
+static void explain_unable(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
+{
+    if (row->build)
+        fprintf(out, "it serves %s\n", row->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
+    else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
+        fprintf(out, "a giver has more than %d bytes\n", SHOAL_PAYLOAD_MAX);
+    else
+        fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
+}
+
+/* Rules that speak of the call, but were not taken. */
 static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_rule *taken, FILE *out)
 {
     struct shoal_selection selection = inquiry->selection;
@@ -284,8 +302,8 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
     const struct shoal_rule *rule;
     selection.rules = &rest;
     while ((rule = shoal_select_rule(&selection)) != NULL && rule->line != (taken ? taken->line : -1)) {
-        fprintf(out, "the rule %s:%d (%s) cannot serve this call: a giver has more than %d bytes\n", inquiry->rules.source,
-                rule->line, rule->name, SHOAL_PAYLOAD_MAX);
+        fprintf(out, "the rule %s:%d (%s) cannot serve this call: ", inquiry->rules.source, rule->line, rule->name);
+        explain_unable(inquiry, shoal_select_find(rule->kind, rule->name), out);
         rest.count -= (size_t)(rule + 1 - rest.rules);
         rest.rules += rule + 1 - rest.rules;
     }
@@ -294,6 +312,10 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
 static void explain_why(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
 {
     const struct shoal_selection *selection = &inquiry->selection;
+    if (inquiry->hosts > 1 && row->build && selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE) {
+        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_ELSEWHERE, row->when);
+        return;
+    }
     if (inquiry->row->shape.is_empty) {
         fprintf(out, "because: %s\n", row->when);
         return;
@@ -317,7 +339,9 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
         fprintf(out, "because of the rule %s:%d\n", inquiry->rules.source, rule->line);
     else
         explain_why(inquiry, row, out);
-    if (row->build && inquiry->is_overwritten)
+    if (row->build && inquiry->hosts > 1)
+        fprintf(out, "operands: through windows between hosts; inside them, %s\n", reaches[reach]);
+    else if (row->build && inquiry->is_overwritten)
         fprintf(out, "operands: an %s in place goes through windows\n", inquiry->row->name);
     else if (row->build)
         fprintf(out, "operands: %s\n", reaches[reach]);
@@ -336,17 +360,31 @@ static void explain_direct(const struct inquiry *inquiry, FILE *out)
           out);
 }
 
+static void explain_pieces(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan, FILE *out)
+{
+    if (inquiry->row->shape.is_empty) {
+        fprintf(out, "rank %d:\n", plan->rank);
+        return;
+    }
+    const size_t piece = shoal_select_piece(row, plan, inquiry->settings.piece_bytes, inquiry->element);
+    const size_t pieces = (inquiry->count + piece - 1) / piece;
+    fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s", plan->rank, pieces,
+            plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
+            (unsigned long long)inquiry->settings.depth, plan->parts, plural((size_t)plan->parts));
+    if (plan->places)
+        fprintf(out, " with %d place%s", plan->places, plural((size_t)plan->places));
+    fputs("; for each piece:\n", out);
+}
+
 static enum shoal_status explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
 {
+    uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_view masked = shoal_view_mask(&inquiry->view, rank, flags);
     struct shoal_plan plan;
     shoal_plan_init(&plan, rank, inquiry->question->ranks);
-    row->build(&plan, &inquiry->view, rank, 0);
+    row->build(&plan, &masked, rank, 0);
     if (plan.status == SHOAL_OK) {
-        const size_t piece = shoal_select_piece(row, &plan, inquiry->settings.piece_bytes, inquiry->element);
-        const size_t pieces = (inquiry->count + piece - 1) / piece;
-        fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s; for each piece:\n",
-                rank, pieces, plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
-                (unsigned long long)inquiry->settings.depth, plan.parts, plural((size_t)plan.parts));
+        explain_pieces(inquiry, row, &plan, out);
         shoal_plan_print(&plan, out);
     }
     const enum shoal_status status = plan.status;
@@ -365,6 +403,11 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
           "copy: reduce of one block\n"
           "wait 2 #1: for rank 2's first signal of this piece; wait 2 credit: until rank 2 has read the piece before\n",
           out);
+    if (inquiry->hosts > 1)
+        fputs(
+            "@5+2: in place 5 of the window and the one after it; put: into the window of a rank elsewhere, which first gives "
+            "leave\n",
+            out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
             SHOAL_TRY(explain_plan(inquiry, row, rank, out));
@@ -395,8 +438,11 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
                 "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
                 "scatter, all-to-all, barrier\n",
                 question->collective ? question->collective : "");
-    else if (question->ranks < 1 || question->ranks > SHOAL_SHM_PEERS_MAX)
-        fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_SHM_PEERS_MAX);
+    else if (question->ranks < 1 || question->ranks > (inquiry->hosts > 1 ? SHOAL_PLAN_RANKS_MAX : SHOAL_SHM_PEERS_MAX))
+        fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks,
+                inquiry->hosts > 1 ? SHOAL_PLAN_RANKS_MAX : SHOAL_SHM_PEERS_MAX);
+    else if (inquiry->hosts < 1 || inquiry->hosts > question->ranks)
+        fprintf(out, "hosts is %zu, but may be 1 to the number of ranks, %d\n", question->hosts, question->ranks);
     else if (!inquiry->element || question->bytes % inquiry->element)
         fprintf(out, "bytes is %zu, which is no whole number of elements\n", question->bytes);
     else if (inquiry->is_cut && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
@@ -418,6 +464,7 @@ static void measure(struct inquiry *inquiry)
         inquiry->count = inquiry->question->bytes / inquiry->element / parts;
     inquiry->selection = (struct shoal_selection){.kind = inquiry->kind,
                                                   .size = inquiry->question->ranks,
+                                                  .hosts = inquiry->hosts,
                                                   .bytes = inquiry->count * inquiry->element * parts,
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->row->shape.is_input_cut ? ranks : 1),
@@ -425,12 +472,23 @@ static void measure(struct inquiry *inquiry)
                                                   .rules = &inquiry->rules};
 }
 
+/* Hosts of equal numbers of ranks, in a row; the first ones have one more where that does not come out even. */
+static void spread(const struct inquiry *inquiry, uint16_t *host)
+{
+    for (int rank = 0; rank < inquiry->question->ranks && inquiry->question->ranks <= SHOAL_PLAN_RANKS_MAX; rank++)
+        host[rank] = (uint16_t)((long)rank * inquiry->hosts / inquiry->question->ranks);
+}
+
+/* What a program that was built before the field was there does not have. */
+#define QUESTION_BYTES_LEAST offsetof(struct shoal_question, hosts)
+
 enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
 {
     uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
+    uint16_t host[SHOAL_PLAN_RANKS_MAX];
     if (!out)
         return SHOAL_ERR_ARGUMENT;
-    if (!question || question->struct_bytes < sizeof *question) {
+    if (!question || question->struct_bytes < QUESTION_BYTES_LEAST) {
         fputs("the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n", out);
         return SHOAL_ERR_ARGUMENT;
     }
@@ -442,8 +500,12 @@ enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out
     inquiry.is_overwritten = question->in_place && inquiry.row->shape.is_input_cut && inquiry.row->shape.is_output_cut;
     memset(input, question->shared_input && inquiry.row->is_input_reached && !inquiry.is_overwritten, sizeof input);
     memset(output, question->shared_output && inquiry.row->is_output_reached, sizeof output);
-    inquiry.view = (struct shoal_view){question->ranks, NULL, input, output, &inquiry.row->shape};
+    inquiry.hosts = question->struct_bytes < sizeof *question        ? 1
+                    : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX ? SHOAL_PLAN_RANKS_MAX
+                                                                     : (int)question->hosts;
+    inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.row->shape};
     if (is_question(&inquiry, out)) {
+        spread(&inquiry, host);
         measure(&inquiry);
         status = explain(&inquiry, out);
     }

@@ -205,7 +205,7 @@ def options_have_one_name_in_all_commands():
         expect("of 1048576 bytes (524288 elements)" in explain("allreduce", name, "bf16"), name)
     for command in ("explain", "bench"):
         code, out, err = call(SHOAL, command, "--help")
-        expect(code == 0 and "--type TYPE" in out and "--dtype" not in out and "--hosts" not in out, out)
+        expect(code == 0 and "--type TYPE" in out and "--dtype" not in out, out)
 
 
 def explain_refuses_what_makes_no_sense():
@@ -222,8 +222,28 @@ def explain_refuses_what_makes_no_sense():
     refused("explain", "gather", "--memory", "soft", about="plain or shared")
     refused("explain", "gather", "--dtype", "f8", about="f8")
     refused("explain", "gather", "--bytes", "12Q", about="12Q")
-    refused("explain", "gather", "--hosts", "1", about="there is no option '--hosts'")
+    refused("explain", "gather", "--hosts", "3", "--ranks", "2", about="--hosts 3 is more than --ranks 2")
+    refused("explain", "gather", "--hosts", "3", "--ranks-per-host", "2", "--ranks", "5", about="--ranks 5 is not 3 times")
+    refused("explain", "gather", "--hosts", "64", "--ranks-per-host", "17", about="more than 1024 ranks")
+    refused("explain", "gather", "--host", "2", about="--host")
     refused("explain", "gather", "--byte", "8", about="--byte")
+
+
+def explain_shows_plans_over_hosts():
+    out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "4M", "--rank", "9")
+    expect("all-reduce of 4194304 bytes (1048576 elements) over 32 ranks on 4 hosts\n" in out, out)
+    expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
+    expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each piece:" in out, out)
+    for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
+        peer = re.search(r"put .* -> win\[(\d+)\]", line)
+        expect(not peer or int(peer.group(1)) in (1, 17, 25), line)
+    expect(max(map(len, out.partition("\nrank 9")[0].splitlines())) <= 128, out)
+    out = explain("barrier", "--hosts", "3", "--ranks-per-host", "8")
+    expect("algorithm dissemination, because of several hosts" in out and "\nrank 0:\n" in out, out)
+    expect("algorithm direct" in explain("barrier", "--hosts", "3"), "a barrier of 3 ranks")
+    expect("over 3 ranks on 3 hosts\n" in explain("broadcast", "--hosts", "3"))
+    expect("over 5 ranks on 2 hosts\n" in explain("broadcast", "--hosts", "2", "--ranks", "5"))
+    expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "8K"))
 
 
 # ---- Rules ----
@@ -243,6 +263,16 @@ def explain_follows_the_rules():
     expect("algorithm owners-staged, because a giver has 16388 bytes, more than direct's 0 (" in
            explain("allreduce", "--bytes", "16388", env=env))
     expect("because of the rule" not in explain("gather", "--bytes", "0", env=env))
+
+
+def explain_over_hosts_follows_the_rules():
+    env = rules("allreduce=owners,allreduce=direct,allreduce=ring,allgather=mesh")
+    out = explain("allreduce", "--hosts", "3", "--ranks-per-host", "6", "--bytes", "4K", "--rank", "0", env=env)
+    expect("the rule SHOAL_ALGORITHMS:1 (owners) cannot serve this call: it serves one host\n" in out, out)
+    expect("the rule SHOAL_ALGORITHMS:2 (direct) cannot serve this call: of several hosts it serves up to 16 ranks\n" in out, out)
+    expect("algorithm ring, because of the rule SHOAL_ALGORITHMS:3\n" in out, out)
+    out = explain("allgather", "--bytes", "1M", env=env)
+    expect("(mesh) cannot serve this call: it serves several hosts\n" in out and "algorithm copies-staged" in out, out)
 
 
 def explain_names_rules_that_cannot_serve():
@@ -286,7 +316,7 @@ def info_prints_the_rules_after_the_table():
 
 def rules_that_are_wrong_are_named():
     env = rules("reduce=owners,gather=ring")
-    said = "SHOAL_ALGORITHMS, rule 2: gather has no algorithm \"ring\"; it has direct, copies"
+    said = "SHOAL_ALGORITHMS, rule 2: gather has no algorithm \"ring\"; it has direct, copies, pairs"
     refused("explain", "gather", about=said, env=env)
     code, out, err = call(SHOAL, "info", "--algorithms", env=env)
     expect(code == 2 and err == f"shoal info: {said}\n", out, err)
@@ -391,7 +421,8 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
            explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,
            options_have_one_name_in_all_commands,
-           explain_refuses_what_makes_no_sense, explain_follows_the_rules, explain_names_rules_that_cannot_serve,
+           explain_refuses_what_makes_no_sense, explain_shows_plans_over_hosts, explain_follows_the_rules,
+           explain_over_hosts_follows_the_rules, explain_names_rules_that_cannot_serve,
            explain_and_info_follow_a_file_of_rules, info_prints_the_rules_after_the_table, rules_that_are_wrong_are_named,
            info_prints_settings_machine_and_algorithms, info_tells_of_wrong_values_and_prints_the_rest,
            info_names_the_interface_and_the_providers, info_says_why_no_provider_is_taken,

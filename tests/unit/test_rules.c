@@ -382,8 +382,9 @@ static void rules_are_printed(void **state)
     assert_int_equal(shoal_rules_load(&rules, "reduce=owners@4K-1M,allgather=direct", error, sizeof error), SHOAL_OK);
     shoal_rules_print(&rules, out);
     fclose(out);
-    assert_string_equal(text, "reduce         owners               4096        1048576      1      -   SHOAL_ALGORITHMS:1\n"
-                              "all-gather     direct                  0              -      1      -   SHOAL_ALGORITHMS:2\n");
+    assert_string_equal(text,
+                        "reduce         owners                  4096        1048576      1      -   SHOAL_ALGORITHMS:1\n"
+                        "all-gather     direct                     0              -      1      -   SHOAL_ALGORITHMS:2\n");
     shoal_rules_fini(&rules);
 }
 
