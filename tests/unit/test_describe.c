@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "memory_store.h"
+#include "plan/plan.h"
 
 #define TEXT_BYTES 65536
 
@@ -144,6 +145,42 @@ static void describe_refuses_with_one_line(void **state)
     assert_int_equal(shoal_explain(&question, NULL), SHOAL_ERR_ARGUMENT);
 }
 
+/* As a program has it that was built before there was the last field: whatever follows is not looked at. */
+static void describe_takes_questions_of_before(void **state)
+{
+    static char text[TEXT_BYTES];
+    struct shoal_question question = SHOAL_QUESTION_INIT;
+    (void)state;
+    question.collective = "broadcast";
+    question.struct_bytes = offsetof(struct shoal_question, hosts);
+    question.hosts = 77;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(strstr(text, "over 2 ranks on one host\n"));
+    question.struct_bytes--;
+    assert_refused(&question, "the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n");
+}
+
+static void describe_plans_over_hosts(void **state)
+{
+    static char text[TEXT_BYTES];
+    struct shoal_question question = SHOAL_QUESTION_INIT;
+    (void)state;
+    question.collective = "broadcast";
+    question.hosts = 2;
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(strstr(text, "over 2 ranks on 2 hosts\nalgorithm mesh, because"));
+    assert_non_null(strstr(text, "  0  wait    1 #1\n  1  put     in[0] 0/1 -> win[1].2 0/1@0\n"));
+    question.hosts = 3;
+    assert_refused(&question, "hosts is 3, but may be 1 to the number of ranks, 2\n");
+    question.hosts = 0;
+    assert_refused(&question, "hosts is 0, but may be 1 to the number of ranks, 2\n");
+    question.hosts = SIZE_MAX;
+    assert_refused(&question, "hosts is 18446744073709551615, but may be 1 to the number of ranks, 2\n");
+    question.hosts = 64;
+    question.ranks = SHOAL_PLAN_RANKS_MAX + 1;
+    assert_refused(&question, "ranks is 4097, but may be 1 to 4096\n");
+}
+
 static void describe_counts_no_dashes(void **state)
 {
     static const char *const names[] = {"reduce-scatter", "reducescatter", "all-to-all", "alltoall", "allto-all"};
@@ -187,6 +224,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(describe_fills_structs_that_were_begun, set_up, tear_down),
         cmocka_unit_test_setup_teardown(describe_keeps_the_last_failure, set_up, tear_down),
         cmocka_unit_test(describe_refuses_with_one_line),
+        cmocka_unit_test(describe_takes_questions_of_before),
+        cmocka_unit_test(describe_plans_over_hosts),
         cmocka_unit_test(describe_counts_no_dashes),
         cmocka_unit_test(describe_tables_with_a_wrong_variable),
     };

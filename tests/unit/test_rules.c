@@ -372,6 +372,67 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
     expect_choice("reduce=owners", SHOAL_KIND_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
 }
 
+/* ---- Over several hosts -------------------------------------------------------------------------------------------------- */
+
+struct case_of_hosts {
+    enum shoal_kind kind;
+    int size, hosts;
+    size_t bytes;
+    const char *wanted;
+};
+
+/* The same whatever is shared: ranks do not know that of others. */
+static void expect_over_hosts(const char *text, const struct case_of_hosts *wanted)
+{
+    uint8_t shared[2][64] = {{0}, {1, 1, 0, 1}};
+    struct shoal_rules rules;
+    char error[ERROR_BYTES];
+
+    assert_int_equal(shoal_rules_load(&rules, text, error, sizeof error), SHOAL_OK);
+    for (int i = 0; i < 4; i++) {
+        const struct shoal_selection selection = {.kind = wanted->kind,
+                                                  .size = wanted->size,
+                                                  .hosts = wanted->hosts,
+                                                  .bytes = wanted->bytes,
+                                                  .payload_bytes = wanted->bytes,
+                                                  .direct_bytes = 1024,
+                                                  .rules = &rules};
+        const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
+        const struct shoal_row *row = shoal_select_is_direct(&selection) ? shoal_select_find(wanted->kind, "direct")
+                                                                         : shoal_select_plan(&selection, &view, 0, NULL);
+        if (strcmp(row->name, wanted->wanted) != 0)
+            fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text, shoal_kind_row(wanted->kind)->name,
+                     wanted->bytes, wanted->size, wanted->hosts, row->name, wanted->wanted);
+    }
+    shoal_rules_fini(&rules);
+}
+
+static void rules_and_table_over_hosts(void **state)
+{
+    static const struct case_of_hosts table[] = {
+        {SHOAL_KIND_ALLREDUCE, 8, 0, 65536, "owners"},    {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
+        {SHOAL_KIND_ALLREDUCE, 8, 2, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 16, 2, 256, "direct"},
+        {SHOAL_KIND_ALLREDUCE, 17, 2, 256, "mesh"},       {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "mesh"},
+        {SHOAL_KIND_ALLREDUCE, 72, 8, 256, "mesh"},       {SHOAL_KIND_ALLREDUCE, 72, 9, 65535, "doubling"},
+        {SHOAL_KIND_ALLREDUCE, 72, 9, 65536, "mesh"},     {SHOAL_KIND_REDUCE, 3, 3, 65536, "mesh"},
+        {SHOAL_KIND_REDUCE_SCATTER, 3, 3, 65536, "mesh"}, {SHOAL_KIND_BROADCAST, 3, 3, 65536, "mesh"},
+        {SHOAL_KIND_ALLGATHER, 3, 3, 65536, "mesh"},      {SHOAL_KIND_GATHER, 3, 3, 65536, "pairs"},
+        {SHOAL_KIND_SCATTER, 3, 3, 65536, "pairs"},       {SHOAL_KIND_ALLTOALL, 3, 3, 65536, "pairs"},
+        {SHOAL_KIND_BARRIER, 16, 2, 0, "direct"},         {SHOAL_KIND_BARRIER, 17, 2, 0, "dissemination"},
+        {SHOAL_KIND_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_KIND_EXCHANGE, 16, 2, 8192, "direct"},
+        {SHOAL_KIND_EXCHANGE, 17, 2, 8, "mesh"}};
+    static const struct case_of_hosts ruled[] = {{SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "ring"},
+                                                 {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
+                                                 {SHOAL_KIND_ALLGATHER, 16, 2, 16384, "direct"},
+                                                 {SHOAL_KIND_ALLGATHER, 17, 2, 16384, "bruck"},
+                                                 {SHOAL_KIND_ALLGATHER, 17, 1, 16385, "copies"}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(table); i++)
+        expect_over_hosts("", &table[i]);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(ruled); i++)
+        expect_over_hosts("allreduce=owners,allreduce=ring,allgather=direct,allgather=bruck", &ruled[i]);
+}
+
 static void rules_are_printed(void **state)
 {
     struct shoal_rules rules;
@@ -527,6 +588,7 @@ int main(void)
         cmocka_unit_test(rules_choose_by_bytes),
         cmocka_unit_test(rules_choose_by_ranks),
         cmocka_unit_test(rules_fall_through_where_direct_cannot_serve),
+        cmocka_unit_test(rules_and_table_over_hosts),
         cmocka_unit_test(rules_are_printed),
         cmocka_unit_test(rules_change_what_runs),
         cmocka_unit_test(rules_of_a_file_change_what_runs),
