@@ -5,7 +5,8 @@
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
  *            itself, as happens in place, it writes nothing. Where others are added later it says so: "partial".
- *   put      own block into a peer's window, then raise the peer's counter of this rank by one
+ *   put      own block into a peer's window, then raise the peer's counter of this rank by one. When the
+ *            step is done the block may be overwritten
  *   signal   raise the peer's counter of this rank by one
  *   wait     until the own counter of a peer has been raised so many times
  *

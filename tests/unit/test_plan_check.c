@@ -336,6 +336,13 @@ static const char *const layouts[] = {"ab",    "abc",     "aabb",      "abab",  
 
 static int layout_draw(uint16_t host[RANKS_MAX])
 {
+    const int size = 2 + (int)draw(8);
+
+    if (draw(2)) { /* any rank anywhere, on two hosts at least */
+        for (int i = 0; i < size; i++)
+            host[i] = (uint16_t)(i < 2 ? i : (int)draw(5));
+        return size;
+    }
     return parse_hosts(layouts[draw(SHOAL_COUNT_OF(layouts))], host);
 }
 
@@ -375,8 +382,8 @@ static void plan_check_accepts_every_row_on_hosts(void **state)
     }
 }
 
-/* One way of sharing each, for there are many steps. */
-static void check_large(int hosts, int ranks_per_host)
+/* Few ways of sharing, for there are many steps. */
+static void check_large(int hosts, int ranks_per_host, enum sharing sharing)
 {
     static struct group group;
     uint16_t host[RANKS_MAX];
@@ -385,7 +392,7 @@ static void check_large(int hosts, int ranks_per_host)
     for (int i = 0; i < size; i++)
         host[i] = (uint16_t)(i / ranks_per_host);
     for (size_t a = 0; a < on_hosts_count; a++) {
-        group_init(&group, &on_hosts[a], size, host, has_root(&on_hosts[a]) ? size - 1 : 0, SHARE_RANDOM, a % 2 == 0);
+        group_init(&group, &on_hosts[a], size, host, has_root(&on_hosts[a]) ? size - 1 : 0, sharing, a % 2 == 0);
         group.question.units = is_cut(&on_hosts[a]) ? 1 : 33;
         expect_right(&group);
         group_fini(&group);
@@ -395,10 +402,11 @@ static void check_large(int hosts, int ranks_per_host)
 static void plan_check_accepts_every_row_on_large_hosts(void **state)
 {
     (void)state;
-    check_large(8, 4);
-    check_large(16, 1);
+    for (int sharing = 0; sharing < SHARE_END; sharing++)
+        check_large(8, 4, (enum sharing)sharing);
+    check_large(16, 1, SHARE_RANDOM);
     if (getenv("SHOAL_TEST_LARGE"))
-        check_large(64, 8);
+        check_large(64, 8, SHARE_RANDOM);
 }
 
 /* Whom a plan waits for elsewhere depends on nobody's operands, and is told to both sides. */
@@ -509,14 +517,14 @@ static void plan_check_accepts_any_sequence(void **state)
     uint16_t host[RANKS_MAX];
 
     (void)state;
-    for (int i = 0; i < 3000; i++) {
-        const bool is_on_hosts = i % 2 == 1;
+    for (int i = 0; i < 6000; i++) {
+        const bool is_on_hosts = i % 4 > 0;
         const int size = is_on_hosts ? layout_draw(host) : 1 + (int)draw(7);
         init_any(&first, size, is_on_hosts ? host : NULL);
         init_any(&second, size, is_on_hosts ? host : NULL);
         check_pair(&first, &second);
         group_fini(&first);
-        group_init(&first, &readers, size, is_on_hosts ? host : NULL, i % 4 / 2, SHARE_NONE, false);
+        group_init(&first, &readers, size, is_on_hosts ? host : NULL, i % 2, SHARE_NONE, false);
         first.question.units = 1 + draw(200);
         check_pair(&first, &second);
         group_fini(&first);
