@@ -68,6 +68,7 @@ const char *bench_op_name(int op);
 struct bench_result {
     enum bench_collective collective;
     int ranks;
+    int hosts;
     size_t bytes; /* of the larger operand */
     const char *algorithm;
     size_t iterations;
@@ -82,7 +83,7 @@ double bench_algbw_gb_s(const struct bench_result *result);
 double bench_busbw_gb_s(const struct bench_result *result);
 
 /* For rank 0. probe: the line of the memory probe for the same size, or NULL. */
-void bench_header_print(const struct bench_options *options, int ranks, double exchange_ns);
+void bench_header_print(const struct bench_options *options, int ranks, int hosts, double exchange_ns);
 void bench_result_print(const struct bench_options *options, const struct bench_result *result,
                         const struct bench_result *probe);
 

@@ -35,12 +35,13 @@ static const char *state_text(double exchange_ns)
                               : "crowded: ranks 0 and 1 share one core, or others use it too";
 }
 
-void bench_header_print(const struct bench_options *options, int ranks, double exchange_ns)
+void bench_header_print(const struct bench_options *options, int ranks, int hosts, double exchange_ns)
 {
     const struct bench_kind *kind = bench_kind((enum bench_collective)options->collective);
     if (options->json)
         return;
-    printf("# shoal %s, %s, %d rank%s on 1 host", shoal_version(), kind->name, ranks, ranks == 1 ? "" : "s");
+    printf("# shoal %s, %s, %d rank%s on %d host%s", shoal_version(), kind->name, ranks, ranks == 1 ? "" : "s", hosts,
+           hosts == 1 ? "" : "s");
     if (kind->output != BENCH_NONE)
         printf(", %s%s%s, %s memory, %s, inputs %s", tool_type_name(options->type), kind->reduces ? " " : "",
                kind->reduces ? bench_op_name(options->op) : "", options->shared ? "shared" : "plain",
@@ -82,10 +83,10 @@ static void object_print(const struct bench_options *options, const struct bench
         snprintf(exchange, sizeof exchange, "%.1f", result->exchange_ns);
     if (bench_kind(result->collective)->reduces)
         snprintf(op, sizeof op, "\"%s\"", bench_op_name(options->op));
-    printf("{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":1,\"bytes\":%zu,\"dtype\":\"%s\",\"memory\":\"%s\",\"in_place\":%s,"
+    printf("{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d,\"bytes\":%zu,\"dtype\":\"%s\",\"memory\":\"%s\",\"in_place\":%s,"
            "\"inputs\":\"%s\",\"algorithm\":\"%s\",\"iterations\":%zu,\"median_us\":%.3f,\"p99_us\":%.3f,\"algbw_gb_s\":%.4f,"
            "\"busbw_gb_s\":%.4f,\"exchange_ns\":%s,\"cpu_us\":%.3f,\"errors\":%llu,\"op\":%s,\"loop_us\":%.3f}\n",
-           bench_kind(result->collective)->name, result->ranks, result->bytes, tool_type_name(options->type),
+           bench_kind(result->collective)->name, result->ranks, result->hosts, result->bytes, tool_type_name(options->type),
            options->shared ? "shared" : "plain", options->in_place || result->collective == BENCH_PROBE ? "true" : "false",
            options->warm ? "warm" : "fresh", result->algorithm, result->iterations, result->median_us, result->p99_us,
            bench_algbw_gb_s(result), bench_busbw_gb_s(result), exchange, result->cpu_us, (unsigned long long)result->errors, op,

@@ -14,7 +14,7 @@ struct worker {
     struct bench_area *area;
     struct shoal_context *context;
     struct shoal_comm *comm;
-    int rank, ranks;
+    int rank, ranks, hosts;
     void *memory; /* holds both buffers */
     size_t memory_bytes;
     char *input, *output; /* each has room for the larger operand */
@@ -335,7 +335,8 @@ static enum shoal_status algorithm_ask(struct worker *worker, const struct task 
 
 static enum shoal_status measure(struct worker *worker, const struct task *task, struct bench_result *result_out)
 {
-    struct bench_result result = {.collective = task->collective, .ranks = worker->ranks, .bytes = task->bytes};
+    struct bench_result result = {
+        .collective = task->collective, .ranks = worker->ranks, .hosts = worker->hosts, .bytes = task->bytes};
     size_t iterations;
     worker->errors = 0;
     TRY(exchange_measure(worker, &result.exchange_ns));
@@ -387,7 +388,7 @@ static enum shoal_status sizes_run(struct worker *worker, uint64_t *errors)
     double exchange_ns;
     TRY(exchange_measure(worker, &exchange_ns));
     if (worker->rank == 0)
-        bench_header_print(options, worker->ranks, exchange_ns);
+        bench_header_print(options, worker->ranks, worker->hosts, exchange_ns);
     if (options->collective == BENCH_BARRIER)
         return size_run(worker, 0, errors);
     for (size_t bytes = options->bytes_min; bytes <= options->bytes_max; bytes *= (size_t)options->factor) {
@@ -403,11 +404,14 @@ static enum shoal_status sizes_run(struct worker *worker, uint64_t *errors)
 static enum shoal_status worker_open(struct worker *worker)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    struct shoal_place place = SHOAL_PLACE_INIT;
     options.timeout_ms = (uint32_t)worker->options->timeout_s * 1000;
     TRY(shoal_context_create(NULL, &worker->context));
     TRY(shoal_comm_create(worker->context, &options, &worker->comm));
     worker->rank = shoal_comm_rank(worker->comm);
     worker->ranks = shoal_comm_size(worker->comm);
+    TRY(shoal_comm_place(worker->comm, 0, &place));
+    worker->hosts = place.hosts;
     worker->took_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->took_s[0]);
     worker->late_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->late_s[0]);
     if (!worker->took_s || !worker->late_s)

@@ -21,7 +21,8 @@ static const char help[] =
     "\n"
     "Shows what Shoal finds here. Without an option: the version and the topology.\n"
     "\n"
-    "    --topology     cores, the limits that matter, instruction sets, how local ranks would be joined\n"
+    "    --topology     cores, the limits that matter, instruction sets, how local ranks would be joined; started as the\n"
+    "                   ranks of a job (mpirun, srun, torchrun): on how many hosts they are, and which is where\n"
     "    --settings     every SHOAL_* variable: its value now, its default, its meaning\n"
     "    --algorithms   every algorithm: what for, when it is chosen, what it costs\n"
     "    --providers    the interface to other hosts, libfabric's providers, and why each is taken or not\n"
@@ -78,6 +79,65 @@ static int table_print(enum shoal_status (*print)(FILE *out))
     return status == SHOAL_OK ? 0 : status == SHOAL_ERR_ARGUMENT ? TOOL_EXIT_USAGE : 1;
 }
 
+/* What the launchers tell their ranks. */
+static bool is_in_job(void)
+{
+    static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const char *value = getenv(sizes[i]);
+        if (value && atoi(value) > 1)
+            return true;
+    }
+    return false;
+}
+
+static enum shoal_status host_print(const struct shoal_comm *comm, int host)
+{
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    for (int rank = 0; rank < shoal_comm_size(comm); rank++) {
+        const enum shoal_status status = shoal_comm_place(comm, rank, &place);
+        if (status != SHOAL_OK)
+            return status;
+        if (place.host == host && place.local_rank == 0)
+            printf("host %-17d%.63s: rank%s %d", host, place.host_name, place.local_size == 1 ? "" : "s", rank);
+        else if (place.host == host)
+            printf(", %d", rank);
+    }
+    putchar('\n');
+    return SHOAL_OK;
+}
+
+static enum shoal_status hosts_print(const struct shoal_comm *comm)
+{
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    const int ranks = shoal_comm_size(comm);
+    enum shoal_status status = shoal_comm_place(comm, 0, &place);
+    const int hosts = place.hosts;
+    printf("\nranks                 %d on %d host%s\n", ranks, hosts, hosts == 1 ? "" : "s");
+    for (int host = 0; host < hosts && status == SHOAL_OK; host++)
+        status = host_print(comm, host);
+    return status;
+}
+
+/* Collective over the ranks of the job; rank 0 prints. Returns the exit code. */
+static int job_print(void)
+{
+    struct shoal_context *context = NULL;
+    struct shoal_comm *comm = NULL;
+    enum shoal_status status = shoal_context_create(NULL, &context);
+    if (status == SHOAL_OK)
+        status = shoal_comm_create(context, NULL, &comm);
+    if (status == SHOAL_OK && shoal_comm_rank(comm) == 0) {
+        shoal_print_topology(stdout);
+        status = hosts_print(comm);
+    }
+    if (status == SHOAL_OK)
+        status = shoal_comm_finalize(comm);
+    shoal_comm_free(comm);
+    shoal_context_destroy(context);
+    return status == SHOAL_OK ? 0 : 1;
+}
+
 /* Returns the exit code. */
 static int part_print(int id, bool is_first)
 {
@@ -89,6 +149,8 @@ static int part_print(int id, bool is_first)
         return table_print(shoal_print_algorithms);
     if (id == OPTION_PROVIDERS)
         return table_print(shoal_print_providers);
+    if (is_in_job())
+        return job_print();
     shoal_print_topology(stdout);
     return 0;
 }

@@ -171,6 +171,27 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_split(struct shoal_comm *c
 SHOAL_API int shoal_comm_rank(const struct shoal_comm *comm);
 SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
 
+/* Where a rank of a communicator is: on which of its hosts, numbered in the order of their lowest ranks, and the how manieth
+ * there. Begins as SHOAL_PLACE_INIT. ERR_ARGUMENT. */
+struct shoal_place {
+    size_t struct_bytes;
+    int hosts; /* of the communicator */
+    int host;
+    int local_rank;
+    int local_size;
+    int pid;
+    char host_name[64];
+};
+#define SHOAL_PLACE_INIT                           \
+    {                                              \
+        sizeof(struct shoal_place), 0, 0, 0, 0, 0, \
+        {                                          \
+            0                                      \
+        }                                          \
+    }
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank,
+                                                            struct shoal_place *place_out);
+
 /* A collective end in good order: waits until all operations posted here are done and every rank has come here too. After it
  * only shoal_comm_free is allowed. Optional: it tells apart "done" from "left early" for the others. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm *comm);

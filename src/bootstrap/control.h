@@ -66,8 +66,8 @@ SHOAL_MUST_USE enum shoal_status shoal_control_open(struct shoal_bootstrap *boot
  * allowed; in a forked child it does nothing. */
 void shoal_control_close(struct shoal_control *control, bool in_good_order);
 
-/* A process of this host: when it ends, the rank is lost, unless it said goodbye; while a signal has stopped it, the others know.
- * Duplicates pidfd; once per rank. Any thread. */
+/* A process of this host: when it ends, the rank is lost, unless it said goodbye; while a signal has stopped it, the others
+ * know. Duplicates pidfd; once per rank. Any thread. */
 void shoal_control_watch(struct shoal_control *control, int rank, int pid, int pidfd);
 
 /* Sends a notice to all other ranks. False when it is too long, there is no memory for it, or in a forked child. Any thread. */

@@ -99,13 +99,13 @@ static void say_made(struct shoal_context *context, const struct shoal_comm *com
     const int hosts = shoal_members_count_hosts(comm->members, comm->size);
     char network[64] = "";
     if (hosts > 1)
-        snprintf(network, sizeof network, ", the network (%.30s)", shoal_network_provider(context->network));
-    shoal_log_line(
-        &context->log, SHOAL_LOG_INFO, "comm",
-        "version %s, communicator %s: %d rank%s on %d host%s (this is %s), joined by %s; shared memory among those who "
-        "passed a descriptor over a Unix socket%s; kernels %s; waits spin %llu us",
-        shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", context->log.host,
-        launcher, network, context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
+        snprintf(network, sizeof network, "; libfabric's %.30s between hosts", shoal_network_provider(context->network));
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
+                   "version %s, communicator %s: %d rank%s on %d host%s (this is %s), joined by %s; shared memory, because %s "
+                   "passed a descriptor over a Unix socket%s; kernels %s; waits spin %llu us",
+                   shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
+                   context->log.host, launcher, hosts == 1 ? "every rank" : "those of each host", network,
+                   context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
 }
 
 /* A communicator without its engine; NULL: no memory. */

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
-#include "comm/context.h"
+#include "comm/members.h"
 #include "topology/limits.h"
 #include "topology/nic.h"
 #include "transport/fabric/fabric.h"
@@ -98,6 +98,30 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, struct shoal_place *place_out)
+{
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_place"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_place", place_out ? place_out->struct_bytes : 0, "SHOAL_PLACE_INIT"));
+    if (rank < 0 || rank >= comm->size)
+        return shoal_log_fail(&comm->context->log, SHOAL_ERR_ARGUMENT, "comm",
+                              "shoal_comm_place on communicator %s: rank is %d, but may be 0 to %d", comm->name, rank,
+                              comm->size - 1);
+    struct shoal_place place = {.struct_bytes = sizeof place,
+                                .hosts = shoal_members_count_hosts(comm->members, comm->size),
+                                .local_size = shoal_members_count_here(comm->members, comm->size, rank)};
+    int first = 0;
+    while (comm->members[first].host != comm->members[rank].host)
+        first++;
+    place.host = shoal_members_count_hosts(comm->members, first);
+    place.local_rank = shoal_members_count_here(comm->members, rank, rank);
+    struct shoal_peer_name name;
+    comm->engine->ops->peer_name(comm->engine->transport, rank, &name);
+    place.pid = name.pid;
+    memcpy(place.host_name, name.host, sizeof place.host_name);
+    copy_out(place_out, place_out->struct_bytes, &place, sizeof place);
+    return SHOAL_OK;
+}
+
 static size_t plan_bytes(const struct shoal_plan *plan)
 {
     return plan->step_capacity * sizeof *plan->steps + plan->block_capacity * sizeof *plan->blocks +
@@ -163,7 +187,7 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "kernels              ");
     for (int i = 0; shoal_kernels_at(i); i++)
         fprintf(out, " %s%s", shoal_kernels_at(i)->name, i == 0 ? " (chosen)" : "");
-    fprintf(out, "\ntransports            shm (ranks of one host)\n");
+    fprintf(out, "\ntransports            shared memory among ranks of one host, libfabric between hosts (`shoal info --providers`)\n");
 }
 
 /* The heads of the columns that shoal_rules_print fills. */

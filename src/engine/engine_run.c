@@ -573,7 +573,7 @@ static bool has_left(const struct shoal_engine *engine, unsigned slot)
     return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
 }
 
-/* In place parts that come take the place of parts that go: those must have left. Elsewhere what is overwritten was answered. */
+/* In place parts that come take the place of parts that go: those must have left. */
 static bool may_overwrite(const struct shoal_engine *engine, const struct shoal_request *request, unsigned slot,
                           const struct shoal_step *step)
 {

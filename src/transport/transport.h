@@ -131,9 +131,9 @@ struct shoal_transport_ops {
     /* The payload that came with the peer's record; call after `arrival` gave the record. bytes as in arrive. */
     const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
-    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told, or more where it needs no
-     * record of this rank any more. Ranks elsewhere learn it
-     * late, but before they need it: some operations after, or with what this rank sends them anyway. */
+    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told, or more where it needs
+     * no record of this rank any more. Ranks elsewhere learn it late, but before they need it: some operations after, or with
+     * what this rank sends them anyway. */
     void (*complete)(struct shoal_transport *, uint64_t sequence);
     uint64_t (*completed)(struct shoal_transport *, int peer);
 

@@ -626,7 +626,7 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
     return remote->completed >= sequence || atomic_load_explicit(&remote->left_completed, memory_order_acquire) >= sequence;
 }
 
-/* Who is told of a failure ends, and is lost too: of all that an operation waits for, the first one that was lost is the cause. */
+/* Who is told of a failure ends, and is lost too: of all that an operation waits for, the first one lost is the cause. */
 static bool is_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
     const unsigned order = shoal_world_lost(hosts->world, remote_of(hosts, rank)->peer->world_rank);

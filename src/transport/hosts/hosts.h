@@ -1,8 +1,8 @@
 /* The transport of a communicator whose ranks are on several hosts: to ranks of this host it hands everything on to shared
  * memory, ranks elsewhere are reached over the network. It adds what the network lacks:
  *
- *   order      What is heard comes in any order. Raises of a counter are numbered by their source; the receiver's counter is the
- *              number up to which all have been heard. Packets are numbered too.
+ *   order      What is heard comes in any order. Raises of a counter are numbered by their source; the receiver's counter is
+ *              the number up to which all have been heard. Packets are numbered too.
  *   credit     An arrival record tells a partner where this rank's window is and which counters it raises there by writing;
  *              counters that a plan waits for tell when a window may be written again. So nobody can write, or send, more than
  *              the receiver has room for: records and payloads are kept as long as the engine promises, packets are counted.

@@ -36,7 +36,7 @@ void shoal_world_close(struct shoal_world *world);
 
 struct shoal_control *shoal_world_control(struct shoal_world *world);
 
-/* 0 while the rank of the world is not lost; of those that are, the first one has 1, the next 2: the first cause comes first. */
+/* 0 while the rank of the world is not lost; of those that are, the first one has 1, the next 2. */
 unsigned shoal_world_lost(struct shoal_world *world, int rank);
 
 /* What came for the communicator before is handed over at once. */

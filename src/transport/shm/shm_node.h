@@ -102,8 +102,8 @@ struct shoal_shm_place {
     uint16_t host; /* numbered in the order of the hosts' lowest ranks */
 };
 
-/* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT (named),
- * ERR_SYSTEM. */
+/* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT
+ * (named), ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
                                                         const struct shoal_shm_guard *guard, uint32_t timeout_ms,
                                                         struct shoal_shm_place *places_out);
