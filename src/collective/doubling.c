@@ -165,6 +165,8 @@ static void add_sum(const struct pairing *pairing, int slice, int round)
         shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
         return;
     }
+    if (shoal_hosts_neighbours(hosts) == 0)
+        shoal_plan_wait_puts(hosts->plan); /* in place, the output is the input that was put */
     const int count = shoal_hosts_wanted(hosts, slice, 0, false, dests);
     shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
     hand_results(pairing, slice, shoal_hosts_output(hosts, hosts->rank, slice, 0));

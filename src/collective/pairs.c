@@ -164,6 +164,8 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
         shoal_plan_copy(plan, source(&hosts, rank, rank), dest(&hosts, rank, rank));
     if (is_taker) {
         take_inside(&hosts);
+        if (view->shape->is_input_cut && view->shape->is_output_cut)
+            shoal_plan_wait_puts(plan);
         visit_elsewhere(&hosts, true, receive);
     }
     if (is_giver)

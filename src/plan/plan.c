@@ -151,6 +151,11 @@ void shoal_plan_wait_credit(struct shoal_plan *plan, int peer)
     append_step(plan, SHOAL_STEP_WAIT, peer);
 }
 
+void shoal_plan_wait_puts(struct shoal_plan *plan)
+{
+    append_step(plan, SHOAL_STEP_WAIT, plan->rank);
+}
+
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
 {
     if (plan->status != SHOAL_OK)

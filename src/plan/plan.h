@@ -5,10 +5,10 @@
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
  *            itself, as happens in place, it writes nothing. Where others are added later it says so: "partial".
- *   put      own block into a peer's window, then raise the peer's counter of this rank by one. When the
- *            step is done the block may be overwritten
+ *   put      own block into a peer's window, then raise the peer's counter of this rank by one. The block
+ *            must stay until the peer has heard of it, or own puts have been waited for
  *   signal   raise the peer's counter of this rank by one
- *   wait     until the own counter of a peer has been raised so many times
+ *   wait     until the own counter of a peer has been raised so many times; for itself: until all that was put has left
  *
  * Counters. For each slot, each rank has one counter per peer, raised only by that peer and never reset. A plan counts from
  * the start of its piece: "wait(peer)" for the first, second ... time means the first, second ... signal of that peer in this
@@ -26,8 +26,8 @@
  * into its window. What ranks elsewhere share a plan does not know (shoal_view_mask).
  *
  * Start and end. When a plan starts, the ranks of its host and its partners have posted the operation: their inputs are final.
- * Partners are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. When a
- * rank's plan ends, its caller may at once overwrite the input and read and overwrite the output.
+ * Partners are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
+ * ends when what it put has left; then its caller may at once overwrite the input and read and overwrite the output.
  *
  * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
  * nothing. Not thread-safe; a finished plan is constant and may be read from any thread. */
@@ -72,7 +72,7 @@ struct shoal_step {
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: how many signals of this piece; 0: what the slot's pieces before owe */
+    uint32_t value; /* wait: how many signals of this piece; 0: what the slot's pieces before owe, of the own rank its puts */
     uint32_t first_block;
 };
 
@@ -220,6 +220,8 @@ void shoal_plan_signal(struct shoal_plan *plan, int peer);
 void shoal_plan_wait(struct shoal_plan *plan, int peer);
 /* Waits for all that the peer signalled in the slot's pieces before. */
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
+/* Waits until all that was put in this piece may be overwritten. */
+void shoal_plan_wait_puts(struct shoal_plan *plan);
 /* Announces a signal of the peer for which this piece does not wait. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 

@@ -1,7 +1,7 @@
 /* How it works. Every element of every operand is a cell: what it holds (which element of which ranks' inputs, how often each)
- * and who wrote and read it last. Every rank is two components, its engine and its caller; each keeps a vector clock, and an
- * access is ordered after an earlier one when its component's clock knows of that. Ranks run in turn until each waits or has
- * ended; a signal keeps the clock of who raised it, and a wait joins it. */
+ * and who wrote and read it last. Every rank is three components, its engine, its caller, and its puts under way; each keeps a
+ * vector clock, and an access is ordered after an earlier one when its component's clock knows of that. Ranks run in turn
+ * until each waits or has ended; a signal keeps the clock of who raised it, and a wait joins it. */
 #include "plan/plan_check.h"
 
 #include <inttypes.h>
@@ -11,14 +11,16 @@
 
 #define NOTHING UINT32_MAX     /* never written */
 #define MIXED (UINT32_MAX - 1) /* contributions of different elements */
+#define NOBODY (-1)
 #define OPERATIONS 2
+#define PUTS_APART_MAX 9 /* ranks of groups in which puts are told apart by their peers */
 #define STEP_TEXT_MAX 200
 #define BLOCK_TEXT_MAX 40
 
 /* When a component did something. An engine's epoch n is its n-th step, over both operations; a caller's epoch 1 is before it
  * posted, 2 after the first operation has ended, 3 after the second. Epoch 0 is never. */
 struct access {
-    uint32_t component; /* engine of rank r: r; its caller: size + r */
+    uint32_t component; /* engine of rank r: r; its caller: size + r; its puts: see puts_to, epochs as the engine's */
     uint32_t epoch;
 };
 
@@ -52,6 +54,7 @@ struct cursor {
 struct check {
     int size;
     size_t components;
+    int put_targets;
     struct operation operations[OPERATIONS];
     size_t window_cell;
     size_t window_units; /* of a rank's window, of either operation */
@@ -87,6 +90,21 @@ static void check_fini(struct check *check)
     free(check->partners);
 }
 
+/* ---- Components ---------------------------------------------------------------------------------------------------------- */
+
+/* What a rank puts to a peer leaves in order, as that hears of it in order; so that there are not too many components, in large
+ * groups what it puts to all does. The epoch is that of the last put. */
+static uint32_t puts_to(const struct check *check, int rank, int peer)
+{
+    return (uint32_t)(2 * check->size + rank * check->put_targets + peer % check->put_targets);
+}
+
+static int rank_of(const struct check *check, struct access access)
+{
+    const int component = (int)access.component, puts = component - 2 * check->size;
+    return puts >= 0 ? puts / check->put_targets : component % check->size;
+}
+
 /* ---- What is said of a fault --------------------------------------------------------------------------------------------- */
 
 static enum shoal_status fault(const struct check *check, const char *format, ...) SHOAL_PRINTF(2, 3);
@@ -114,10 +132,10 @@ static void describe_step(const struct check *check, int rank, struct cursor at,
 
 static void describe_access(const struct check *check, struct access access, char text[STEP_TEXT_MAX])
 {
-    const int rank = (int)access.component % check->size;
+    const int rank = rank_of(check, access);
     struct cursor at = {0, access.epoch - 1};
 
-    if ((int)access.component >= check->size) {
+    if ((int)access.component / check->size == 1) {
         snprintf(text, STEP_TEXT_MAX, "the caller of rank %d, after its plan of operation %" PRIu32 " has ended,", rank,
                  access.epoch - 1);
         return;
@@ -159,11 +177,23 @@ static size_t signal_number(const struct check *check, int to, int from, uint32_
     return check->signal_first[to * check->size + from] + n - 1;
 }
 
+/* Whoever waits for what was put knows that it has left. */
 static void raise_counter(struct check *check, int to, int from)
 {
-    const uint32_t n = ++check->raised[to * check->size + from];
-    memcpy(check->snapshots + signal_number(check, to, from, n) * check->components, clock_of(check, (uint32_t)from),
-           check->components * sizeof *check->snapshots);
+    const uint32_t n = ++check->raised[to * check->size + from], puts = puts_to(check, from, to);
+    uint32_t *snapshot = check->snapshots + signal_number(check, to, from, n) * check->components;
+    memcpy(snapshot, clock_of(check, (uint32_t)from), check->components * sizeof *check->snapshots);
+    if (clock_of(check, puts)[puts] == snapshot[from])
+        snapshot[puts] = snapshot[from];
+}
+
+/* Own puts have left: a wait for them, or the end. */
+static void await_puts(const struct check *check, int rank)
+{
+    for (int peer = 0; peer < check->put_targets; peer++) {
+        const uint32_t puts = puts_to(check, rank, peer);
+        clock_of(check, (uint32_t)rank)[puts] = clock_of(check, puts)[puts];
+    }
 }
 
 /* ---- Cells --------------------------------------------------------------------------------------------------------------- */
@@ -308,9 +338,11 @@ static enum shoal_status keep_read(struct check *check, struct cell *cell, struc
     return SHOAL_OK;
 }
 
-static enum shoal_status read_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at)
+/* What is put to a peer (else NOBODY) is read until it has left. */
+static enum shoal_status read_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at, int peer)
 {
     struct cell *cell = &check->cells[at];
+    struct access by = now;
 
     if (!is_ordered(check, cell->wrote, now.component))
         return race(check, now, "reads", block, cell->wrote, "writes");
@@ -320,7 +352,11 @@ static enum shoal_status read_cell(struct check *check, struct access now, const
         shoal_plan_print_block(block, name, sizeof name);
         return fault(check, "empty: %s reads %s, which nobody has written before (is a wait missing?)", here, name);
     }
-    return keep_read(check, cell, now);
+    if (peer != NOBODY) {
+        by.component = puts_to(check, (int)now.component, peer);
+        clock_of(check, by.component)[by.component] = now.epoch;
+    }
+    return keep_read(check, cell, by);
 }
 
 static enum shoal_status write_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at)
@@ -374,7 +410,7 @@ static enum shoal_status move_unit(struct check *check, struct access now, const
     for (int b = 0; b < step->source_count; b++) {
         const size_t cell = block_range(check, operation, &blocks[b]).first + i;
         const uint8_t *counts = counts_of(check, cell);
-        SHOAL_TRY(read_cell(check, now, &blocks[b], cell));
+        SHOAL_TRY(read_cell(check, now, &blocks[b], cell, step->kind == SHOAL_STEP_PUT ? step->peer : NOBODY));
         unit = unit == NOTHING || unit == check->cells[cell].unit ? check->cells[cell].unit : MIXED;
         for (int rank = 0; rank < check->size; rank++) {
             const int total = check->sum[rank] + counts[rank];
@@ -430,6 +466,10 @@ static enum shoal_status run_step(struct check *check, int rank, struct cursor a
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
 
     clock_of(check, (uint32_t)rank)[rank]++;
+    if (step->kind == SHOAL_STEP_WAIT && step->peer == rank) {
+        await_puts(check, rank);
+        return SHOAL_OK;
+    }
     if (step->kind == SHOAL_STEP_WAIT) {
         const uint32_t target = wait_target(check, rank, at, step);
         if (target > 0)
@@ -492,7 +532,7 @@ static enum shoal_status end_output(struct check *check, int rank, int number, i
     const struct range range = block_range(check, operation, &block);
 
     for (size_t i = 0; i < range.length; i++) {
-        SHOAL_TRY(read_cell(check, access_now(check, caller), &block, range.first + i));
+        SHOAL_TRY(read_cell(check, access_now(check, caller), &block, range.first + i, NOBODY));
         SHOAL_TRY(verify_unit(check, rank, number, from, i, range.first + i));
         SHOAL_TRY(write_cell(check, access_now(check, caller), &block, range.first + i));
     }
@@ -521,6 +561,7 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
     const uint32_t caller = (uint32_t)(check->size + rank);
 
     clock_of(check, caller)[caller]++;
+    await_puts(check, rank);
     join(check, caller, clock_of(check, (uint32_t)rank));
     if (shape->is_empty)
         return verify_barrier(check, rank, number);
@@ -676,6 +717,8 @@ static enum shoal_status inspect_step(struct check *check, int rank, struct curs
         return fault(check, "form: rank %d, step %" PRIu32 " of operation %d is of no kind", rank, at.step, at.operation + 1);
     if (step->kind == SHOAL_STEP_REDUCE)
         return inspect_blocks(check, rank, at, step);
+    if (step->kind == SHOAL_STEP_WAIT && step->peer == rank && step->value == 0)
+        return SHOAL_OK;
     if (step->peer >= check->size || step->peer == rank) {
         describe_step(check, rank, at, here);
         return fault(check, "range: %s names a peer that is none", here);
@@ -832,7 +875,8 @@ static enum shoal_status make_clocks(struct check *check)
 {
     const size_t size = (size_t)check->size;
 
-    check->components = 2 * size;
+    check->put_targets = check->size <= PUTS_APART_MAX ? check->size : 1;
+    check->components = (2 + (size_t)check->put_targets) * size;
     check->clocks = calloc(check->components * check->components, sizeof *check->clocks);
     check->signal_first = calloc(size * size, sizeof *check->signal_first);
     check->raised = calloc(size * size, sizeof *check->raised);

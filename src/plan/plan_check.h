@@ -5,6 +5,8 @@
  *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
  *     from the signals that waits meet, and from the rule that an operation starts on a rank when its host's ranks and its
  *     partners have posted it);
+ *   - what is put is not overwritten before it has left: before its receiver has heard of it, the rank has waited for its own
+ *     puts, or its plan has ended;
  *   - no window block is overwritten before its last reader has read it, nor is an input or output touched after its rank's
  *     plan ended;
  *   - no step reaches where the view gives no reach, and none puts but into a window;

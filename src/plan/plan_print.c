@@ -81,6 +81,10 @@ static void emit_step(struct sink *sink, const struct shoal_plan *plan, const st
         emit(sink, "signal  %d", step->peer);
         return;
     case SHOAL_STEP_WAIT:
+        if (step->peer == plan->rank) {
+            emit(sink, "wait    puts");
+            return;
+        }
         emit(sink, "wait    %d ", step->peer);
         if (step->value == 0)
             emit(sink, "credit");

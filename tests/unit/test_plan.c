@@ -37,6 +37,7 @@ static void plan_prints_each_kind_of_step(void **state)
     shoal_plan_copy(&plan, sources[0], dests[0]);
     shoal_plan_put(&plan, dests[0], shoal_output(2, 2, 4));
     shoal_plan_signal(&plan, 3);
+    shoal_plan_wait_puts(&plan);
     shoal_plan_expect_credit(&plan, 1);
     assert_int_equal(plan.status, SHOAL_OK);
     assert_string_equal(print(&plan), "  0  wait    3 credit\n"
@@ -45,7 +46,8 @@ static void plan_prints_each_kind_of_step(void **state)
                                       "  3  reduce  in[0] 2/4 + win[1].0 2/4 -> out[0] 2/4, win[0].3 2/4\n"
                                       "  4  copy    in[0] 2/4 -> out[0] 2/4\n"
                                       "  5  put     out[0] 2/4 -> out[2] 2/4\n"
-                                      "  6  signal  3\n");
+                                      "  6  signal  3\n"
+                                      "  7  wait    puts\n");
     assert_int_equal(plan.steps[5].peer, 2);
     assert_int_equal(plan.signals_in[1], 3);
     assert_int_equal(plan.signals_in[3], 0);

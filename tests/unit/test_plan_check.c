@@ -647,6 +647,8 @@ static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
 
 static bool is_redundant_wait(const struct group *group, int rank, uint32_t step)
 {
+    if (group->plans[rank].steps[step].peer == rank && !group->question.in_place)
+        return true;
     return is_followed_by_more(&group->plans[rank], step) || (group->algorithm == &allgather && is_mixed(group));
 }
 
@@ -1039,6 +1041,25 @@ static void plan_check_finds_window_written_by_another(void **state)
     group_fini(&group);
 }
 
+/* In place, the part that a rank gives lies where the one that it takes comes. */
+static void plan_check_finds_what_is_put_overwritten(void **state)
+{
+    static const struct algorithm pairs = {"pairs", shoal_pairs_build, SHOAL_KIND_ALLTOALL, true};
+    static struct group group;
+    const uint16_t host[] = {0, 1};
+
+    (void)state;
+    group_init(&group, &pairs, 2, host, 0, SHARE_NONE, true);
+    for (uint32_t i = 0; i < group.plans[0].step_count; i++) {
+        const struct shoal_step *step = &group.plans[0].steps[i];
+        if (step->kind == SHOAL_STEP_WAIT && step->peer == 0)
+            remove_step(&group.plans[0], i);
+    }
+    expect_text(&group, "race: rank 0, step 5 of operation 1 [copy    win[0].1 1/2@2 -> out[0] 1/2] writes out[0] 1/2, which "
+                        "rank 0, step 2 of operation 1 [put     in[0] 1/2 -> win[1].1 0/2@1] reads; nothing orders the two");
+    group_fini(&group);
+}
+
 static void plan_check_finds_puts_that_no_transport_takes(void **state)
 {
     static struct group group;
@@ -1136,6 +1157,7 @@ int main(void)
         cmocka_unit_test(plan_check_text_names_what_is_not_reached),
         cmocka_unit_test(plan_check_text_counts_signals),
         cmocka_unit_test(plan_check_finds_window_written_by_another),
+        cmocka_unit_test(plan_check_finds_what_is_put_overwritten),
         cmocka_unit_test(plan_check_finds_puts_that_no_transport_takes),
         cmocka_unit_test(plan_check_fits_any_text_buffer),
         cmocka_unit_test(plan_check_without_memory_says_so),
