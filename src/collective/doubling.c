@@ -56,19 +56,15 @@ static int partner_at(const struct pairing *pairing, int distance)
     return pairing->hosts.own ^ distance;
 }
 
-/* Everybody lets all its partners put at once, and waits for the leave of all. */
-static void exchange_permits(const struct pairing *pairing)
+static void give_permits(const struct pairing *pairing)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
 
-    for (int turn = 0; turn < 2; turn++) {
-        void (*const visit)(const struct shoal_hosts *, int, int) = turn ? shoal_hosts_await_permit : shoal_hosts_permit;
-        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
-            if (pairing->partner >= 0)
-                visit(hosts, pairing->partner, slice);
-            for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
-                visit(hosts, partner_at(pairing, distance), slice);
-        }
+    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
+        if (pairing->partner >= 0)
+            shoal_hosts_permit(hosts, pairing->partner, slice);
+        for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
+            shoal_hosts_permit(hosts, partner_at(pairing, distance), slice);
     }
 }
 
@@ -95,6 +91,7 @@ static void stand_by(const struct pairing *pairing)
 
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
         reduce_partials(pairing, slice);
+        shoal_hosts_await_permit(hosts, pairing->partner, slice);
         shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_partial(hosts, slice, 0), owners),
                        shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
     }
@@ -114,7 +111,7 @@ static struct shoal_block first_sum(const struct pairing *pairing, int slice, in
 }
 
 /* Adds what the partner hands over. */
-static void begin(const struct pairing *pairing, int slice)
+static void begin_slice(const struct pairing *pairing, int slice)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
 
@@ -126,6 +123,17 @@ static void begin(const struct pairing *pairing, int slice)
         const struct shoal_block sources[] = {shoal_hosts_partial(hosts, slice, j), first_sum(pairing, slice, j)};
         shoal_plan_reduce_partial(hosts->plan, sources, 2, sources[1]);
     }
+}
+
+/* The partner's permits, for the results, come before its sums. */
+static void begin(const struct pairing *pairing)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+
+    for (int slice = hosts->local; slice < hosts->slices && pairing->partner >= 0; slice += pairing->stride)
+        shoal_hosts_await_permit(hosts, pairing->partner, slice);
+    for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+        begin_slice(pairing, slice);
 }
 
 static void hand_results(const struct pairing *pairing, int slice, struct shoal_block block)
@@ -149,6 +157,7 @@ static struct shoal_block sum_before(const struct pairing *pairing, int slice, i
 static void send_sum(const struct pairing *pairing, int slice, int round)
 {
     const int to = partner_at(pairing, 1 << round);
+    shoal_hosts_await_permit(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
 }
 
@@ -172,6 +181,19 @@ static void add_sum(const struct pairing *pairing, int slice, int round)
     hand_results(pairing, slice, shoal_hosts_output(hosts, hosts->rank, slice, 0));
 }
 
+static void double_up(const struct pairing *pairing)
+{
+    const struct shoal_hosts *hosts = &pairing->hosts;
+
+    begin(pairing);
+    for (int round = 0; round < pairing->rounds; round++) {
+        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+            send_sum(pairing, slice, round);
+        for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
+            add_sum(pairing, slice, round);
+    }
+}
+
 void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct pairing pairing;
@@ -183,18 +205,12 @@ void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view
     shoal_hosts_cut(hosts, 1, 0);
     shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
+    give_permits(&pairing);
     shoal_hosts_gather_inputs(hosts);
-    exchange_permits(&pairing);
-    if (!is_one_of_powers(&pairing))
+    if (is_one_of_powers(&pairing))
+        double_up(&pairing);
+    else
         stand_by(&pairing);
-    for (int slice = hosts->local; slice < hosts->slices && is_one_of_powers(&pairing); slice += pairing.stride)
-        begin(&pairing, slice);
-    for (int round = 0; round < pairing.rounds && is_one_of_powers(&pairing); round++) {
-        for (int slice = hosts->local; slice < hosts->slices; slice += pairing.stride)
-            send_sum(&pairing, slice, round);
-        for (int slice = hosts->local; slice < hosts->slices; slice += pairing.stride)
-            add_sum(&pairing, slice, round);
-    }
     shoal_hosts_collect(hosts, true);
 }
 
@@ -219,6 +235,7 @@ static struct shoal_block sum_of(const struct pairing *pairing, int slice, int d
 static void send_half(const struct pairing *pairing, int slice, int distance)
 {
     const int to = partner_at(pairing, distance), first = first_kept(to, distance);
+    shoal_hosts_await_permit(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
                    shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
 }
@@ -283,8 +300,7 @@ static void each_slice(const struct pairing *pairing, int distance,
 
 static void halve_and_double(const struct pairing *pairing)
 {
-    for (int slice = pairing->hosts.local; slice < pairing->hosts.slices; slice += pairing->stride)
-        begin(pairing, slice);
+    begin(pairing);
     for (int distance = pairing->powers / 2; distance > 0; distance /= 2) {
         each_slice(pairing, distance, send_half);
         each_slice(pairing, distance, add_half);
@@ -308,8 +324,8 @@ void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view,
     shoal_hosts_cut(hosts, pairing.powers, 0);
     shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
+    give_permits(&pairing);
     shoal_hosts_gather_inputs(hosts);
-    exchange_permits(&pairing);
     if (is_one_of_powers(&pairing))
         halve_and_double(&pairing);
     else

@@ -428,10 +428,10 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
           "wait 2 #1: for rank 2's first signal of this piece; wait 2 credit: until rank 2 has read the piece before\n",
           out);
     if (inquiry->hosts > 1)
-        fputs(
-            "@5+2: in place 5 of the window and the one after it; put: into the window of a rank elsewhere, which first gives "
-            "leave\n",
-            out);
+        fputs("@5+2: in place 5 of the window and the one after it; put: into the window of a rank elsewhere, once that gave "
+              "leave\n"
+              "partial: a sum that others add to; wait puts: until all that was put has left\n",
+              out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
             SHOAL_TRY(explain_plan(inquiry, row, rank, out));
