@@ -58,15 +58,6 @@ static void deliver_row(const struct shoal_hosts *hosts, int slice, int distance
     }
 }
 
-/* The own part goes to its place too: from there it is put. */
-static void give_own(const struct shoal_hosts *hosts)
-{
-    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
-    const struct shoal_block input = shoal_hosts_input(hosts, hosts->rank, hosts->local, hosts->own);
-    const int count = shoal_hosts_wanted(hosts, hosts->local, hosts->own, true, dests);
-    shoal_plan_reduce(hosts->plan, &input, 1, dests, count);
-}
-
 /* Calls visit for each carried slice. */
 static void each_slice(const struct shoal_hosts *hosts, int distance,
                        void (*visit)(const struct shoal_hosts *, int slice, int distance))
@@ -100,7 +91,7 @@ void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_hosts_await_readers(&hosts);
     for (int distance = 1; distance < hosts.count; distance *= 2)
         each_slice(&hosts, distance, permit_after);
-    give_own(&hosts);
+    shoal_hosts_give_own(&hosts, true); /* from its place it is put */
     for (int distance = 1; distance < hosts.count; distance *= 2)
         each_slice(&hosts, distance, await_permit_before);
     for (int distance = 1; distance < hosts.count; distance *= 2) {

@@ -261,6 +261,15 @@ int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool m
     return count;
 }
 
+void shoal_hosts_give_own(const struct shoal_hosts *hosts, bool must_keep)
+{
+    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
+    const int j = shoal_hosts_block_of(hosts, hosts->local, hosts->own);
+    const struct shoal_block input = shoal_hosts_input(hosts, hosts->rank, hosts->local, j);
+    const int count = shoal_hosts_wanted(hosts, hosts->local, j, must_keep, dests);
+    shoal_plan_reduce(hosts->plan, &input, 1, dests, count);
+}
+
 void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j)
 {
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];

@@ -144,6 +144,9 @@ struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slic
  * it or with must_keep, RESULTS. Returns how many. */
 int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
 
+/* All-gather: hands out the own part, the block of the own host in slice hosts->local. */
+void shoal_hosts_give_own(const struct shoal_hosts *hosts, bool must_keep);
+
 /* Hands on a block that lies in RESULTS. */
 void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j);
 

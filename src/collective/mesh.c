@@ -158,7 +158,6 @@ static void build_reduction(struct shoal_hosts *hosts)
 
 static void build_allgather(struct shoal_hosts *hosts)
 {
-    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
     const int stride = shoal_hosts_size(hosts, hosts->own);
 
     shoal_hosts_cut(hosts, hosts->count, 0);
@@ -166,10 +165,8 @@ static void build_allgather(struct shoal_hosts *hosts)
     shoal_hosts_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
         give_permits(hosts, slice);
-    const struct shoal_block input = shoal_hosts_input(hosts, hosts->rank, hosts->local, hosts->own);
-    hand_on(hosts, hosts->local, input);
-    const int count = shoal_hosts_wanted(hosts, hosts->local, hosts->own, false, dests);
-    shoal_plan_reduce(hosts->plan, &input, 1, dests, count);
+    hand_on(hosts, hosts->local, shoal_hosts_input(hosts, hosts->rank, hosts->local, hosts->own));
+    shoal_hosts_give_own(hosts, false);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
         receive(hosts, slice);
     shoal_hosts_collect(hosts, true);

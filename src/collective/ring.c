@@ -134,17 +134,6 @@ static void gather_around(const struct ring *ring)
     }
 }
 
-/* The own part, in an all-gather. */
-static void give_own(const struct ring *ring)
-{
-    const struct shoal_hosts *hosts = &ring->hosts;
-    struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
-    const int j = block_before(ring, hosts->local, 0);
-    const struct shoal_block input = shoal_hosts_input(hosts, hosts->rank, hosts->local, j);
-    const int count = shoal_hosts_wanted(hosts, hosts->local, j, false, dests);
-    shoal_plan_reduce(hosts->plan, &input, 1, dests, count);
-}
-
 void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct ring ring;
@@ -166,7 +155,7 @@ void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, in
     } else {
         for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
             shoal_hosts_await_permit(hosts, ring.right, slice);
-        give_own(&ring);
+        shoal_hosts_give_own(hosts, false);
     }
     if (!shape->is_input_cut)
         gather_around(&ring);
