@@ -7,8 +7,7 @@
  *
  * Two sums are added in the order of their hosts, so both sides get the same bits.
  * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more
- * each way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, and one in each round that
-  * adds. */
+ * each way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, one in each round that adds. */
 #include "collective/collective.h"
 #include "collective/hosts.h"
 

@@ -1,10 +1,10 @@
 /* What the algorithms for several hosts have in common: where ranks are, who carries what between hosts, where it lies in
- * windows, and what a rank does inside its host before and after.
+ * windows, and what a rank does inside its host before and after. What goes from host to host when is theirs. Any thread.
  *
  * Slices. What crosses the network is cut into slices, and each slice into blocks, one for each of some hosts, their owners.
  * On each host a slice has one carrier, the local rank slice mod L of L: so all ranks of a host take part, and hosts may have
- * different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, block (s,
- * j) is the part of rank s of the owner host j; where that host has no such rank there is no such block.
+ * different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, the block
+ * of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such block.
  *
  * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's window, an output that
  * is not shared is filled by its own rank out of the carriers' windows. Between hosts nothing depends on what is shared.

@@ -131,8 +131,7 @@ const struct shoal_row *shoal_select_find(enum shoal_kind kind, const char *name
 
 /* ---- The choice ---------------------------------------------------------------------------------------------------------- */
 
-/* The first rule that speaks of such a call; rules for rows that do not fit are passed over. */
-static const struct shoal_rule *next_rule(const struct shoal_selection *selection, size_t *at)
+const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at)
 {
     while (selection->rules && *at < selection->rules->count) {
         const struct shoal_rule *rule = &selection->rules->rules[(*at)++];
@@ -141,12 +140,6 @@ static const struct shoal_rule *next_rule(const struct shoal_selection *selectio
             return rule;
     }
     return NULL;
-}
-
-const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection)
-{
-    size_t at = 0;
-    return next_rule(selection, &at);
 }
 
 /* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. */
@@ -163,23 +156,39 @@ static bool is_over_hosts(const struct shoal_selection *selection)
     return selection->hosts > 1;
 }
 
-bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row)
+static bool can_go_direct(const struct shoal_selection *selection)
 {
-    if (row->build)
-        return row->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
     return selection->payload_bytes <= SHOAL_PAYLOAD_MAX &&
            (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_ELSEWHERE);
+}
+
+bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row)
+{
+    if (!row->build)
+        return can_go_direct(selection);
+    return row->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
 }
 
 /* The next rule whose row can serve the call; NULL: none. */
 static const struct shoal_rule *next_serving_rule(const struct shoal_selection *selection, size_t *at)
 {
     const struct shoal_rule *rule;
-    while ((rule = next_rule(selection, at)) != NULL) {
+    while ((rule = shoal_select_next_rule(selection, at)) != NULL) {
         if (shoal_select_can_serve(selection, shoal_select_find(rule->kind, rule->name)))
             return rule;
     }
     return NULL;
+}
+
+const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection)
+{
+    size_t at = 0;
+    return next_serving_rule(selection, &at);
+}
+
+bool shoal_select_has_rules(const struct shoal_selection *selection)
+{
+    return selection->rules && selection->rules->count && (selection->bytes || selection->kind == SHOAL_KIND_BARRIER);
 }
 
 bool shoal_select_is_direct(const struct shoal_selection *selection)
@@ -187,11 +196,10 @@ bool shoal_select_is_direct(const struct shoal_selection *selection)
     const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
     if (!is_over_hosts(selection) && is_bare)
         return true;
-    if (!shoal_select_can_serve(selection, shoal_select_find(selection->kind, "direct")))
+    if (!can_go_direct(selection))
         return false;
-    size_t at = 0;
-    const bool has_rules = selection->rules && selection->rules->count && selection->bytes;
-    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? next_serving_rule(selection, &at) : NULL;
+    const bool has_rules = shoal_select_has_rules(selection);
+    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
     if (rule)
         return !shoal_select_find(rule->kind, rule->name)->build;
     return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);

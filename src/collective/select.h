@@ -45,10 +45,16 @@ struct shoal_selection {
 /* The most bytes of a giver that go the direct way where no rule says otherwise. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 
+/* Whether rules are heeded: not in calls that have nothing to move. */
+bool shoal_select_has_rules(const struct shoal_selection *selection);
+
 /* Whether the call goes the direct way. Known to each rank before anything is exchanged. */
 bool shoal_select_is_direct(const struct shoal_selection *selection);
 
-/* The first rule that speaks of such a call, NULL: none. */
+/* The next rule that speaks of such a call, from number *at on, which moves behind it; NULL: none. */
+const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at);
+
+/* The first of them whose row can serve the call, NULL: none. */
 const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection);
 
 /* The row for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not

@@ -321,15 +321,10 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_row
 /* Rules that speak of the call, but were not taken. */
 static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_rule *taken, FILE *out)
 {
-    struct shoal_selection selection = inquiry->selection;
-    struct shoal_rules rest = inquiry->rules;
     const struct shoal_rule *rule;
-    selection.rules = &rest;
-    while ((rule = shoal_select_rule(&selection)) != NULL && rule->line != (taken ? taken->line : -1)) {
+    for (size_t at = 0; (rule = shoal_select_next_rule(&inquiry->selection, &at)) != NULL && rule != taken;) {
         fprintf(out, "the rule %s:%d (%s) cannot serve this call: ", inquiry->rules.source, rule->line, rule->name);
         explain_unable(inquiry, shoal_select_find(rule->kind, rule->name), out);
-        rest.count -= (size_t)(rule + 1 - rest.rules);
-        rest.rules += rule + 1 - rest.rules;
     }
 }
 
@@ -375,9 +370,11 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
 static void explain_direct(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_row *row = shoal_select_find(inquiry->kind, "direct");
-    const struct shoal_rule *rule = shoal_select_rule(&inquiry->selection);
-    /* Of a call without bytes, any rule may speak; none is followed. */
-    explain_choice(inquiry, row, inquiry->selection.bytes ? rule : NULL, SHOAL_REACH_STAGED, out);
+    const bool has_rules = shoal_select_has_rules(&inquiry->selection);
+    const struct shoal_rule *rule = has_rules ? shoal_select_rule(&inquiry->selection) : NULL;
+    if (has_rules)
+        explain_passed_over(inquiry, rule, out);
+    explain_choice(inquiry, row, rule, SHOAL_REACH_STAGED, out);
     fputs(inquiry->row->shape.is_empty
               ? "no plan: every rank publishes an arrival record and waits for those of all others\n"
               : "no plan: who gives publishes data beside its arrival record; who takes reads it there\n",

@@ -273,6 +273,10 @@ def explain_over_hosts_follows_the_rules():
     expect("algorithm ring, because of the rule SHOAL_ALGORITHMS:3\n" in out, out)
     out = explain("allgather", "--bytes", "1M", env=env)
     expect("(mesh) cannot serve this call: it serves several hosts\n" in out and "algorithm copies-staged" in out, out)
+    out = explain("allreduce", "--hosts", "3", "--bytes", "4K", "--rank", "0", env=env)
+    expect("(owners) cannot serve" in out and "algorithm direct, because of the rule SHOAL_ALGORITHMS:2\n" in out, out)
+    expect("algorithm dissemination, because of the rule SHOAL_ALGORITHMS:1\n" in
+           explain("barrier", "--hosts", "3", env=rules("barrier=dissemination")))
 
 
 def explain_names_rules_that_cannot_serve():

@@ -421,16 +421,16 @@ static void rules_and_table_over_hosts(void **state)
         {SHOAL_KIND_BARRIER, 16, 2, 0, "direct"},         {SHOAL_KIND_BARRIER, 17, 2, 0, "dissemination"},
         {SHOAL_KIND_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_KIND_EXCHANGE, 16, 2, 8192, "direct"},
         {SHOAL_KIND_EXCHANGE, 17, 2, 8, "mesh"}};
-    static const struct case_of_hosts ruled[] = {{SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "ring"},
-                                                 {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
-                                                 {SHOAL_KIND_ALLGATHER, 16, 2, 16384, "direct"},
-                                                 {SHOAL_KIND_ALLGATHER, 17, 2, 16384, "bruck"},
-                                                 {SHOAL_KIND_ALLGATHER, 17, 1, 16385, "copies"}};
+    static const struct case_of_hosts ruled[] = {
+        {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "ring"},    {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
+        {SHOAL_KIND_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_KIND_ALLGATHER, 17, 2, 16384, "bruck"},
+        {SHOAL_KIND_ALLGATHER, 17, 1, 16385, "copies"}, {SHOAL_KIND_BARRIER, 4, 2, 0, "dissemination"},
+        {SHOAL_KIND_BARRIER, 4, 1, 0, "direct"}};
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(table); i++)
         expect_over_hosts("", &table[i]);
     for (size_t i = 0; i < SHOAL_COUNT_OF(ruled); i++)
-        expect_over_hosts("allreduce=owners,allreduce=ring,allgather=direct,allgather=bruck", &ruled[i]);
+        expect_over_hosts("allreduce=owners,allreduce=ring,allgather=direct,allgather=bruck,barrier=dissemination", &ruled[i]);
 }
 
 static void rules_are_printed(void **state)
