@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "transport/fabric/fabric_shuffle.h"
 
 /* A message that waits to be sent. */
 struct waiting {
@@ -47,6 +48,7 @@ struct shoal_network {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_node *node;
+    struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
     struct shoal_network_peer **peers;
     size_t peer_count;
     struct shoal_network_channel *channels;
@@ -82,6 +84,29 @@ static enum shoal_status open_node(struct shoal_network *network, const struct s
     return shoal_fabric_node_open(&network->library, network->provider, low, high, network->log, &network->node);
 }
 
+static void on_message(void *arg, const void *data, size_t bytes);
+static void on_written(void *arg, uint32_t immediate);
+static void on_left(void *arg, void *owner);
+static void on_failed(void *arg, void *owner, const char *text);
+
+static struct shoal_fabric_handler handler_of(struct shoal_network *network)
+{
+    return (struct shoal_fabric_handler){network, on_message, on_written, on_left, on_failed};
+}
+
+/* Each rank has its own weather. */
+static enum shoal_status open_shuffle(struct shoal_network *network, uint64_t seed)
+{
+    const struct shoal_fabric_handler handler = handler_of(network);
+    if (!seed)
+        return SHOAL_OK;
+    seed = shoal_hash_bytes(shoal_hash_bytes(SHOAL_HASH_START, &seed, sizeof seed), &network->log->rank,
+                            sizeof network->log->rank);
+    network->shuffle = shoal_fabric_shuffle_create(seed, &handler);
+    return network->shuffle ? SHOAL_OK
+                            : shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for SHOAL_SHUFFLE");
+}
+
 enum shoal_status shoal_network_open(const struct shoal_network_options *options, struct shoal_network **network_out)
 {
     struct shoal_network *network = calloc(1, sizeof *network);
@@ -92,6 +117,8 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
+    if (status == SHOAL_OK)
+        status = open_shuffle(network, options->settings->shuffle);
     if (status != SHOAL_OK) {
         shoal_network_close(network);
         return status;
@@ -125,6 +152,7 @@ void shoal_network_close(struct shoal_network *network)
     if (!network)
         return;
     shoal_fabric_node_close(network->node);
+    shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
         free(network->peers[i]);
@@ -382,12 +410,19 @@ static enum shoal_status queue(struct shoal_network *network, struct shoal_netwo
     return SHOAL_OK;
 }
 
+static bool is_refused(struct shoal_network *network)
+{
+    return network->shuffle && shoal_fabric_shuffle_refuses(network->shuffle);
+}
+
 /* To a peer that cannot be reached nothing is sent any more: its communicators fail by themselves. */
 static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_peer *peer, const void *data,
                                   size_t bytes)
 {
     if (peer->broken_ns)
         return SHOAL_OK;
+    if (is_refused(network))
+        return SHOAL_PENDING;
     const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, &peer->messages);
     if (status != SHOAL_OK && status != SHOAL_PENDING) {
         on_failed(network, &peer->messages, "cannot send (see above)");
@@ -455,6 +490,8 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
     struct shoal_network_load *load = write->load;
     if (load->peer->broken_ns)
         return SHOAL_OK;
+    if (is_refused(network))
+        return SHOAL_PENDING;
     const enum shoal_status status =
         shoal_fabric_node_write(network->node, load->peer->at, write->to, write->offset, write->source, write->source_memory,
                                 write->bytes, write->immediate, load);
@@ -486,11 +523,24 @@ static void judge_wake(struct shoal_network *network, bool was_true)
                        "provider %s: its descriptor wakes for nothing, so waits only nap", network->provider->name);
 }
 
+static bool poll_shuffled(struct shoal_network *network)
+{
+    const bool did = shoal_fabric_shuffle_hand_on(network->shuffle, shoal_clock_ns());
+    return (shoal_fabric_shuffle_has_room(network->shuffle) &&
+            shoal_fabric_node_poll(network->node, shoal_fabric_shuffle_handler(network->shuffle))) ||
+           did;
+}
+
+static bool poll_once(struct shoal_network *network)
+{
+    const struct shoal_fabric_handler handler = handler_of(network);
+    return network->shuffle ? poll_shuffled(network) : shoal_fabric_node_poll(network->node, &handler);
+}
+
 bool shoal_network_poll(struct shoal_network *network)
 {
-    const struct shoal_fabric_handler handler = {network, on_message, on_written, on_left, on_failed};
     bool did = false;
-    for (int i = 0; i < POLLS_AT_ONCE && shoal_fabric_node_poll(network->node, &handler); i++)
+    for (int i = 0; i < POLLS_AT_ONCE && poll_once(network); i++)
         did = true;
     if (network->false_wakes < FALSE_WAKES_MAX)
         judge_wake(network, did);
@@ -509,7 +559,7 @@ bool shoal_network_has_descriptor(const struct shoal_network *network)
 
 bool shoal_network_may_wait(struct shoal_network *network)
 {
-    return shoal_fabric_node_may_wait(network->node);
+    return (!network->shuffle || shoal_fabric_shuffle_is_idle(network->shuffle)) && shoal_fabric_node_may_wait(network->node);
 }
 
 void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns)

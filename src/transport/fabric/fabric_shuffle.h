@@ -1,0 +1,41 @@
+/* Bad weather, for tests (SHOAL_SHUFFLE): stands between an endpoint and the network, and hands on late and in random order what
+ * the endpoint hears; it refuses to send now and then. So order, credits and repetition are tested over providers that happen to
+ * keep order. Nothing is lost or doubled, failures are handed on at once. A seed gives the same order for the same input.
+ *
+ * One thread at a time. It knows no clock: it is told the time. */
+#ifndef SHOAL_TRANSPORT_FABRIC_SHUFFLE_H
+#define SHOAL_TRANSPORT_FABRIC_SHUFFLE_H
+
+#include "transport/fabric/fabric_node.h"
+
+/* An event is overtaken by fewer later ones. A receiver tells 64 raises of a counter apart, of which a source may have 32 under
+ * way before this: together they stay below. */
+#define SHOAL_FABRIC_SHUFFLE_SPAN 32
+/* How long an event waits: for less than so many turns and so long, and for those that it may not overtake. */
+#define SHOAL_FABRIC_SHUFFLE_TURNS 21
+#define SHOAL_FABRIC_SHUFFLE_NS UINT64_C(300000)
+/* What one poll of an endpoint hears at most. */
+#define SHOAL_FABRIC_SHUFFLE_HEARD_MAX 32
+
+struct shoal_fabric_shuffle;
+
+/* to: who hears in the end. NULL: no memory. */
+struct shoal_fabric_shuffle *shoal_fabric_shuffle_create(uint64_t seed, const struct shoal_fabric_handler *to);
+/* What is still held is never handed on. NULL is allowed. */
+void shoal_fabric_shuffle_destroy(struct shoal_fabric_shuffle *shuffle);
+
+/* For a poll of the endpoint. */
+const struct shoal_fabric_handler *shoal_fabric_shuffle_handler(const struct shoal_fabric_shuffle *shuffle);
+/* Whether all that one poll may hear can be held; else the endpoint must wait with it. */
+bool shoal_fabric_shuffle_has_room(const struct shoal_fabric_shuffle *shuffle);
+
+/* One turn: hands on what is due. True when anything was. */
+bool shoal_fabric_shuffle_hand_on(struct shoal_fabric_shuffle *shuffle, uint64_t now_ns);
+
+/* Whether to say PENDING to who wants to send or write now. */
+bool shoal_fabric_shuffle_refuses(struct shoal_fabric_shuffle *shuffle);
+
+/* False: something is held, or was refused since the last turn, and only turns move it. */
+bool shoal_fabric_shuffle_is_idle(const struct shoal_fabric_shuffle *shuffle);
+
+#endif
