@@ -187,7 +187,7 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "kernels              ");
     for (int i = 0; shoal_kernels_at(i); i++)
         fprintf(out, " %s%s", shoal_kernels_at(i)->name, i == 0 ? " (chosen)" : "");
-    fprintf(out, "\ntransports            shared memory among ranks of one host, libfabric between hosts (`shoal info --providers`)\n");
+    fprintf(out, "\ntransports            shared memory within a host, libfabric between hosts (`shoal info --providers`)\n");
 }
 
 /* The heads of the columns that shoal_rules_print fills. */
