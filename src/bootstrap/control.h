@@ -3,9 +3,10 @@
  * parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
  *
  *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
- *             or it could not be reached when the tree was mended. All others hear it within a second of that.
+ *             or it could not be reached, or did not come, when the tree was mended. All others hear it within a second of
+ *             that.
  *   gone      final: it said goodbye.
- *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s; or a rank of its host sees it stopped.
+ *   stopped   may pass: its kernel answers, but it has sent no heartbeat for 3 s, or its host sees it stopped.
  *
  * The tree mends itself by a rule that each rank applies alone: my parent is my nearest ancestor that is neither lost, gone nor
  * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I

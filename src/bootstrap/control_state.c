@@ -113,24 +113,34 @@ static bool is_usable(const struct shoal_control_state *state, int rank, bool st
            (stopped_too || !shoal_control_state_is_stopped(state, rank));
 }
 
-static int nearest_above(const struct shoal_control_state *state, bool stopped_too)
+static int nearest_above(const struct shoal_control_state *state, int rank, bool stopped_too)
 {
-    for (int r = state->rank; r > 0;) {
+    for (int r = rank; r > 0;) {
         r = (r - 1) / 2;
         if (is_usable(state, r, stopped_too))
             return r;
     }
-    for (int r = 0; r < state->rank; r++) {
+    for (int r = 0; r < rank; r++) {
         if (is_usable(state, r, stopped_too))
             return r;
     }
     return -1;
 }
 
-int shoal_control_state_parent(const struct shoal_control_state *state)
+int shoal_control_state_parent(const struct shoal_control_state *state, int rank)
 {
-    const int parent = nearest_above(state, false);
-    return parent >= 0 ? parent : nearest_above(state, true);
+    const int parent = nearest_above(state, rank, false);
+    return parent >= 0 ? parent : nearest_above(state, rank, true);
+}
+
+int shoal_control_state_passed(const struct shoal_control_state *state, int rank)
+{
+    int count = 0;
+    while (rank > 0) {
+        rank = (rank - 1) / 2;
+        count += !is_usable(state, rank, false);
+    }
+    return count;
 }
 
 /* ---- notices ---- */
@@ -184,6 +194,8 @@ static const char *cause_text(enum shoal_control_cause cause)
         return "lost: no answer to a new connection for 5 s";
     case SHOAL_CONTROL_NONSENSE:
         return "lost: it sent bytes that mean nothing";
+    case SHOAL_CONTROL_ABSENT:
+        return "lost with its neighbours (it did not connect anew)";
     default:
         return "lost";
     }

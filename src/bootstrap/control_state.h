@@ -52,8 +52,10 @@ bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t 
 enum shoal_control_life shoal_control_state_life(const struct shoal_control_state *state, int rank);
 bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int rank);
 
-/* The rule of the tree (control.h); -1: this rank is the root. */
-int shoal_control_state_parent(const struct shoal_control_state *state);
+/* The rule of the tree (control.h) for any rank, as far as this one knows; -1: it is the root. */
+int shoal_control_state_parent(const struct shoal_control_state *state, int rank);
+/* How many of its ancestors a rank may have to give up before it comes to its parent. */
+int shoal_control_state_passed(const struct shoal_control_state *state, int rank);
 
 /* Adds a notice unless it is known. False without memory. */
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,

@@ -61,6 +61,7 @@ enum shoal_control_cause {
     SHOAL_CONTROL_REFUSED,     /* it refused a new connection */
     SHOAL_CONTROL_UNANSWERED,  /* nothing answered a new connection */
     SHOAL_CONTROL_NONSENSE,    /* it sent what is no frame */
+    SHOAL_CONTROL_ABSENT,      /* its neighbours were lost, and it did not come to its new parent */
     SHOAL_CONTROL_CAUSE_END
 };
 

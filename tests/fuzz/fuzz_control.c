@@ -21,6 +21,8 @@ struct harness {
     uint64_t now_ns;
 };
 
+static int linked; /* how many links the last input left as neighbours' */
+
 static void drop_line(void *arg, int level, const char *line)
 {
     (void)arg, (void)level, (void)line;
@@ -72,7 +74,7 @@ static void deliver(struct harness *h, int slot, const unsigned char *data, size
 
 static void check_state(const struct shoal_control_state *state)
 {
-    const int parent = shoal_control_state_parent(state);
+    const int parent = shoal_control_state_parent(state, state->rank);
     char text[128];
     assert(parent >= -1 && parent < SIZE && parent != state->rank);
     assert(state->notice_end - state->notice_first <= SHOAL_CONTROL_NOTICES_MAX);
@@ -141,8 +143,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         data += 2 + piece;
         bytes -= 2 + piece;
     }
-    for (int i = 0; i < LINK_COUNT; i++)
+    linked = 0;
+    for (int i = 0; i < LINK_COUNT; i++) {
+        linked += h.links[i]->state == SHOAL_CONTROL_LINK_UP;
         free(h.links[i]);
+    }
     shoal_control_core_fini(&h.core);
     shoal_log_fini(&h.log);
     return 0;
@@ -205,6 +210,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < runs; i++) {
         memcpy(input, seed, bytes);
         LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
+        assert(i > 0 || linked == LINK_COUNT); /* the seed goes all the way */
     }
     printf("%d inputs\n", runs);
     return 0;
