@@ -279,7 +279,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (request->call.layout && request->call.layout->notices)
         agree_on_count(engine, request);
     request->piece_count = request->pieces_started = request->pieces_done = 0;
-    if (!request->call.count) /* no rank waits for another: operands may be gone */
+    if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
         return SHOAL_OK;
     SHOAL_TRY(find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
@@ -287,6 +287,10 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
     request->record->algorithm = request->cached->row->variants[request->cached->reach];
+    if (request->shape->is_empty) { /* a barrier: its steps are all there is */
+        request->piece_elements = request->piece_count = 1;
+        return SHOAL_OK;
+    }
     request->piece_elements =
         shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, request->element_bytes);
     request->piece_count = (request->call.count + request->piece_elements - 1) / request->piece_elements;
@@ -498,11 +502,18 @@ static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *pi
     }
 }
 
+static bool has_left(const struct shoal_engine *engine, unsigned slot)
+{
+    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
+}
+
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
 {
     if (step->peer == engine->rank) /* own puts: transports copy what they are given */
         return true;
     const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
+    if (step->peer == engine->rank) /* for its puts */
+        return has_left(engine, slot);
     /* Signed: while a credit is still owed the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
@@ -570,21 +581,6 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece
     return status;
 }
 
-static bool has_left(const struct shoal_engine *engine, unsigned slot)
-{
-    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
-}
-
-/* In place parts that come take the place of parts that go: those must have left. */
-static bool may_overwrite(const struct shoal_engine *engine, const struct shoal_request *request, unsigned slot,
-                          const struct shoal_step *step)
-{
-    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const bool is_exchanged = request->shape->is_input_cut && request->shape->is_output_cut;
-    return SHOAL_LIKELY(!is_exchanged) || request->call.input != request->call.output ||
-           blocks[step->source_count].operand != SHOAL_OPERAND_OUTPUT || has_left(engine, slot);
-}
-
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
 static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
 {
@@ -597,8 +593,6 @@ static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
-        if (!may_overwrite(engine, piece->request, slot, step))
-            return false;
         run_reduce(engine, piece, slot, step);
         return true;
     case SHOAL_STEP_PUT:

@@ -14,7 +14,7 @@
 #include "reference.h"
 #include "transport/sim/sim.h"
 
-#define RANKS_MAX 64
+#define RANKS_MAX 512
 #define CALLS_MAX 24
 #define MEMORY_BYTES ((size_t)768 << 10) /* of each area of a rank */
 #define TICK_NS UINT64_C(1000000)
@@ -42,6 +42,7 @@ struct world {
     int size;
     struct shoal_sim *sim;
     struct shoal_settings settings;
+    struct shoal_rules rules;
     struct rank_of_world ranks[RANKS_MAX];
     unsigned failures_logged;
 };
@@ -85,6 +86,7 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     assert_non_null(world);
     world->size = weather->size;
     assert_int_equal(shoal_settings_load(&world->settings, overrides, error, sizeof error), SHOAL_OK);
+    assert_int_equal(shoal_rules_load(&world->rules, world->settings.algorithms, error, sizeof error), SHOAL_OK);
     struct shoal_sim_options options = *weather;
     options.counter_start = world->settings.counter_start;
     assert_int_equal(shoal_sim_create(&options, &world->sim), SHOAL_OK);
@@ -96,6 +98,7 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
                                                             .transport = shoal_sim_transport(world->sim, r),
                                                             .kernels = shoal_kernels_find("auto"),
                                                             .settings = &world->settings,
+                                                            .rules = &world->rules,
                                                             .log = &rank->log,
                                                             .now_ns = now_ns,
                                                             .now_arg = world->sim,
@@ -119,6 +122,7 @@ static void close_world(struct world *world)
         }
     }
     shoal_sim_destroy(world->sim);
+    shoal_rules_fini(&world->rules);
     free(world);
 }
 
@@ -352,9 +356,10 @@ static const char *const many_slots[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=
                                          "SHOAL_COUNTER_START=4294967290", NULL};
 static const char *const preset[] = {NULL};
 
-static uint64_t run_program(uint64_t seed, int size, int count, const char *const *overrides)
+/* host: NULL, or the host of each rank. */
+static uint64_t run_program_on(uint64_t seed, const uint16_t *host, int size, int count, const char *const *overrides)
 {
-    const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = seed % 3 ? TICK_NS : 0};
+    const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = seed % 3 ? TICK_NS : 0, .host = host};
     struct world *world = open_world(&weather, overrides);
     const struct program program = draw_program(seed, size, count);
     if (seed / 2 % 2)
@@ -369,12 +374,67 @@ static uint64_t run_program(uint64_t seed, int size, int count, const char *cons
     return hash;
 }
 
+static uint64_t run_program(uint64_t seed, int size, int count, const char *const *overrides)
+{
+    return run_program_on(seed, NULL, size, count, overrides);
+}
+
 static void engine_runs_random_programs_exactly(void **state)
 {
     (void)state;
     static const char *const *const settings[] = {small_pieces, one_slot, many_slots, preset};
     for (uint64_t seed = 1; seed <= 200; seed++)
         run_program(seed, 2 + (int)(seed % 7), CALLS_MAX, settings[seed % SHOAL_COUNT_OF(settings)]);
+}
+
+/* Several hosts: ranks in a row or in turns, hosts of unequal sizes. */
+static void draw_hosts(uint64_t seed, int size, int hosts, uint16_t *host)
+{
+    for (int r = 0; r < size; r++)
+        host[r] = (uint16_t)(seed % 2 ? r % hosts : r * hosts / size);
+    if (seed % 3 == 0)
+        host[size - 1] = 0;
+}
+
+static void engine_runs_random_programs_over_hosts_exactly(void **state)
+{
+    static const char *const *const settings[] = {small_pieces, one_slot, many_slots, preset};
+    (void)state;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        const int size = 2 + (int)(seed % 7) + (seed % 20 == 0 ? 16 : 0), hosts = 2 + (int)(seed / 7 % 3);
+        uint16_t host[RANKS_MAX];
+        draw_hosts(seed, size, hosts < size ? hosts : size, host);
+        run_program_on(seed, host, size, CALLS_MAX, settings[seed % SHOAL_COUNT_OF(settings)]);
+    }
+}
+
+static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
+{
+    static const char *const rules[] = {
+        "SHOAL_ALGORITHMS=all-reduce=ring,all-gather=ring,reduce-scatter=ring",
+        "SHOAL_ALGORITHMS=all-reduce=doubling,all-gather=bruck",
+        "SHOAL_ALGORITHMS=all-reduce=halving,barrier=dissemination",
+    };
+    (void)state;
+    for (uint64_t seed = 1; seed <= 90; seed++) {
+        const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
+                                         rules[seed % SHOAL_COUNT_OF(rules)], NULL};
+        const int size = 2 + (int)(seed % 9);
+        uint16_t host[RANKS_MAX];
+        draw_hosts(seed, size, 2 + (int)(seed % 4) < size ? 2 + (int)(seed % 4) : size, host);
+        run_program_on(seed, host, size, CALLS_MAX, overrides);
+    }
+}
+
+/* 8 hosts of 4 ranks; 64 of 8, where SHOAL_TEST_LARGE asks for it. */
+static void engine_runs_many_hosts(void **state)
+{
+    const bool is_large = getenv("SHOAL_TEST_LARGE") != NULL;
+    const int size = is_large ? RANKS_MAX : 32;
+    uint16_t host[RANKS_MAX];
+    (void)state;
+    draw_hosts(2, size, size / (is_large ? 8 : 4), host);
+    run_program_on(2, host, size, is_large ? 3 : 8, small_pieces);
 }
 
 static void engine_runs_with_64_ranks(void **state)
@@ -751,6 +811,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engine_runs_random_programs_exactly),
+        cmocka_unit_test(engine_runs_random_programs_over_hosts_exactly),
+        cmocka_unit_test(engine_runs_every_algorithm_over_hosts_exactly),
+        cmocka_unit_test(engine_runs_many_hosts),
         cmocka_unit_test(engine_runs_with_64_ranks),
         cmocka_unit_test(engine_same_seed_same_trace),
         cmocka_unit_test(engine_delivers_messages_exactly),
