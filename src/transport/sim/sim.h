@@ -19,7 +19,7 @@
 
 #include "transport/transport.h"
 
-#define SHOAL_SIM_RANKS_MAX 256
+#define SHOAL_SIM_RANKS_MAX 512
 #define SHOAL_SIM_SEGMENTS_MAX 4096                     /* shared by one rank over its life */
 #define SHOAL_SIM_SEGMENT_BYTES_MAX ((uint64_t)1 << 40) /* what the offset of a location holds */
 #define SHOAL_SIM_DELAY_NS_MAX UINT64_C(3600000000000)
