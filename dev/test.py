@@ -7,6 +7,7 @@
   dev/test.py -v                 print the output of every test
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -145,21 +146,37 @@ def count_cases(code, output, excuses):
     return count, skips
 
 
+def run_timed(test, directory):
+    start = time.time()
+    return *run(test, directory), time.time() - start
+
+
+def report(name, test, result, options, total):
+    code, output, seconds = result
+    count, skips = count_cases(code, output, NOT_EMULATED if name in SYSROOTS else {})
+    total.add(count)
+    verdict = "FAILED" if count.failed else "ok"
+    ending = f" (no end within {test['timeout']} s)" if code is None else f" (exit code {code})" if code else ""
+    reason = ending if count.failed else ""
+    print(f"{verdict:7}{name}/{test['name']}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped, "
+          f"{seconds:.1f} s{reason}", flush=True)
+    for skip in skips:
+        print(f"       skipped: {skip}")
+    if count.failed or options.verbose:
+        print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
+
+
 def run_build(name, options, total):
-    for test in tests_of(name, options.k):
-        start = time.time()
-        code, output = run(test, TOP / BUILDS[name][0])
-        count, skips = count_cases(code, output, NOT_EMULATED if name in SYSROOTS else {})
-        total.add(count)
-        verdict = "FAILED" if count.failed else "ok"
-        ending = f" (no end within {test['timeout']} s)" if code is None else f" (exit code {code})" if code else ""
-        reason = ending if count.failed else ""
-        print(f"{verdict:7}{name}/{test['name']}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped, "
-              f"{time.time() - start:.1f} s{reason}", flush=True)
-        for skip in skips:
-            print(f"       skipped: {skip}")
-        if count.failed or options.verbose:
-            print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
+    """One test after the other; those of suite "beside", which hardly do more than wait, meanwhile."""
+    directory, tests = TOP / BUILDS[name][0], list(tests_of(name, options.k))
+    is_beside = lambda test: any(suite.endswith(":beside") for suite in test["suite"])
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        beside = [(test, pool.submit(run_timed, test, directory)) for test in tests if is_beside(test)]
+        for test in tests:
+            if not is_beside(test):
+                report(name, test, run_timed(test, directory), options, total)
+        for test, result in beside:
+            report(name, test, result.result(), options, total)
 
 
 def main():
