@@ -182,9 +182,11 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
     return remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
-static bool must_tell(const struct hosts *hosts, const struct remote *remote)
+static void tell_if_due(struct hosts *hosts, int peer)
 {
-    return remote->last_heard > remote->told && hosts->completed - remote->told >= TELL_EVERY;
+    const struct remote *remote = remote_of(hosts, peer);
+    if (remote->last_heard > remote->told && hosts->completed - remote->told >= TELL_EVERY)
+        note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
 static void complete(struct shoal_transport *transport, uint64_t sequence)
@@ -193,8 +195,8 @@ static void complete(struct shoal_transport *transport, uint64_t sequence)
     hosts->completed = sequence;
     hosts->local->ops->complete(hosts->local, sequence);
     for (int r = 0; r < transport->size; r++) {
-        if (!is_here(hosts, r) && must_tell(hosts, remote_of(hosts, r)))
-            note(hosts, send_message(hosts, r, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
+        if (!is_here(hosts, r))
+            tell_if_due(hosts, r);
     }
 }
 
@@ -498,6 +500,7 @@ static void hear(void *arg, const struct shoal_network_head *head, const void *b
     switch ((enum shoal_network_kind)head->kind) {
     case SHOAL_NETWORK_ARRIVE:
         hear_record(hosts, remote, body, bytes);
+        tell_if_due(hosts, (int)head->source); /* the operation may be completed: not every rank waits for every record */
         break;
     case SHOAL_NETWORK_RAISE:
         hear_raise(&remote->counters[head->slot], head->number);
