@@ -91,8 +91,9 @@ static void *make_in_thread(void *arg)
 
 static bool make(struct contract_world *world)
 {
-    if (world->host)
-        return false;
+    for (int rank = 0; world->host && rank < world->size; rank++)
+        if (world->host[rank] != world->host[0])
+            return false;
     char error[256];
     struct memory_store store;
     struct maker makers[CONTRACT_RANKS_MAX];
@@ -143,6 +144,6 @@ static void destroy(struct contract_world *world)
 
 int main(void)
 {
-    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
+    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy, false};
     return contract_run(&factory) > 0;
 }

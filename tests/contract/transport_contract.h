@@ -14,7 +14,7 @@ struct contract_factory;
 struct contract_world {
     const struct contract_factory *factory;
     int size;
-    const uint16_t *host;                              /* host[rank]; NULL: all on one */
+    const uint16_t *host;                              /* host[rank]; NULL: as the factory likes */
     uint64_t counter_start;                            /* first value of counters; sequences begin one above */
     struct shoal_transport *ranks[CONTRACT_RANKS_MAX]; /* filled by make; NULL once a case has destroyed it */
     void *inner;                                       /* the factory's own */
@@ -24,7 +24,7 @@ struct contract_factory {
     const char *name;
     const void *arg; /* the factory's own */
 
-    /* Fills ranks and inner. False when it cannot make such a world (ranks on several hosts): the case is skipped. */
+    /* Fills ranks and inner. False when it cannot make such a world (ranks on one host, or on several): the case is skipped. */
     bool (*make)(struct contract_world *world);
 
     /* Lets time pass: called between two looks. NULL: the ranks need no help. */
@@ -38,6 +38,9 @@ struct contract_factory {
 
     /* Destroys the transports left in ranks, then the rest; may check that nothing is left behind. */
     void (*destroy)(struct contract_world *world);
+
+    /* Puts reach no memory but windows: cases of others are skipped. */
+    bool puts_to_windows_only;
 };
 
 /* Runs the whole list and returns how many cases failed. */

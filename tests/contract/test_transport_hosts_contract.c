@@ -1,0 +1,231 @@
+/* The transport contract over the network: the ranks are contexts of one process that call themselves different hosts, and meet
+ * over the interfaces of this machine. Once as it is, once delayed and reordered, once with data in messages. While a case
+ * runs, one thread calls them in turn. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+
+#include "comm/context.h"
+#include "comm/members.h"
+#include "memory_store.h"
+#include "transport_contract.h"
+
+/* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:libfabric.so";
+}
+
+#define SHARED_MAX 8
+#define TIMEOUT_MS 20000
+
+struct shared {
+    struct shoal_context *context;
+    void *memory;
+};
+
+/* A rank while it is made. */
+struct maker {
+    struct contract_world *world;
+    struct memory_store *store;
+    const uint16_t *host;
+    int rank;
+    enum shoal_status status;
+};
+
+struct inner {
+    struct shoal_context *contexts[CONTRACT_RANKS_MAX];
+    struct shared shared[SHARED_MAX];
+    int shared_count;
+};
+
+/* Where ranks are unless the case says it: by how many they are. */
+static const uint16_t apart[CONTRACT_RANKS_MAX + 1][CONTRACT_RANKS_MAX] = {[2] = {0, 1}, [3] = {0, 1, 2}, [4] = {0, 0, 1, 1}};
+
+/* ---- Making a world ---- */
+
+static enum shoal_status make_context(struct maker *maker, struct shoal_context **context_out)
+{
+    const char *const *settings = maker->world->factory->arg;
+    char host[64];
+    snprintf(host, sizeof host, "SHOAL_HOST_ID=contract-%d", maker->host[maker->rank]);
+    const char *const overrides[] = {host, settings[0], settings[0] ? settings[1] : NULL, NULL};
+    struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
+    options.settings = overrides;
+    SHOAL_TRY(shoal_context_create(&options, context_out));
+    (*context_out)->log.rank = maker->rank;
+    return SHOAL_OK;
+}
+
+static enum shoal_status meet(const struct maker *maker, struct shoal_context *context, struct shoal_member *members,
+                              struct shoal_world **world_out)
+{
+    const struct shoal_store store = memory_store_callbacks(maker->store);
+    struct shoal_bootstrap bootstrap;
+    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &context->settings, &context->log, TIMEOUT_MS,
+                                         &bootstrap));
+    const enum shoal_status status = shoal_members_meet(context, &bootstrap, TIMEOUT_MS, members, world_out);
+    shoal_bootstrap_close(&bootstrap);
+    return status;
+}
+
+static enum shoal_status make_rank(struct maker *maker)
+{
+    struct contract_world *world = maker->world;
+    struct shoal_context **context = &((struct inner *)world->inner)->contexts[maker->rank];
+    struct shoal_member members[CONTRACT_RANKS_MAX];
+    struct shoal_world *shared_world;
+    SHOAL_TRY(make_context(maker, context));
+    SHOAL_TRY(meet(maker, *context, members, &shared_world));
+    const struct shoal_hosts_options options = {.log = &(*context)->log,
+                                                .network = (*context)->network,
+                                                .world = shared_world,
+                                                .members = members,
+                                                .shm = {.comm = 77,
+                                                        .rank = maker->rank,
+                                                        .size = world->size,
+                                                        .slots = SHOAL_DEPTH_MAX,
+                                                        .slot_bytes = (size_t)1 << 16,
+                                                        .counter_start = world->counter_start,
+                                                        .timeout_ms = TIMEOUT_MS}};
+    SHOAL_TRY(shoal_hosts_create((*context)->node, &options, &world->ranks[maker->rank]));
+    enum shoal_status status;
+    int socket;
+    while ((status = shoal_hosts_join(world->ranks[maker->rank], &socket)) == SHOAL_PENDING)
+        continue;
+    return status;
+}
+
+static void *make_in_thread(void *arg)
+{
+    struct maker *maker = arg;
+    maker->status = make_rank(maker);
+    return NULL;
+}
+
+/* Whether the ranks are on several hosts: on one the hosts transport is not used. */
+static bool is_for_hosts(const uint16_t *host, int size)
+{
+    for (int rank = 1; rank < size; rank++)
+        if (host[rank] != host[0])
+            return true;
+    return false;
+}
+
+static bool make(struct contract_world *world)
+{
+    const uint16_t *host = world->host ? world->host : apart[world->size];
+    struct memory_store store;
+    struct maker makers[CONTRACT_RANKS_MAX];
+    pthread_t threads[CONTRACT_RANKS_MAX];
+    if (!is_for_hosts(host, world->size))
+        return false;
+    world->inner = calloc(1, sizeof(struct inner));
+    assert_non_null(world->inner);
+    memory_store_init(&store);
+    for (int rank = 0; rank < world->size; rank++) {
+        makers[rank] = (struct maker){world, &store, host, rank, SHOAL_PENDING};
+        assert_int_equal(pthread_create(&threads[rank], NULL, make_in_thread, &makers[rank]), 0);
+    }
+    for (int rank = 0; rank < world->size; rank++)
+        pthread_join(threads[rank], NULL);
+    memory_store_fini(&store);
+    for (int rank = 0; rank < world->size; rank++)
+        assert_int_equal(makers[rank].status, SHOAL_OK);
+    return true;
+}
+
+/* ---- While it is there ---- */
+
+static void pump(struct contract_world *world)
+{
+    struct inner *inner = world->inner;
+    for (int rank = 0; rank < world->size; rank++)
+        shoal_network_poll(inner->contexts[rank]->network);
+}
+
+static void *share(struct contract_world *world, int rank, size_t bytes)
+{
+    struct inner *inner = world->inner;
+    void *memory = NULL;
+    assert_true(inner->shared_count < SHARED_MAX);
+    if (shoal_mem_alloc(inner->contexts[rank], bytes, &memory) != SHOAL_OK)
+        return NULL;
+    inner->shared[inner->shared_count++] = (struct shared){inner->contexts[rank], memory};
+    return memory;
+}
+
+/* ---- Its end ---- */
+
+static void *destroy_context(void *context)
+{
+    shoal_context_destroy(context);
+    return NULL;
+}
+
+/* Contexts part in their own threads: each waits for the good-bye of others. */
+static void destroy(struct contract_world *world)
+{
+    struct inner *inner = world->inner;
+    pthread_t threads[CONTRACT_RANKS_MAX];
+    for (int rank = 0; rank < world->size; rank++)
+        if (world->ranks[rank])
+            world->ranks[rank]->ops->destroy(world->ranks[rank], true);
+    for (int i = 0; i < inner->shared_count; i++)
+        assert_int_equal(shoal_mem_free(inner->shared[i].context, inner->shared[i].memory), SHOAL_OK);
+    for (int rank = 0; rank < world->size; rank++)
+        assert_int_equal(pthread_create(&threads[rank], NULL, destroy_context, inner->contexts[rank]), 0);
+    for (int rank = 0; rank < world->size; rank++)
+        pthread_join(threads[rank], NULL);
+    free(inner);
+}
+
+/* ---- Main ---- */
+
+/* False, with a line that says why, where this machine has no libfabric. */
+static bool has_libfabric(void)
+{
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_fabric_library library;
+    char error[256];
+    if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
+        return false;
+    shoal_log_init(&log, &settings, NULL, NULL);
+    const bool has = shoal_fabric_library_open(settings.libfabric, &log, &library) == SHOAL_OK;
+    if (has)
+        shoal_fabric_library_close(&library);
+    else
+        printf("1..0 # SKIP %s\n", log.last_error);
+    shoal_log_fini(&log);
+    return has;
+}
+
+/* Words: only worlds whose names contain one. */
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        const char *const settings[3];
+    } weathers[] = {
+        {"transport_hosts", {NULL}},
+        {"transport_hosts_shuffled", {"SHOAL_SHUFFLE=1", NULL}},
+        {"transport_hosts_by_messages", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}},
+        {"transport_hosts_by_messages_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", "SHOAL_SHUFFLE=2", NULL}},
+    };
+    int failed = 0;
+    if (!has_libfabric())
+        return 77;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(weathers); i++) {
+        const struct contract_factory factory = {
+            weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy, true};
+        if (argc < 2 || strcmp(weathers[i].name, argv[1]) == 0)
+            failed += contract_run(&factory);
+    }
+    return failed > 0;
+}
