@@ -146,7 +146,8 @@ static void pump(struct contract_world *world)
 {
     struct inner *inner = world->inner;
     for (int rank = 0; rank < world->size; rank++)
-        shoal_network_poll(inner->contexts[rank]->network);
+        if (!world->is_idle[rank])
+            shoal_network_poll(inner->contexts[rank]->network);
 }
 
 static void *share(struct contract_world *world, int rank, size_t bytes)

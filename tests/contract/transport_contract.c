@@ -11,7 +11,7 @@
 
 #define DEADLINE_NS (10 * SHOAL_NS_PER_S)
 #define SLOTS 4
-#define SLOT_BYTES ((size_t)8192)
+#define SLOT_BYTES ((size_t)65536)
 
 /* ---- The world of a case ---- */
 
@@ -397,8 +397,8 @@ static void operations_with_any_partners_do_not_stall(void **state)
     close_world(&world);
 }
 
-/* After a burst longer than any queue, all is on its way in the end, and nothing is held back. */
-static void is_flushed_comes_true_and_all_is_there(void **state)
+/* A burst longer than any queue is on its way when it is flushed, and comes though nobody helps who sent it. */
+static void what_is_flushed_comes_without_its_sender(void **state)
 {
     struct contract_world world;
     open_world(&world, state, 2);
@@ -407,6 +407,7 @@ static void is_flushed_comes_true_and_all_is_there(void **state)
     for (int n = 0; n < 40; n++)
         signal_peer(&world, 0, 1, 1);
     UNTIL(&world, is_flushed(&world, 0));
+    world.is_idle[0] = true;
     for (uint64_t n = 1; n <= SHOAL_ARRIVALS; n++)
         assert_arrived(&world, 1, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
     UNTIL(&world, counter(&world, 1, 0, 1) == 40);
@@ -702,25 +703,48 @@ static void put_to_a_location_arrives_before_counter(void **state)
     close_world(&world);
 }
 
-#define ROUND_PUTS 16
-#define ROUND_BYTES (SLOT_BYTES / ROUND_PUTS)
+/* Puts and signals of one round in turn, all under way at once; they fill the slot. */
+struct round {
+    unsigned slot;
+    uint64_t number; /* of this slot */
+    uint64_t puts;
+};
 
-/* What the rank that receives sees of the round: all puts up to the counter are there. */
-static bool is_round_over(struct contract_world *world, unsigned slot, uint64_t round)
+static size_t put_bytes(const struct round *round)
 {
-    const uint64_t before = 2 * ROUND_PUTS * round, raised = counter(world, 1, 0, slot);
-    assert_in_range(raised, before, before + 2 * ROUND_PUTS);
-    for (uint64_t i = 0; i < (raised - before + 1) / 2; i++) /* puts and signals in turn */
-        assert_filled((unsigned char *)window(world, 1, 1, slot) + i * ROUND_BYTES, ROUND_BYTES - i, 0, round * ROUND_PUTS + i);
-    return raised == before + 2 * ROUND_PUTS;
+    return SLOT_BYTES / round->puts;
 }
 
-/* As many raises of a counter as the engine may have under way, by puts and signals. knows_window: by what was written into it,
- * where that can be; else by messages. */
-static void put_and_signal_in_turn(void **state, bool knows_window)
+/* What the rank that receives sees of it: all puts up to the counter are there. */
+static bool is_round_over(struct contract_world *world, const struct round *round)
+{
+    const size_t bytes = put_bytes(round);
+    const uint64_t before = 2 * round->puts * round->number, raised = counter(world, 1, 0, round->slot) - before;
+    assert_in_range(raised, 0, 2 * round->puts);
+    for (uint64_t i = 0; i < (raised + 1) / 2; i++)
+        assert_filled((unsigned char *)window(world, 1, 1, round->slot) + i * bytes, bytes - i, 0,
+                      round->number * round->puts + i);
+    return raised == 2 * round->puts;
+}
+
+static void play_round(struct contract_world *world, const struct round *round)
+{
+    static unsigned char source[SLOT_BYTES];
+    const size_t bytes = put_bytes(round);
+    for (uint64_t i = 0; i < round->puts; i++) {
+        fill(source + i * bytes, bytes - i, 0, round->number * round->puts + i);
+        put(world, 0, 1, round->slot, 0, i * bytes, source + i * bytes, bytes - i);
+        signal_peer(world, 0, 1, round->slot);
+    }
+    UNTIL(world, has_left(world, 0, round->slot));
+    memset(source, 0xEE, sizeof(source));
+    UNTIL(world, is_round_over(world, round));
+}
+
+/* knows_window: what is put is written into the window, where that can be; else it goes by messages. */
+static void play_rounds(void **state, uint64_t puts, bool knows_window)
 {
     static const uint16_t hosts[] = {0, 1};
-    static unsigned char sources[ROUND_PUTS][ROUND_BYTES];
     struct contract_world world;
     open_or_skip(&world, state, 2, hosts, 0);
     reserve_windows(&world);
@@ -728,28 +752,31 @@ static void put_and_signal_in_turn(void **state, bool knows_window)
         arrive(&world, 1, 1, 0);
         assert_arrived(&world, 0, 1, 1, 0);
     }
-    for (uint64_t n = 0; n < 40; n++) {
-        const unsigned slot = (unsigned)(n % 2);
-        for (uint64_t i = 0; i < ROUND_PUTS; i++) {
-            fill(sources[i], ROUND_BYTES - i, 0, n / 2 * ROUND_PUTS + i);
-            put(&world, 0, 1, slot, 0, i * ROUND_BYTES, sources[i], ROUND_BYTES - i);
-            signal_peer(&world, 0, 1, slot);
-        }
-        UNTIL(&world, has_left(&world, 0, slot));
-        memset(sources, 0xEE, sizeof(sources));
-        UNTIL(&world, is_round_over(&world, slot, n / 2));
-    }
+    for (unsigned n = 0; n < 40; n++)
+        play_round(&world, &(struct round){n % 2, n / 2, puts});
     close_world(&world);
 }
 
+/* As many raises of a counter as may be under way. */
 static void raises_of_written_puts_count_in_order(void **state)
 {
-    put_and_signal_in_turn(state, true);
+    play_rounds(state, 16, true);
 }
 
 static void raises_of_puts_in_messages_count_in_order(void **state)
 {
-    put_and_signal_in_turn(state, false);
+    play_rounds(state, 16, false);
+}
+
+/* In messages each takes several. */
+static void large_puts_are_whole_when_their_raise_counts(void **state)
+{
+    play_rounds(state, 2, true);
+}
+
+static void large_puts_in_messages_are_whole_when_their_raise_counts(void **state)
+{
+    play_rounds(state, 2, false);
 }
 
 static void locate_unknown_memory_is_zero(void **state)
@@ -936,7 +963,7 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(completed_is_monotonic, state),
         cmocka_unit_test_prestate(record_goes_to_partners_and_ranks_of_this_host, state),
         cmocka_unit_test_prestate(operations_with_any_partners_do_not_stall, state),
-        cmocka_unit_test_prestate(is_flushed_comes_true_and_all_is_there, state),
+        cmocka_unit_test_prestate(what_is_flushed_comes_without_its_sender, state),
         cmocka_unit_test_prestate(counter_counts_each_signal_once, state),
         cmocka_unit_test_prestate(counters_of_slots_and_sources_are_apart, state),
         cmocka_unit_test_prestate(signal_publishes_memory_written_before, state),
@@ -951,6 +978,8 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(put_to_a_location_arrives_before_counter, state),
         cmocka_unit_test_prestate(raises_of_written_puts_count_in_order, state),
         cmocka_unit_test_prestate(raises_of_puts_in_messages_count_in_order, state),
+        cmocka_unit_test_prestate(large_puts_are_whole_when_their_raise_counts, state),
+        cmocka_unit_test_prestate(large_puts_in_messages_are_whole_when_their_raise_counts, state),
         cmocka_unit_test_prestate(locate_unknown_memory_is_zero, state),
         cmocka_unit_test_prestate(shared_memory_is_reached_by_peers, state),
         cmocka_unit_test_prestate(failure_first_cause_reaches_all, state),

@@ -17,6 +17,7 @@ struct contract_world {
     const uint16_t *host;                              /* host[rank]; NULL: as the factory likes */
     uint64_t counter_start;                            /* first value of counters; sequences begin one above */
     struct shoal_transport *ranks[CONTRACT_RANKS_MAX]; /* filled by make; NULL once a case has destroyed it */
+    bool is_idle[CONTRACT_RANKS_MAX];                  /* nobody drives these ranks now */
     void *inner;                                       /* the factory's own */
 };
 
