@@ -16,6 +16,7 @@ static const struct command commands[] = {
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
     {"trace", shoal_tool_trace, "put flight recorders together: a trace to look at, and who was late"},
+    {"doctor", shoal_tool_doctor, "say what would go wrong here, or on many hosts, and what to do"},
     {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -33,6 +34,7 @@ static void help_print(FILE *out)
           "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
+          "    shoal doctor                                    what would go wrong on this host\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"
           "Exit codes: 0 success, 1 failure, 2 the arguments make no sense; 'shoal run' passes on its workers' codes.\n",

@@ -17,6 +17,7 @@ int shoal_tool_bench(int argc, char **argv);
 int shoal_tool_info(int argc, char **argv);
 int shoal_tool_explain(int argc, char **argv);
 int shoal_tool_trace(int argc, char **argv);
+int shoal_tool_doctor(int argc, char **argv);
 
 /* One option of a subcommand. Lists end with a row without a name. */
 struct tool_option {

@@ -581,6 +581,31 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
 
+/* How bad a finding is: an error keeps a job from running, a warning makes it slow or fragile, a note is worth knowing. */
+enum shoal_finding_level { SHOAL_FINDING_OK, SHOAL_FINDING_NOTE, SHOAL_FINDING_WARNING, SHOAL_FINDING_ERROR };
+
+/* Receives each finding of shoal_diagnose, in a fixed order: what it is about ("memory"), what was found, and what to do ("" where
+ * nothing is to be done). Texts are one line of printable ASCII and hold during the call. */
+typedef void (*shoal_finding_fn)(void *arg, enum shoal_finding_level level, const char *subject, const char *found,
+                                 const char *advice);
+
+struct shoal_diagnosis_options {
+    size_t struct_bytes;
+    const char *towards; /* a host that has to be reached, beside MASTER_ADDR; NULL: none */
+    int ranks;           /* that will run on this host; 0: as many as the launcher's variables say */
+    uint32_t timeout_ms; /* for each thing that may hang, such as a name server; 0: 3000 */
+};
+#define SHOAL_DIAGNOSIS_OPTIONS_INIT                    \
+    {                                                   \
+        sizeof(struct shoal_diagnosis_options), 0, 0, 0 \
+    }
+
+/* Looks for what would go wrong on this host: settings, launcher's variables, cores, memory, limits, kernel, names, interfaces,
+ * ports, libfabric. Changes nothing and sends nothing but questions to name servers. ERR_UNSUPPORTED when a finding is an error,
+ * ERR_ARGUMENT when fn is NULL or struct_bytes is not set. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn,
+                                                          void *arg);
+
 /* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks on one host and 1 MiB of
  * float32; the collective is still to be named. */
 struct shoal_question {

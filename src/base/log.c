@@ -68,6 +68,17 @@ void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings
         check_file(log);
 }
 
+static void keep_quiet(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+}
+
+void shoal_log_init_quiet(struct shoal_log *log)
+{
+    static const struct shoal_settings none = {0};
+    shoal_log_init(log, &none, keep_quiet, NULL);
+}
+
 void shoal_log_fini(struct shoal_log *log)
 {
     if (log->file && log->file != stderr)

@@ -29,6 +29,8 @@ struct shoal_log {
 /* Prepares a log from SHOAL_LOG and SHOAL_LOG_FILE. callback may be NULL; without one, a file that cannot be opened is said at
  * once, on stderr, which then takes its place. */
 void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg);
+/* A log whose lines go nowhere: for questions whose answer, the last error, is told in another way. */
+void shoal_log_init_quiet(struct shoal_log *log);
 void shoal_log_fini(struct shoal_log *log);
 
 bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *room);

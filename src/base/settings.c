@@ -284,6 +284,18 @@ enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const
     return SHOAL_OK;
 }
 
+void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)(void *arg, const char *error), void *arg)
+{
+    char error[256];
+    memset(settings_out, 0, sizeof *settings_out);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
+        const char *value = getenv(rows[i].name);
+        (void)assign(settings_out, &rows[i], rows[i].preset, error, sizeof error);
+        if (value && *value && assign(settings_out, &rows[i], value, error, sizeof error) != SHOAL_OK)
+            tell(arg, error);
+    }
+}
+
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes)
 {
     const unsigned char *p = data;

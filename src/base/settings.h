@@ -59,6 +59,9 @@ struct shoal_settings {
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
 
+/* The same without overrides; but each variable that is wrong is told, and its default stays. */
+void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)(void *arg, const char *error), void *arg);
+
 /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/: adds bytes to a hash that began as SHOAL_HASH_START. */
 #define SHOAL_HASH_START UINT64_C(14695981039346656037)
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);

@@ -51,24 +51,29 @@ static uint64_t hash_job(void)
     return hash;
 }
 
-static enum shoal_status find_ports(const struct shoal_settings *settings, struct shoal_log *log, struct shoal_tcp_place *place)
+enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port, struct shoal_log *log,
+                                          int *first_out, int *count_out)
 {
-    long port = 0;
-    bool is_set;
-    SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &port));
-    if (settings->port != 0) {
-        place->port = (uint16_t)settings->port;
-        place->port_count = 1;
-        return SHOAL_OK;
-    }
-    if (!is_set)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
-    if (port == 65535)
+    if (settings->port == 0 && master_port == 65535)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "MASTER_PORT is 65535, and no port comes after it; choose a lower one, or set SHOAL_PORT");
-    place->port = (uint16_t)(port + 1);
-    place->port_count = (uint16_t)(65535 - port < PORTS_AFTER_MASTER ? 65535 - port : PORTS_AFTER_MASTER);
+    *first_out = settings->port ? (int)settings->port : master_port + 1;
+    *count_out = settings->port ? 1 : 65535 - master_port < PORTS_AFTER_MASTER ? 65535 - master_port : PORTS_AFTER_MASTER;
+    return SHOAL_OK;
+}
+
+static enum shoal_status find_ports(const struct shoal_settings *settings, struct shoal_log *log, struct shoal_tcp_place *place)
+{
+    long master_port = 0;
+    int first = 0, count = 0;
+    bool is_set;
+    SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
+    if (settings->port == 0 && !is_set)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                              "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
+    SHOAL_TRY(shoal_environment_ports(settings, (int)master_port, log, &first, &count));
+    place->port = (uint16_t)first;
+    place->port_count = (uint16_t)count;
     return SHOAL_OK;
 }
 

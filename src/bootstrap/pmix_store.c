@@ -77,6 +77,15 @@ static enum shoal_status load(struct pmix *pmix)
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_pmix_check(struct shoal_log *log)
+{
+    struct pmix pmix = {.log = log};
+    const enum shoal_status status = load(&pmix);
+    if (pmix.library)
+        dlclose(pmix.library);
+    return status;
+}
+
 static enum shoal_status fail(struct pmix *pmix, const char *what, const char *key, pmix_status_t status)
 {
     pmix->failure =

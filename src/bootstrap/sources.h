@@ -27,7 +27,13 @@ SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_pla
 /* For one rank: a table in memory. */
 SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, struct shoal_bootstrap *bootstrap);
 
+/* The ports that rank 0 tries in turn: SHOAL_PORT, or those after MASTER_PORT. */
+SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port,
+                                                         struct shoal_log *log, int *first_out, int *count_out);
+
 bool shoal_pmix_is_present(void);
+/* Whether this build has PMIx and its library can be loaded. */
+SHOAL_MUST_USE enum shoal_status shoal_pmix_check(struct shoal_log *log);
 SHOAL_MUST_USE enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms,
                                                        struct shoal_bootstrap *bootstrap);
 

@@ -255,8 +255,27 @@ static const struct shoal_nic *print_nic(const struct shoal_settings *settings, 
     return nic;
 }
 
+static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
+{
+    if (survey->library[0])
+        fprintf(out, "%s\n", survey->library);
+    const char *taken = NULL;
+    for (int i = 0; i < survey->count; i++) {
+        const struct shoal_fabric_row *row = &survey->rows[i];
+        fprintf(out, "%c %-14s %s%s\n", row->is_taken ? '*' : ' ', row->name, row->text,
+                row->is_usable && row->is_on_request ? "; only on request" : "");
+        taken = row->is_taken ? row->name : taken;
+    }
+    const char *before = survey->count ? "\n" : "";
+    if (taken)
+        fprintf(out, "%staken: %s, %s\n", before, taken, survey->reason);
+    else
+        fprintf(out, "%s%s\n", before, survey->reason);
+}
+
 enum shoal_status shoal_print_providers(FILE *out)
 {
+    struct shoal_fabric_survey survey;
     struct shoal_settings settings;
     struct shoal_nics nics;
     char error[256];
@@ -266,7 +285,11 @@ enum shoal_status shoal_print_providers(FILE *out)
         return status;
     }
     const struct shoal_nic *nic = print_nic(&settings, &nics, out);
-    return nic ? shoal_fabric_print_providers(&settings, nic, out) : SHOAL_ERR_UNSUPPORTED;
+    if (!nic)
+        return SHOAL_ERR_UNSUPPORTED;
+    shoal_fabric_survey(&settings, nic, &survey);
+    print_survey(&survey, out);
+    return survey.status;
 }
 
 /* ---- Explaining ---------------------------------------------------------------------------------------------------------- */

@@ -7,7 +7,7 @@
 
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */
 
-/* The processor quota of the container in whole cores, rounded down but at least 1; a large number when there is none. */
+/* The processor quota of the container in whole cores, rounded down but at least 1; 0 when there is none. */
 static int quota_cores(void)
 {
     static const char *const paths[] = {"/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"};
@@ -23,16 +23,22 @@ static int quota_cores(void)
         fclose(file);
     }
     if (quota <= 0 || period <= 0)
-        return 1 << 20;
+        return 0;
     return quota >= period ? (int)(quota / period) : 1;
+}
+
+struct shoal_core_limits shoal_topology_core_limits(void)
+{
+    cpu_set_t mask;
+    return (struct shoal_core_limits){.online = (int)sysconf(_SC_NPROCESSORS_ONLN),
+                                      .allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1,
+                                      .quota = quota_cores()};
 }
 
 int shoal_topology_cores(void)
 {
-    cpu_set_t mask;
-    const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
-    const int quota = quota_cores();
-    return quota < allowed ? quota : allowed;
+    const struct shoal_core_limits limits = shoal_topology_core_limits();
+    return limits.quota && limits.quota < limits.allowed ? limits.quota : limits.allowed;
 }
 
 /* ---- How much memory is left --------------------------------------------------------------------------------------------- */
@@ -138,10 +144,15 @@ static uint64_t cgroup_left(void)
     return least;
 }
 
-uint64_t shoal_topology_memory_left(void)
+struct shoal_memory_limits shoal_topology_memory_limits(void)
 {
     uint64_t kib;
-    const uint64_t machine = read_key("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX;
-    const uint64_t container = cgroup_left();
-    return machine < container ? machine : container;
+    return (struct shoal_memory_limits){.machine = read_key("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX,
+                                        .container = cgroup_left()};
+}
+
+uint64_t shoal_topology_memory_left(void)
+{
+    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    return limits.machine < limits.container ? limits.machine : limits.container;
 }

@@ -5,6 +5,19 @@
 
 #include "base/compiler.h"
 
+/* Where the two below come from. */
+struct shoal_core_limits {
+    int online;  /* of the machine */
+    int allowed; /* by the affinity mask */
+    int quota;   /* of the container, in whole cores; 0: none */
+};
+struct shoal_core_limits shoal_topology_core_limits(void);
+
+struct shoal_memory_limits {
+    uint64_t machine, container; /* bytes left; UINT64_MAX: no limit */
+};
+struct shoal_memory_limits shoal_topology_memory_limits(void);
+
 /* Cores that this process may use, by its affinity mask and its container's quota; at least 1. */
 int shoal_topology_cores(void);
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* ---- Addresses ----------------------------------------------------------------------------------------------------------- */
@@ -113,6 +114,18 @@ bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes, struct sockad
     close(fd);
     errno = error;
     return found;
+}
+
+unsigned shoal_nic_mtu(const struct shoal_nic *nic)
+{
+    struct ifreq request = {.ifr_name = ""};
+    const int fd = socket(nic->address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return 0;
+    snprintf(request.ifr_name, sizeof request.ifr_name, "%s", nic->name);
+    const bool found = ioctl(fd, SIOCGIFMTU, &request) == 0;
+    close(fd);
+    return found && request.ifr_mtu > 0 ? (unsigned)request.ifr_mtu : 0;
 }
 
 /* ---- The wish ------------------------------------------------------------------------------------------------------------ */

@@ -42,6 +42,9 @@ const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const ch
 /* Whatever the ports. */
 bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address);
 
+/* The most bytes of one packet; 0: not known. */
+unsigned shoal_nic_mtu(const struct shoal_nic *nic);
+
 /* "eth0 (10.0.0.1)" */
 void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX]);
 

@@ -1,54 +1,48 @@
 #include "transport/fabric/fabric.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "transport/fabric/fabric_providers.h"
 
-static void print_table(const struct shoal_fabric_provider *providers, const struct shoal_fabric_provider *taken, FILE *out)
+_Static_assert(SHOAL_FABRIC_PROVIDERS <= SHOAL_FABRIC_ROWS_MAX, "each provider has a row");
+
+static void fill_row(const struct shoal_fabric_provider *provider, bool is_taken, struct shoal_fabric_row *row)
 {
-    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
-        const struct shoal_fabric_provider *provider = &providers[i];
-        fprintf(out, "%c %-14s %s%s\n", provider == taken ? '*' : ' ', provider->name, provider->text,
-                provider->way != SHOAL_FABRIC_REJECTED && provider->is_on_request ? "; only on request" : "");
-    }
+    row->name = provider->name;
+    row->is_usable = provider->way != SHOAL_FABRIC_REJECTED;
+    row->is_on_request = provider->is_on_request;
+    row->is_taken = is_taken;
+    snprintf(row->text, sizeof row->text, "%s", provider->text);
 }
 
-static enum shoal_status print_choice(const struct shoal_fabric_library *library, const struct shoal_settings *settings,
-                                      const struct shoal_nic *nic, FILE *out)
+static void fill(const struct shoal_fabric_library *library, const struct shoal_settings *settings, const struct shoal_nic *nic,
+                 struct shoal_fabric_survey *survey)
 {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
-    char reason[1200];
+    snprintf(survey->library, sizeof survey->library, "libfabric %u.%u (%s)", library->major, library->minor, library->path);
     shoal_fabric_providers_find(library, nic, providers);
     const struct shoal_fabric_provider *taken =
-        shoal_fabric_providers_choose(providers, settings->provider, reason, sizeof reason);
-    print_table(providers, taken, out);
-    if (taken)
-        fprintf(out, "\ntaken: %s, %s\n", taken->name, reason);
-    else
-        fprintf(out, "\n%s\n", reason);
+        shoal_fabric_providers_choose(providers, settings->provider, survey->reason, sizeof survey->reason);
+    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++)
+        fill_row(&providers[i], &providers[i] == taken, &survey->rows[survey->count++]);
+    survey->status = taken ? SHOAL_OK : SHOAL_ERR_UNSUPPORTED;
     shoal_fabric_providers_free(library, providers);
-    return taken ? SHOAL_OK : SHOAL_ERR_UNSUPPORTED;
 }
 
-/* What is wrong is printed where the table would be. */
-static void keep_quiet(void *arg, int level, const char *line)
-{
-    (void)arg, (void)level, (void)line;
-}
-
-enum shoal_status shoal_fabric_print_providers(const struct shoal_settings *settings, const struct shoal_nic *nic, FILE *out)
+void shoal_fabric_survey(const struct shoal_settings *settings, const struct shoal_nic *nic,
+                         struct shoal_fabric_survey *survey_out)
 {
     struct shoal_fabric_library library;
     struct shoal_log log;
-    char error[SHOAL_LOG_TEXT_MAX];
-    shoal_log_init(&log, settings, keep_quiet, NULL);
-    enum shoal_status status = shoal_fabric_library_open(settings->libfabric, &log, &library);
-    if (status == SHOAL_OK) {
-        fprintf(out, "libfabric %u.%u (%s)\n", library.major, library.minor, library.path);
-        status = print_choice(&library, settings, nic, out);
+    memset(survey_out, 0, sizeof *survey_out);
+    shoal_log_init_quiet(&log);
+    survey_out->status = shoal_fabric_library_open(settings->libfabric, &log, &library);
+    if (survey_out->status == SHOAL_OK) {
+        fill(&library, settings, nic, survey_out);
         shoal_fabric_library_close(&library);
     } else {
-        shoal_log_last_error(&log, error, sizeof error);
-        fprintf(out, "%s\n", error);
+        (void)shoal_log_last_error(&log, survey_out->reason, sizeof survey_out->reason);
     }
     shoal_log_fini(&log);
-    return status;
 }

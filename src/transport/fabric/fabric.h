@@ -3,14 +3,26 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_H
 #define SHOAL_TRANSPORT_FABRIC_H
 
-#include <stdio.h>
-
 #include "base/settings.h"
 #include "topology/nic.h"
 
-/* Prints which libfabric is used, what each of its providers offers on that interface or why it was rejected, and which one is
- * taken. nic NULL: there is none to speak of. ERR_UNSUPPORTED, told on out too, when none can be taken. */
-SHOAL_MUST_USE enum shoal_status shoal_fabric_print_providers(const struct shoal_settings *settings,
-                                                              const struct shoal_nic *nic, FILE *out);
+#define SHOAL_FABRIC_ROWS_MAX 8
+
+/* What each provider of libfabric offers, and which one would be taken. Plain data: it outlives the library. */
+struct shoal_fabric_survey {
+    char library[320];        /* "libfabric 1.17 (/usr/lib/libfabric.so.1)"; empty: none can be used */
+    char reason[1200];        /* why that one is taken; where none is, why not */
+    enum shoal_status status; /* ERR_UNSUPPORTED: none is taken */
+    int count;
+    struct shoal_fabric_row {
+        const char *name; /* static storage */
+        char text[240];   /* what it offers, or why it was rejected */
+        bool is_usable, is_taken, is_on_request;
+    } rows[SHOAL_FABRIC_ROWS_MAX];
+};
+
+/* Asks the providers about that interface. */
+void shoal_fabric_survey(const struct shoal_settings *settings, const struct shoal_nic *nic,
+                         struct shoal_fabric_survey *survey_out);
 
 #endif

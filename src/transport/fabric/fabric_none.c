@@ -1,10 +1,15 @@
 #include "transport/fabric/fabric.h"
 
-enum shoal_status shoal_fabric_print_providers(const struct shoal_settings *settings, const struct shoal_nic *nic, FILE *out)
+#include <stdio.h>
+#include <string.h>
+
+void shoal_fabric_survey(const struct shoal_settings *settings, const struct shoal_nic *nic,
+                         struct shoal_fabric_survey *survey_out)
 {
     (void)settings;
     (void)nic;
-    fprintf(out,
-            "this libshoal was built without libfabric's headers, so for one host: install libfabric-dev and build again\n");
-    return SHOAL_ERR_UNSUPPORTED;
+    memset(survey_out, 0, sizeof *survey_out);
+    survey_out->status = SHOAL_ERR_UNSUPPORTED;
+    snprintf(survey_out->reason, sizeof survey_out->reason,
+             "this libshoal was built without libfabric's headers, so for one host: install libfabric-dev and build again");
 }

@@ -1,0 +1,49 @@
+#include "bootstrap/lookup.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/errand.h"
+
+static void look_up(void *data)
+{
+    struct shoal_lookup *lookup = data;
+    struct shoal_log log;
+    shoal_log_init_quiet(&log);
+    lookup->status = shoal_address_list_find(lookup->host, lookup->what, 0, &log, &lookup->list);
+    (void)shoal_log_last_error(&log, lookup->error, sizeof lookup->error);
+    shoal_log_fini(&log);
+}
+
+void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
+{
+    const uint64_t begin_ns = shoal_clock_ns();
+    memset(lookup_out, 0, sizeof *lookup_out);
+    snprintf(lookup_out->host, sizeof lookup_out->host, "%s", host);
+    lookup_out->what = what;
+    const enum shoal_status status = shoal_errand_run(look_up, lookup_out, sizeof *lookup_out, timeout_ms);
+    lookup_out->took_ms = (uint32_t)((shoal_clock_ns() - begin_ns) / SHOAL_NS_PER_MS);
+    if (status == SHOAL_OK)
+        return;
+    lookup_out->status = status;
+    snprintf(lookup_out->error, sizeof lookup_out->error, "the host name \"%.200s\" in %s cannot be looked up: %s", host, what,
+             status == SHOAL_ERR_TIMEOUT ? "no answer in time" : "no memory or thread for it");
+}
+
+int shoal_port_try(const struct shoal_address *address, uint16_t port)
+{
+    struct shoal_address at = *address;
+    shoal_address_port_put(&at, port);
+    const int fd = socket(at.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (at.socket.ss_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int));
+    const int error = bind(fd, (const struct sockaddr *)&at.socket, at.bytes) == 0 ? 0 : errno;
+    close(fd);
+    return error;
+}

@@ -1,0 +1,110 @@
+#include "bootstrap/surroundings.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "bootstrap/sources.h"
+
+struct reading {
+    const struct shoal_settings *settings;
+    struct shoal_log log; /* its last error is told */
+    void (*tell)(void *arg, const char *error);
+    void *arg;
+};
+
+static bool is_set(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value;
+}
+
+/* Passes on what the last question logged, where it failed. */
+static void tell_failure(struct reading *reading, enum shoal_status status)
+{
+    char error[SHOAL_LOG_TEXT_MAX];
+    if (status == SHOAL_OK)
+        return;
+    (void)shoal_log_last_error(&reading->log, error, sizeof error);
+    reading->tell(reading->arg, error);
+}
+
+/* 0 where it is not set, or wrong. */
+static int number_of(struct reading *reading, const char *name, long least, long most)
+{
+    bool is_found;
+    long value = 0;
+    tell_failure(reading, shoal_environment_number(name, least, most, &reading->log, &is_found, &value));
+    return (int)value;
+}
+
+static const char *find_launcher(void)
+{
+    if (is_set("RANK") && is_set("WORLD_SIZE"))
+        return "RANK and WORLD_SIZE";
+    return shoal_pmix_is_present() ? "PMIx" : shoal_pmi1_is_present() ? "PMI-1" : NULL;
+}
+
+/* The first of the launchers' variables that is set. */
+static int find_local_size(struct reading *reading)
+{
+    static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
+        if (is_set(names[i]))
+            return number_of(reading, names[i], 1, SHOAL_BOOTSTRAP_SIZE_MAX);
+    return 0;
+}
+
+static void find_ports(struct reading *reading, struct shoal_surroundings *around)
+{
+    around->master_port = number_of(reading, "MASTER_PORT", 1, 65535);
+    if (!reading->settings->port && !around->master_port)
+        return;
+    const enum shoal_status status =
+        shoal_environment_ports(reading->settings, around->master_port, &reading->log, &around->port, &around->port_count);
+    tell_failure(reading, status);
+}
+
+/* What RANK and WORLD_SIZE want beside them. */
+static void check_variables(struct reading *reading, const struct shoal_surroundings *around)
+{
+    const bool has_rank = is_set("RANK"), has_size = is_set("WORLD_SIZE");
+    const int rank = number_of(reading, "RANK", 0, SHOAL_BOOTSTRAP_SIZE_MAX - 1);
+    if (!around->launcher && has_rank != has_size)
+        reading->tell(reading->arg, has_rank ? "RANK is set, but WORLD_SIZE is not; set both, or start with `shoal run -n N`"
+                                             : "WORLD_SIZE is set, but RANK is not; set both, or start with `shoal run -n N`");
+    if (!has_rank || !has_size || around->size <= 1)
+        return;
+    if (rank >= around->size)
+        reading->tell(reading->arg, "RANK is not below WORLD_SIZE; ranks count from 0");
+    if (!around->master)
+        reading->tell(reading->arg, "MASTER_ADDR is not set; set it to the host of rank 0 on all ranks");
+    if (!around->port_count && !is_set("MASTER_PORT"))
+        reading->tell(reading->arg, "MASTER_PORT is not set; set it to the same free port on all ranks");
+}
+
+/* As a rank of two would load it: a rank alone has nobody to prove it to. */
+static bool check_secret(struct reading *reading)
+{
+    struct shoal_bootstrap pair = {.size = 2};
+    tell_failure(reading, shoal_secret_load(reading->settings, &reading->log, &pair));
+    const bool has_secret = pair.has_secret;
+    explicit_bzero(&pair, sizeof pair);
+    return has_secret;
+}
+
+void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
+                             struct shoal_surroundings *surroundings_out)
+{
+    struct reading reading = {.settings = settings, .tell = tell, .arg = arg};
+    struct shoal_surroundings around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
+    shoal_log_init_quiet(&reading.log);
+    around.size = number_of(&reading, "WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX);
+    around.local_size = find_local_size(&reading);
+    find_ports(&reading, &around);
+    check_variables(&reading, &around);
+    if (shoal_pmix_is_present())
+        tell_failure(&reading, shoal_pmix_check(&reading.log));
+    around.has_secret = check_secret(&reading);
+    shoal_log_fini(&reading.log);
+    *surroundings_out = around;
+}

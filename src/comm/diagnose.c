@@ -1,0 +1,349 @@
+/* What would go wrong on this host, found without starting a job. */
+#include "comm/diagnose.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+
+#include "bootstrap/auth.h"
+#include "collective/rules.h"
+#include "collective/select.h"
+#include "device/kernels.h"
+#include "topology/features.h"
+#include "topology/limits.h"
+#include "transport/shm/shm.h"
+
+#define FOUND_MAX 1400
+#define TIMEOUT_MS 3000
+#define MIB ((uint64_t)1 << 20)
+
+/* ---- Telling ------------------------------------------------------------------------------------------------------------- */
+
+static void make_printable(char *text)
+{
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~')
+            *text = '?';
+}
+
+static void pass_on(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, char *found, const char *advice)
+{
+    make_printable(found);
+    diagnosis->errors += level == SHOAL_FINDING_ERROR;
+    diagnosis->fn(diagnosis->arg, level, diagnosis->subject, found, advice ? advice : "");
+}
+
+void shoal_diagnosis_tell(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *advice,
+                          const char *format, ...)
+{
+    char found[FOUND_MAX];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(found, sizeof found, format, args);
+    va_end(args);
+    pass_on(diagnosis, level, found, advice);
+}
+
+void shoal_diagnosis_tell_text(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *text,
+                               const char *advice)
+{
+    char found[FOUND_MAX];
+    snprintf(found, sizeof found, "%s", text);
+    make_printable(found);
+    char *end = strstr(found, "; ");
+    if (end && !advice) {
+        *end = 0;
+        advice = end + 2;
+    }
+    pass_on(diagnosis, level, found, advice);
+}
+
+/* ---- Settings and the job ------------------------------------------------------------------------------------------------ */
+
+static void check_version(struct shoal_diagnosis *diagnosis)
+{
+    shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "Shoal %s", shoal_version());
+}
+
+static void tell_wrong_setting(void *arg, const char *error)
+{
+    shoal_diagnosis_tell_text(arg, SHOAL_FINDING_ERROR, error, "set it to such a value, or unset it");
+}
+
+/* A name that is like one is a mistake; one that is like none may be another program's. */
+static void check_unknown_settings(struct shoal_diagnosis *diagnosis)
+{
+    char name[SHOAL_SETTING_NAME_MAX], advice[200];
+    const char *nearest;
+    for (size_t at = 0; shoal_settings_find_unknown(&at, name, &nearest);) {
+        snprintf(advice, sizeof advice, "did you mean %s? `shoal info --settings` lists them", nearest ? nearest : "");
+        shoal_diagnosis_tell(diagnosis, nearest ? SHOAL_FINDING_WARNING : SHOAL_FINDING_NOTE,
+                             nearest ? advice : "`shoal info --settings` lists them", "%s is not a setting, so it does nothing",
+                             name);
+    }
+}
+
+static void check_rules(struct shoal_diagnosis *diagnosis)
+{
+    struct shoal_rules rules = {0};
+    char error[600];
+    if (shoal_rules_load(&rules, diagnosis->settings.algorithms, error, sizeof error) != SHOAL_OK)
+        shoal_diagnosis_tell_text(diagnosis, SHOAL_FINDING_ERROR, error,
+                                  "mend the rules of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
+    shoal_rules_fini(&rules);
+}
+
+static void check_settings(struct shoal_diagnosis *diagnosis)
+{
+    const size_t before = diagnosis->errors;
+    shoal_settings_load_right(&diagnosis->settings, tell_wrong_setting, diagnosis);
+    check_unknown_settings(diagnosis);
+    check_rules(diagnosis);
+    if (diagnosis->errors == before)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "every SHOAL_* variable that is set makes sense");
+}
+
+static void tell_wrong_variable(void *arg, const char *error)
+{
+    shoal_diagnosis_tell_text(arg, SHOAL_FINDING_ERROR, error, NULL);
+}
+
+static void check_job(struct shoal_diagnosis *diagnosis)
+{
+    struct shoal_surroundings *around = &diagnosis->around;
+    shoal_surroundings_read(&diagnosis->settings, tell_wrong_variable, diagnosis, around);
+    if (diagnosis->ranks == 0)
+        diagnosis->ranks = around->local_size;
+    diagnosis->is_far = around->size > 0 && around->local_size > 0 && around->size > around->local_size;
+    if (!around->launcher)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
+                             "no launcher started this: what is asked of this host is guessed");
+    else if (diagnosis->ranks)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "started through %s, %d rank%s on this host", around->launcher,
+                             diagnosis->ranks, diagnosis->ranks == 1 ? "" : "s");
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "started through %s", around->launcher);
+}
+
+/* A secret that cannot be used has been told as the job's. */
+static void check_secret(struct shoal_diagnosis *diagnosis)
+{
+    const bool is_set = diagnosis->settings.secret[0] || diagnosis->settings.secret_file[0];
+    if (diagnosis->around.has_secret)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
+                             "the job's secret is set, and libsodium, which proves it, is here");
+    else if (is_set)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR, "see the finding about the job",
+                             "the job's secret cannot be used");
+    else if (!shoal_auth_is_available())
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "install libsodium23 where a secret is wanted",
+                             "libsodium is not here: no secret can be proved");
+    else
+        shoal_diagnosis_tell(diagnosis, diagnosis->is_far ? SHOAL_FINDING_WARNING : SHOAL_FINDING_OK,
+                             diagnosis->is_far ? "set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks" : NULL,
+                             "no secret is set%s", diagnosis->is_far ? ": whoever reaches rank 0's port can join" : "");
+}
+
+/* ---- The machine --------------------------------------------------------------------------------------------------------- */
+
+/* A launcher that binds each rank has narrowed the mask for this process alone. */
+static int cores_for_ranks(const struct shoal_diagnosis *diagnosis, const struct shoal_core_limits *limits)
+{
+    const int cores = diagnosis->around.launcher ? limits->online : limits->allowed;
+    return limits->quota && limits->quota < cores ? limits->quota : cores;
+}
+
+static void check_cores(struct shoal_diagnosis *diagnosis)
+{
+    const struct shoal_core_limits limits = shoal_topology_core_limits();
+    const int cores = cores_for_ranks(diagnosis, &limits);
+    char quota[64] = "no quota of a container";
+    if (limits.quota)
+        snprintf(quota, sizeof quota, "a container's quota of %d", limits.quota);
+    if (diagnosis->ranks > cores)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_WARNING,
+                             "start no more ranks than cores, or give the container more cores",
+                             "%d ranks share %d core%s: they wait for each other's turn, and calls take many times as long",
+                             diagnosis->ranks, cores, cores == 1 ? "" : "s");
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%d of %d cores by the affinity mask, %s", limits.allowed,
+                             limits.online, quota);
+}
+
+static void print_mib(uint64_t bytes, char text[32])
+{
+    if (bytes == UINT64_MAX)
+        snprintf(text, 32, "no limit");
+    else
+        snprintf(text, 32, "%llu MiB", (unsigned long long)(bytes / MIB));
+}
+
+/* Of the communicator of all ranks, which is the largest one. */
+static uint64_t window_bytes(const struct shoal_diagnosis *diagnosis)
+{
+    const int local = diagnosis->ranks ? diagnosis->ranks : 2;
+    const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
+    const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
+    const size_t part = shoal_select_part_bytes(diagnosis->settings.piece_bytes, size);
+    return diagnosis->settings.depth * shoal_shm_window_stride(part * (size_t)shoal_select_parts(size, hosts));
+}
+
+static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t window, uint64_t left)
+{
+    const uint64_t limit = diagnosis->settings.memory_limit;
+    if (limit && limit < window)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             "raise SHOAL_MEMORY_LIMIT, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
+                             "SHOAL_MEMORY_LIMIT is %llu bytes, but a rank's window takes %llu", (unsigned long long)limit,
+                             (unsigned long long)window);
+    else if (limit > left)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_WARNING, "give the container more, or set SHOAL_MEMORY_LIMIT lower",
+                             "SHOAL_MEMORY_LIMIT is %llu MiB, but only %llu MiB are left", (unsigned long long)(limit / MIB),
+                             (unsigned long long)(left / MIB));
+}
+
+static void check_memory(struct shoal_diagnosis *diagnosis)
+{
+    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    const uint64_t left = limits.machine < limits.container ? limits.machine : limits.container;
+    const uint64_t ranks = diagnosis->ranks ? (uint64_t)diagnosis->ranks : 1, window = window_bytes(diagnosis);
+    char container[32], wanted[32];
+    print_mib(limits.container, container);
+    print_mib(window * ranks + MIB - 1, wanted);
+    if (window * ranks > left)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             "give the container more memory, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
+                             "windows of %llu rank%s take %s, but only %llu MiB are left", (unsigned long long)ranks,
+                             ranks == 1 ? "" : "s", wanted, (unsigned long long)(left / MIB));
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "windows of %llu rank%s take %s; the %s leaves enough",
+                             (unsigned long long)ranks, ranks == 1 ? "" : "s", wanted,
+                             limits.container < limits.machine ? "container's limit" : "machine");
+    check_memory_limit(diagnosis, window, left);
+}
+
+/* A socket and a process descriptor for each peer here, a connection for each elsewhere, and as many while they meet. */
+#define DESCRIPTORS_ALONE 64
+#define DESCRIPTORS_OF_PEER 3
+
+static void check_descriptors(struct shoal_diagnosis *diagnosis)
+{
+    struct rlimit limit;
+    const int size = diagnosis->around.size > diagnosis->ranks ? diagnosis->around.size : diagnosis->ranks;
+    const rlim_t wanted = DESCRIPTORS_ALONE + DESCRIPTORS_OF_PEER * (rlim_t)size;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "no limit of descriptors is known");
+    else if (limit.rlim_cur < wanted)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             limit.rlim_max >= wanted ? "raise `ulimit -n` before the job starts"
+                                                      : "raise `ulimit -n`, whose hard limit the administrator sets",
+                             "a process may have %llu descriptors (ulimit -n), but a rank may take %llu",
+                             (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%llu descriptors for each process, a rank may take %llu",
+                             (unsigned long long)limit.rlim_cur, (unsigned long long)wanted);
+}
+
+static bool locks_memory(const char *provider)
+{
+    return provider && (strncmp(provider, "efa", 3) == 0 || strncmp(provider, "verbs", 5) == 0);
+}
+
+static void check_locked_memory(struct shoal_diagnosis *diagnosis)
+{
+    struct rlimit limit;
+    const uint64_t window = window_bytes(diagnosis);
+    char text[32];
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+        limit.rlim_cur = RLIM_INFINITY;
+    print_mib(limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur, text);
+    if (!locks_memory(diagnosis->provider))
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s (ulimit -l); only the providers efa and verbs lock memory",
+                             text);
+    else if (limit.rlim_cur < window)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             "set memlock to unlimited in /etc/security/limits.conf, or in the container's or service's limits",
+                             "%s (ulimit -l), but the provider %s locks a rank's window of %llu MiB", text, diagnosis->provider,
+                             (unsigned long long)(window / MIB));
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s (ulimit -l), enough for the provider %s", text,
+                             diagnosis->provider);
+}
+
+static void check_kernel(struct shoal_diagnosis *diagnosis)
+{
+    struct utsname system;
+    const struct shoal_feature *feature;
+    char advice[120];
+    for (size_t i = 0; (feature = shoal_feature_at(i)) != NULL; i++) {
+        if (feature->is_there())
+            continue;
+        snprintf(advice, sizeof advice, "%s or newer has it; a container's seccomp profile may forbid it", feature->since);
+        shoal_diagnosis_tell(diagnosis, feature->is_required ? SHOAL_FINDING_ERROR : SHOAL_FINDING_NOTE, advice,
+                             "%s is missing, so %s", feature->name, feature->without);
+    }
+    if (uname(&system) == 0)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s %s, %s", system.sysname, system.release, system.machine);
+}
+
+static void check_kernels(struct shoal_diagnosis *diagnosis)
+{
+    const struct shoal_kernels *kernels = shoal_kernels_find(diagnosis->settings.kernels);
+    if (!kernels)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             "unset SHOAL_KERNELS; `shoal info --topology` lists what it can run",
+                             "SHOAL_KERNELS is \"%s\", which this processor cannot run", diagnosis->settings.kernels);
+    else
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "reductions run with %s", kernels->name);
+}
+
+/* ---- All of them --------------------------------------------------------------------------------------------------------- */
+
+/* In the order in which they are told; those that need what others found come after them. */
+static const struct check {
+    const char *subject;
+    void (*run)(struct shoal_diagnosis *diagnosis);
+} checks[] = {
+    {"version", check_version},
+    {"settings", check_settings},
+    {"job", check_job},
+    {"kernel", check_kernel},
+    {"processor", check_kernels},
+    {"cores", check_cores},
+    {"memory", check_memory},
+    {"descriptors", check_descriptors},
+    {"MASTER_ADDR", shoal_diagnose_master},
+    {"towards", shoal_diagnose_towards},
+    {"own name", shoal_diagnose_own_name},
+    {"interface", shoal_diagnose_interface},
+    {"mtu", shoal_diagnose_mtu},
+    {"ports", shoal_diagnose_ports},
+    {"libfabric", shoal_diagnose_fabric},
+    {"locked memory", check_locked_memory},
+    {"secret", check_secret},
+};
+
+enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg)
+{
+    static const struct shoal_diagnosis_options preset = SHOAL_DIAGNOSIS_OPTIONS_INIT;
+    options = options ? options : &preset;
+    if (!fn || options->struct_bytes < sizeof *options || options->ranks < 0)
+        return SHOAL_ERR_ARGUMENT;
+    struct shoal_diagnosis *diagnosis = calloc(1, sizeof *diagnosis);
+    if (!diagnosis)
+        return SHOAL_ERR_MEMORY;
+    diagnosis->fn = fn;
+    diagnosis->arg = arg;
+    diagnosis->towards = options->towards && *options->towards ? options->towards : NULL;
+    diagnosis->ranks = options->ranks;
+    diagnosis->timeout_ms = options->timeout_ms ? options->timeout_ms : TIMEOUT_MS;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(checks); i++) {
+        diagnosis->subject = checks[i].subject;
+        checks[i].run(diagnosis);
+    }
+    const size_t errors = diagnosis->errors;
+    free(diagnosis);
+    return errors ? SHOAL_ERR_UNSUPPORTED : SHOAL_OK;
+}

@@ -1,0 +1,189 @@
+/* `shoal doctor`: what would go wrong here, or on the hosts of a file, and what to do. */
+#include "doctor.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOST_TIMEOUT_MS = 20000 };
+
+enum option {
+    OPTION_HELP = 1,
+    OPTION_JSON,
+    OPTION_RANKS,
+    OPTION_TOWARDS,
+    OPTION_HOSTS,
+    OPTION_VIA,
+    OPTION_SHOAL,
+    OPTION_TIMEOUT
+};
+
+static const struct tool_option options[] = {
+    {"--json", OPTION_JSON, NULL},
+    {"--ranks", OPTION_RANKS, "N"},
+    {"--towards", OPTION_TOWARDS, "HOST"},
+    {"--hosts", OPTION_HOSTS, "FILE"},
+    {"--via", OPTION_VIA, "COMMAND"},
+    {"--shoal", OPTION_SHOAL, "PATH"},
+    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+static const char help[] =
+    "Usage: shoal doctor [--ranks N] [--towards HOST] [--json]\n"
+    "       shoal doctor --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [--json]\n"
+    "\n"
+    "Says what would go wrong on this host, or on the hosts of a file, and what to do about it: wrong and mistyped settings, "
+    "the\n"
+    "launcher's variables, cores, memory, limits, the kernel, names, interfaces, ports, libfabric's providers and the secret. "
+    "It\n"
+    "changes nothing, and waits for nothing longer than some seconds. A finding is ok, a note (worth knowing), a warning (slow "
+    "or\n"
+    "fragile) or an error (a job would fail).\n"
+    "\n"
+    "    --ranks N          how many ranks this host will run; without it, what the launcher's variables say\n"
+    "    --towards HOST     a host that has to be reached from here, beside that of MASTER_ADDR\n"
+    "    --json             one object per line: level, subject, found, advice; with --hosts also the hosts\n"
+    "    --hosts FILE       ask each host of the file, all at once; lines are \"host\" or \"host slots=N\", # begins a "
+    "comment\n"
+    "    --via COMMAND      what runs a command on a host: called as COMMAND HOST 'shoal doctor ...', as ssh is; without it,\n"
+    "                       \"ssh -o BatchMode=yes\"\n"
+    "    --shoal PATH       what shoal is called on the hosts; without it, as here\n"
+    "    --timeout SECONDS  how long each host may take, 20 without it; where no hosts are asked, each name server, 3\n"
+    "\n"
+    "With --hosts, what is the same on all hosts that answered is told once; other lines begin with the hosts they are about.\n"
+    "Each host is also asked whether it resolves the first one's name and finds a route there, and versions and MTUs that "
+    "differ\n"
+    "are told. What counts is the environment of a command that is started there, not the one here.\n"
+    "\n"
+    "The size of /dev/shm does not matter (memory is shared through memfd), and neither does ptrace or Yama.\n"
+    "\n"
+    "Examples:\n"
+    "    shoal doctor\n"
+    "    shoal doctor --ranks 8                                   will eight ranks do here?\n"
+    "    MASTER_ADDR=n1 MASTER_PORT=29500 shoal doctor            before a job over several hosts\n"
+    "    shoal doctor --hosts hosts.txt                           all hosts, through ssh\n"
+    "    shoal doctor --hosts hosts.txt --via \"ssh -p 2222\" --shoal /opt/shoal/bin/shoal\n"
+    "    shoal doctor --json | grep '\"level\":\"error\"'\n"
+    "\n"
+    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 the arguments make no sense.\n";
+
+/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+
+static bool option_read(const struct tool_args *args, int id, struct doctor_options *doctor)
+{
+    switch (id) {
+    case OPTION_JSON:
+        doctor->json = true;
+        return true;
+    case OPTION_RANKS:
+        return tool_number_read(args, 1, 16384, &doctor->ranks);
+    case OPTION_TIMEOUT:
+        if (!tool_seconds_read(args, &doctor->timeout_ms))
+            return false;
+        return (doctor->timeout_ms && doctor->timeout_ms <= 86400000) || tool_value_fail(args, "seconds, more than 0");
+    case OPTION_TOWARDS:
+        doctor->towards = args->value;
+        return true;
+    case OPTION_HOSTS:
+        doctor->file = args->value;
+        return true;
+    case OPTION_VIA:
+        doctor->via = args->value;
+        return true;
+    default:
+        doctor->shoal = args->value;
+        return true;
+    }
+}
+
+/* Options that belong to the other use. Returns the exit code. */
+static int options_check(const struct doctor_options *doctor)
+{
+    if (!doctor->file && (doctor->via || doctor->shoal))
+        return tool_usage_fail("doctor", "%s is for other hosts: give --hosts FILE, too", doctor->via ? "--via" : "--shoal");
+    if (doctor->file && (doctor->towards || doctor->ranks))
+        return tool_usage_fail("doctor", "%s and --hosts do not go together: %s", doctor->towards ? "--towards" : "--ranks",
+                               doctor->towards ? "each host is asked about the first one" : "the file says slots=N");
+    return 0;
+}
+
+/* ---- One host ------------------------------------------------------------------------------------------------------------ */
+
+static void take(void *arg, enum shoal_finding_level level, const char *subject, const char *found, const char *advice)
+{
+    const struct doctor_finding finding = {.level = level, .subject = subject, .found = found, .advice = advice};
+    doctor_findings_add(arg, &finding, 0);
+}
+
+static int diagnose_here(const struct doctor_options *doctor, struct doctor_findings *findings)
+{
+    struct shoal_diagnosis_options diagnosis = SHOAL_DIAGNOSIS_OPTIONS_INIT;
+    diagnosis.towards = doctor->towards;
+    diagnosis.ranks = doctor->ranks;
+    diagnosis.timeout_ms = (uint32_t)doctor->timeout_ms;
+    return shoal_diagnose(&diagnosis, take, findings) == SHOAL_OK ? 0 : 1;
+}
+
+/* ---- Many ---------------------------------------------------------------------------------------------------------------- */
+
+/* Started by its path, it is probably there under the same one; started by its name, the hosts have their own search path. */
+static const char *name_of_command(char path[4096])
+{
+    const char *name = program_invocation_name;
+    return strchr(name, '/') && realpath("/proc/self/exe", path) ? path : name;
+}
+
+static int diagnose_hosts(struct doctor_options *doctor, struct doctor_hosts *hosts, struct doctor_findings *findings)
+{
+    char path[4096];
+    const int code = doctor_hosts_read(doctor->file, hosts);
+    if (code)
+        return code;
+    doctor->via = doctor->via ? doctor->via : "ssh -o BatchMode=yes";
+    doctor->shoal = doctor->shoal ? doctor->shoal : name_of_command(path);
+    doctor->timeout_ms = doctor->timeout_ms ? doctor->timeout_ms : HOST_TIMEOUT_MS;
+    doctor_hosts_ask(hosts, doctor, findings);
+    return doctor_findings_count(findings, SHOAL_FINDING_ERROR) ? 1 : 0;
+}
+
+static int doctor_run(struct doctor_options *doctor)
+{
+    struct doctor_findings findings = {0};
+    struct doctor_hosts hosts = {0};
+    int code = doctor->file ? diagnose_hosts(doctor, &hosts, &findings) : diagnose_here(doctor, &findings);
+    if (code != TOOL_EXIT_USAGE && doctor->json)
+        doctor_findings_print_json(&findings, doctor->file ? &hosts : NULL, stdout);
+    else if (code != TOOL_EXIT_USAGE)
+        doctor_findings_print(&findings, doctor->file ? &hosts : NULL, stdout);
+    if (findings.has_failed) {
+        fputs("shoal doctor: no memory: some findings are missing\n", stderr);
+        code = 1;
+    }
+    doctor_findings_fini(&findings);
+    free(hosts.at);
+    return tool_output_finish("doctor", code);
+}
+
+int shoal_tool_doctor(int argc, char **argv)
+{
+    struct tool_args args = {.command = "doctor", .argc = argc, .argv = argv, .at = 1};
+    struct doctor_options doctor = {0};
+    int id;
+    while ((id = tool_option_next(&args, options)) > 0) {
+        if (id == OPTION_HELP) {
+            fputs(help, stdout);
+            return tool_output_finish("doctor", 0);
+        }
+        if (!option_read(&args, id, &doctor))
+            return TOOL_EXIT_USAGE;
+    }
+    if (id == TOOL_OPTION_BAD)
+        return TOOL_EXIT_USAGE;
+    if (args.at < argc)
+        return tool_usage_fail("doctor", "'%s' is not expected here", argv[args.at]);
+    const int code = options_check(&doctor);
+    return code ? code : doctor_run(&doctor);
+}
