@@ -23,8 +23,10 @@ ALLOWED = {
     "bootstrap": {"base", "observe"},
     "transport": {"base", "observe", "plan", "topology", "device", "bootstrap"},
     "collective": {"base", "observe", "plan", "topology", "device", "transport"},
+    "predict": {"base", "observe", "plan", "transport", "collective"},
     "engine": {"base", "observe", "plan", "topology", "device", "bootstrap", "transport", "collective"},
-    "comm": {"base", "observe", "plan", "topology", "device", "bootstrap", "transport", "collective", "engine"},
+    "comm": {"base", "observe", "plan", "topology", "device", "bootstrap", "transport", "collective", "predict",
+             "engine"},
 }
 found = []
 

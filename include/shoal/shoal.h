@@ -629,6 +629,66 @@ struct shoal_question {
  * then one line on out says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
 
+/* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
+ * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. Hosts have equal numbers of ranks. */
+struct shoal_simulation {
+    size_t struct_bytes;
+    const char *collective; /* as in struct shoal_question */
+    size_t hosts;
+    size_t ranks_per_host;
+    size_t bytes; /* of the larger operand, as in struct shoal_question */
+    enum shoal_type type;
+    int shared;                  /* are operands in memory from shoal_mem_alloc? */
+    int every_piece;             /* simulate all pieces, also when the time from one to the next has settled */
+    const char *const *settings; /* as in struct shoal_context_options */
+    double rate_gbit_s;          /* of each host's adapter, payload, out and in at the same time */
+    double latency_us;           /* one way */
+    double message_us;           /* CPU time of a message where it is sent, and again where it is heard */
+    double stack_gb_s;           /* what a core moves into or out of the network; 0: that costs no CPU time */
+    double memory_gb_s;          /* what a rank reads and writes in all: a copy of n bytes is 2 n, a sum of k into one k + 1 */
+    double signal_us;            /* to a rank of the same host */
+    size_t header_bytes;         /* that a message has beside its payload */
+    size_t frame_bytes;          /* after so many bytes the adapter goes on with another host's message */
+    size_t cores;                /* of a host; 0: one for each rank */
+};
+#define SHOAL_SIMULATION_INIT                                                                                         \
+    {                                                                                                                 \
+        sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0 \
+    }
+
+/* What came of it. Begins as SHOAL_SIMULATED_INIT. Shares are of time_us; of ranks they are means. */
+struct shoal_simulated {
+    size_t struct_bytes;
+    const char *algorithm; /* static storage */
+    size_t bytes;          /* rounded down to equal parts */
+    double time_us;        /* from the call, on all ranks at once, to the last rank's end */
+    double algbw_gb_s;     /* bytes over time */
+    double busbw_gb_s;     /* what the memory or wire of one rank carries of it, as `shoal bench` counts */
+    double bound_us;       /* what an adapter needs at least for what must cross it; 0 on one host */
+    double sent_bytes;     /* payload, by the host that sends most */
+    double received_bytes;
+    double sending;   /* share of time in which the adapter that sends most is doing so */
+    double receiving; /* and the one that receives most */
+    double working;   /* share of time in which a rank copies, reduces and signals inside its host */
+    double messaging; /* in which it sends and hears messages */
+    double waiting;   /* in which it waits, for others or for a core */
+    size_t pieces;
+    size_t pieces_simulated; /* the others were taken to follow each other as these did */
+    double piece_us;         /* from one piece to the next, where not all were simulated; else 0 */
+};
+#define SHOAL_SIMULATED_INIT                                                           \
+    {                                                                                  \
+        sizeof(struct shoal_simulated), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+    }
+
+/* Predicts how long a call would take on machines that need not be there: runs the plans that would run there, with the pieces,
+ * slots and algorithms that the settings give, on a model of hosts and their network. The same question has the same answer on
+ * every machine. Takes microseconds to minutes: thousands of ranks have millions of messages for each piece.
+ * ERR_ARGUMENT when the question makes no sense, ERR_UNSUPPORTED when no plan serves such machines, ERR_MEMORY; then one line
+ * on out, which may be NULL, says why. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out,
+                                                          struct shoal_simulated *simulated_out);
+
 #ifdef __cplusplus
 }
 #endif

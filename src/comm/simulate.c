@@ -1,0 +1,280 @@
+/* What a call would take on machines that are not here: from a question to a case of src/predict, and back to people's units. */
+#include <stdarg.h>
+#include <string.h>
+
+#include "comm/context.h"
+#include "predict/predict.h"
+
+/* Beyond these, times and loads would not fit. */
+#define BYTES_MOST ((size_t)1 << 40)
+#define US_MOST 1e7
+#define RATE_LEAST 1e-2
+#define RATE_MOST 1e6
+
+struct inquiry {
+    const struct shoal_simulation *simulation;
+    FILE *out; /* or NULL */
+    enum shoal_kind kind;
+    const struct shoal_kind_row *row;
+    struct shoal_settings settings;
+    struct shoal_rules rules;
+    struct shoal_case asked;
+    bool is_cut;
+};
+
+/* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
+
+static SHOAL_PRINTF(3, 4) enum shoal_status
+    refuse(const struct inquiry *inquiry, enum shoal_status status, const char *format, ...)
+{
+    va_list args;
+    if (!inquiry->out)
+        return status;
+    va_start(args, format);
+    vfprintf(inquiry->out, format, args);
+    va_end(args);
+    fputc('\n', inquiry->out);
+    return status;
+}
+
+struct bound {
+    const char *name;
+    double value;
+    double least;
+    double most;
+    bool may_be_none; /* then 0 says so */
+};
+
+static enum shoal_status check_bounds(const struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const struct bound bounds[] = {
+        {"hosts", (double)simulation->hosts, 1, SHOAL_PLAN_RANKS_MAX, false},
+        {"ranks_per_host", (double)simulation->ranks_per_host, 1, SHOAL_PLAN_RANKS_MAX, false},
+        {"bytes", (double)simulation->bytes, 0, (double)BYTES_MOST, false},
+        {"rate_gbit_s", simulation->rate_gbit_s, RATE_LEAST, RATE_MOST, false},
+        {"latency_us", simulation->latency_us, 0, US_MOST, false},
+        {"message_us", simulation->message_us, 0, US_MOST, false},
+        {"stack_gb_s", simulation->stack_gb_s, RATE_LEAST, RATE_MOST, true},
+        {"memory_gb_s", simulation->memory_gb_s, RATE_LEAST, RATE_MOST, false},
+        {"signal_us", simulation->signal_us, 0, US_MOST, false},
+        {"header_bytes", (double)simulation->header_bytes, 0, 1 << 20, false},
+        {"frame_bytes", (double)simulation->frame_bytes, 64, 1 << 30, false},
+        {"cores", (double)simulation->cores, 1, SHOAL_PLAN_RANKS_MAX, true},
+    };
+    for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
+        const struct bound *bound = &bounds[i];
+        const bool is_within = bound->value >= bound->least && bound->value <= bound->most; /* not of a NaN */
+        if (!is_within && !(bound->may_be_none && bound->value == 0))
+            return refuse(inquiry, SHOAL_ERR_ARGUMENT, "%s is %.10g, but may be %.10g to %.10g%s", bound->name, bound->value,
+                          bound->least, bound->most, bound->may_be_none ? ", or 0" : "");
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_call(const struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const size_t element = shoal_type_bytes(simulation->type), ranks = simulation->hosts * simulation->ranks_per_host;
+    if (inquiry->kind == SHOAL_KIND_NONE)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT,
+                      "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, "
+                      "gather, scatter, all-to-all, barrier",
+                      simulation->collective ? simulation->collective : "");
+    if (ranks > SHOAL_PLAN_RANKS_MAX)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "%zu hosts of %zu ranks are more than %d ranks", simulation->hosts,
+                      simulation->ranks_per_host, SHOAL_PLAN_RANKS_MAX);
+    if (!element || simulation->bytes % element)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, which is no whole number of elements", simulation->bytes);
+    if (inquiry->is_cut && simulation->bytes && simulation->bytes < element * ranks)
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, less than one element for each of %zu ranks",
+                      simulation->bytes, ranks);
+    return SHOAL_OK;
+}
+
+static enum shoal_status configure(struct inquiry *inquiry)
+{
+    char error[600];
+    const enum shoal_status status =
+        shoal_context_configure(&inquiry->settings, &inquiry->rules, inquiry->simulation->settings, error, sizeof error);
+    return status == SHOAL_OK ? SHOAL_OK : refuse(inquiry, status, "%s", error);
+}
+
+/* ---- The case ------------------------------------------------------------------------------------------------------------ */
+
+static double ps_per_byte(double gb_s)
+{
+    return gb_s > 0 ? 1e3 / gb_s : 0;
+}
+
+static uint64_t ps_of(double us)
+{
+    return (uint64_t)(us * (double)SHOAL_PS_PER_US + 0.5);
+}
+
+static struct shoal_model model_of(const struct shoal_simulation *simulation)
+{
+    return (struct shoal_model){.latency_ps = ps_of(simulation->latency_us),
+                                .message_ps = ps_of(simulation->message_us),
+                                .signal_ps = ps_of(simulation->signal_us),
+                                .wire_ps = ps_per_byte(simulation->rate_gbit_s / 8),
+                                .memory_ps = ps_per_byte(simulation->memory_gb_s),
+                                .stack_ps = ps_per_byte(simulation->stack_gb_s),
+                                .header_bytes = simulation->header_bytes,
+                                .frame_bytes = simulation->frame_bytes,
+                                .cores = (int)(simulation->cores ? simulation->cores : simulation->ranks_per_host)};
+}
+
+/* Parts are equal: what is left over belongs to none. */
+static void measure(struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const size_t ranks = simulation->hosts * simulation->ranks_per_host, parts = inquiry->is_cut ? ranks : 1;
+    struct shoal_case *asked = &inquiry->asked;
+    asked->model = model_of(simulation);
+    asked->hosts = (int)simulation->hosts;
+    asked->element_bytes = shoal_type_bytes(simulation->type);
+    asked->count = inquiry->row->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
+    asked->piece_bytes = inquiry->settings.piece_bytes;
+    asked->depth = (unsigned)inquiry->settings.depth;
+    asked->is_whole = simulation->every_piece;
+    const size_t part_bytes = asked->count * asked->element_bytes;
+    asked->selection = (struct shoal_selection){.kind = inquiry->kind,
+                                                .size = (int)ranks,
+                                                .hosts = asked->hosts,
+                                                .bytes = part_bytes * parts,
+                                                .payload_bytes = part_bytes * (inquiry->row->shape.is_input_cut ? ranks : 1),
+                                                .direct_bytes = inquiry->settings.direct_bytes,
+                                                .rules = &inquiry->rules};
+}
+
+/* ---- The answer ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_without_own_part(enum shoal_kind kind)
+{
+    return kind != SHOAL_KIND_BROADCAST && kind != SHOAL_KIND_REDUCE;
+}
+
+/* How often `members`, ranks or hosts, each carry the larger operand. */
+static double carried(enum shoal_kind kind, double members)
+{
+    const double trips = kind == SHOAL_KIND_ALLREDUCE ? 2 : 1;
+    return trips * (is_without_own_part(kind) ? (members - 1) / members : 1);
+}
+
+/* In an all-to-all every rank has an operand of its own to send. */
+static double bound_us(const struct inquiry *inquiry)
+{
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const double operands = inquiry->kind == SHOAL_KIND_ALLTOALL ? (double)simulation->ranks_per_host : 1;
+    if (simulation->hosts < 2)
+        return 0;
+    return (double)inquiry->asked.selection.bytes * operands * carried(inquiry->kind, (double)simulation->hosts) * 8e-3 /
+           simulation->rate_gbit_s;
+}
+
+static double rank_us(const struct inquiry *inquiry, double all_ranks_ps)
+{
+    return all_ranks_ps / (double)SHOAL_PS_PER_US / inquiry->asked.view.size;
+}
+
+static void find_shares(const struct inquiry *inquiry, const struct shoal_forecast *forecast, struct shoal_simulated *answer)
+{
+    const struct shoal_model *model = &inquiry->asked.model;
+    const struct shoal_load *total = &forecast->total;
+    const double time_us = answer->time_us, messages = (double)(total->sends + total->hears);
+    const double work_ps = (double)total->work_bytes * model->memory_ps + (double)total->signals * (double)model->signal_ps;
+    const double message_ps =
+        messages * (double)model->message_ps + (double)(total->sent_bytes + total->heard_bytes) * model->stack_ps;
+    if (time_us <= 0)
+        return;
+    answer->sending = (double)forecast->sending_ps_most / (double)SHOAL_PS_PER_US / time_us;
+    answer->receiving = (double)forecast->receiving_ps_most / (double)SHOAL_PS_PER_US / time_us;
+    answer->working = rank_us(inquiry, work_ps) / time_us;
+    answer->messaging = rank_us(inquiry, message_ps) / time_us;
+    const double busy = answer->working + answer->messaging;
+    answer->waiting = busy < 1 ? 1 - busy : 0;
+}
+
+static void fill_in(const struct inquiry *inquiry, const struct shoal_forecast *forecast, struct shoal_simulated *answer)
+{
+    const double time_us = (double)forecast->time_ps / (double)SHOAL_PS_PER_US;
+    answer->bytes = inquiry->asked.selection.bytes;
+    answer->time_us = time_us;
+    answer->algbw_gb_s = time_us > 0 ? (double)answer->bytes / time_us * 1e-3 : 0;
+    answer->busbw_gb_s = answer->algbw_gb_s * carried(inquiry->kind, inquiry->asked.view.size);
+    answer->bound_us = bound_us(inquiry);
+    answer->sent_bytes = (double)forecast->sent_bytes_most;
+    answer->received_bytes = (double)forecast->heard_bytes_most;
+    answer->pieces = forecast->pieces;
+    answer->pieces_simulated = forecast->pieces_run;
+    answer->piece_us = (double)forecast->piece_ps / (double)SHOAL_PS_PER_US;
+    find_shares(inquiry, forecast, answer);
+}
+
+/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated *answer)
+{
+    struct shoal_forecast forecast = {0};
+    const struct shoal_case *asked = &inquiry->asked;
+    enum shoal_reach reach = SHOAL_REACH_STAGED;
+    if (asked->row)
+        reach = shoal_select_reach(&asked->view, inquiry->kind, 0);
+    answer->algorithm = asked->row ? asked->row->variants[reach] : asked->view.size == 1 ? "alone" : "direct";
+    const enum shoal_status status = shoal_predict(asked, &forecast);
+    if (status == SHOAL_ERR_MEMORY)
+        return refuse(inquiry, status, "no memory for the plans of %d ranks", asked->view.size);
+    if (status != SHOAL_OK)
+        return refuse(inquiry, status, "no plan of %s for %d ranks on %d hosts: %s", answer->algorithm, asked->view.size,
+                      asked->hosts, shoal_status_text(status));
+    fill_in(inquiry, &forecast, answer);
+    return SHOAL_OK;
+}
+
+/* As all ranks would choose. Over one rank, or of nothing, there is nothing to plan. */
+static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoal_simulated *answer)
+{
+    uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
+    uint16_t host[SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_simulation *simulation = inquiry->simulation;
+    const int ranks = inquiry->asked.selection.size;
+    memset(input, simulation->shared && inquiry->row->is_input_reached, sizeof input);
+    memset(output, simulation->shared && inquiry->row->is_output_reached, sizeof output);
+    for (int rank = 0; rank < ranks; rank++)
+        host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
+    inquiry->asked.view =
+        (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->row->shape};
+    if (ranks > 1 && !shoal_select_is_direct(&inquiry->asked.selection))
+        inquiry->asked.row = shoal_select_plan(&inquiry->asked.selection, &inquiry->asked.view, 0, NULL);
+    return predict(inquiry, answer);
+}
+
+static enum shoal_status simulate(struct inquiry *inquiry, struct shoal_simulated *answer)
+{
+    SHOAL_TRY(check_bounds(inquiry));
+    SHOAL_TRY(check_call(inquiry));
+    SHOAL_TRY(configure(inquiry));
+    measure(inquiry);
+    return choose_and_predict(inquiry, answer);
+}
+
+enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out, struct shoal_simulated *simulated_out)
+{
+    struct inquiry inquiry = {.simulation = simulation, .out = out};
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    if (!simulation || simulation->struct_bytes < sizeof *simulation)
+        return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
+                      "the question is NULL, or its struct_bytes is not set: use SHOAL_SIMULATION_INIT");
+    if (!simulated_out || simulated_out->struct_bytes < sizeof *simulated_out)
+        return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
+                      "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
+    inquiry.kind = shoal_kind_find(simulation->collective);
+    inquiry.row = shoal_kind_row(inquiry.kind);
+    inquiry.is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
+    const enum shoal_status status = simulate(&inquiry, &answer);
+    shoal_rules_fini(&inquiry.rules);
+    if (status == SHOAL_OK)
+        *simulated_out = answer;
+    return status;
+}

@@ -1,0 +1,534 @@
+#include "predict/predict.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "predict/script.h"
+#include "predict/wire.h"
+
+/* Times from piece to piece have settled when two windows in a row agree to within one part of so many. Whatever repeats, does
+ * so with the slots. */
+#define SETTLED_PARTS 500
+#define WINDOW_DEPTHS 3
+
+/* The place where a rank runs its script of meeting is one more slot. */
+struct place {
+    bool is_used;
+    uint32_t leaving; /* messages of it that have not left */
+    uint32_t act;
+    uint64_t piece;
+};
+
+struct rank {
+    bool is_busy;    /* or wants a core */
+    bool is_called;  /* its event is noted, though it is not busy */
+    bool is_hearing; /* and busy with that */
+    bool has_done;   /* anything in this round */
+    bool has_met;
+    unsigned turn;    /* of places in the round */
+    uint64_t want_ps; /* while it waits for a core */
+    uint32_t next;    /* 1 + the rank that waits after it */
+    uint64_t started; /* pieces */
+    uint64_t done;
+    uint32_t inbox_count;
+    uint64_t inbox_bytes;
+    struct shoal_wire_queue inbox;
+    struct shoal_wire_queue heard; /* while it is hearing */
+};
+
+struct cores {
+    int idle;
+    uint32_t first; /* 1 + the rank that is next; 0: none waits */
+    uint32_t last;
+};
+
+struct machine {
+    const struct shoal_case *asked;
+    const struct shoal_model *model;
+    struct shoal_cast cast;
+    struct shoal_events events;
+    struct shoal_wire wire;
+    unsigned places; /* of a rank: the slots, and one for meeting */
+    uint64_t pieces; /* fewer than there are, once times have settled */
+    struct rank *ranks;
+    struct place *at;      /* [rank * places + slot] */
+    int32_t **counters;    /* [rank][slot * heard + i], less what pieces before were owed: below 0 while a credit is */
+    struct cores *cores;   /* [hosts] */
+    uint16_t *finished;    /* [piece] ranks that have done it */
+    uint64_t *finished_ps; /* [piece] */
+    size_t finished_capacity;
+    uint64_t finished_by_all;
+    uint64_t started_most;
+    uint64_t skipped;
+    uint64_t piece_ps;
+    uint64_t end_ps;
+    enum shoal_status status;
+};
+
+static struct place *place_of(struct machine *machine, int rank, unsigned slot)
+{
+    return &machine->at[(size_t)rank * machine->places + slot];
+}
+
+static unsigned meeting_slot(const struct machine *machine)
+{
+    return machine->places - 1;
+}
+
+static int32_t *counter_of(struct machine *machine, int rank, int peer, unsigned slot)
+{
+    const uint16_t heard = machine->cast.ranks[rank].heard;
+    return &machine->counters[rank][(size_t)slot * heard + shoal_cast_index(&machine->cast, rank, peer)];
+}
+
+static void fail(struct machine *machine, enum shoal_status status)
+{
+    if (machine->status == SHOAL_OK)
+        machine->status = status;
+}
+
+/* ---- Cores --------------------------------------------------------------------------------------------------------------- */
+
+static void start_work(struct machine *machine, int rank, uint64_t work_ps)
+{
+    shoal_events_push(&machine->events, machine->events.now_ps + work_ps, (uint32_t)rank);
+}
+
+/* The rank's event comes when it has had a core for so long. */
+static void begin_work(struct machine *machine, int rank, uint64_t work_ps)
+{
+    struct cores *cores = &machine->cores[shoal_cast_host(&machine->cast, rank)];
+    struct rank *own = &machine->ranks[rank];
+    own->is_busy = true;
+    if (cores->idle) {
+        cores->idle--;
+        start_work(machine, rank, work_ps);
+        return;
+    }
+    own->want_ps = work_ps;
+    own->next = 0;
+    if (cores->first)
+        machine->ranks[cores->last - 1].next = (uint32_t)rank + 1;
+    else
+        cores->first = (uint32_t)rank + 1;
+    cores->last = (uint32_t)rank + 1;
+}
+
+static void end_work(struct machine *machine, int rank)
+{
+    struct cores *cores = &machine->cores[shoal_cast_host(&machine->cast, rank)];
+    machine->ranks[rank].is_busy = false;
+    if (!cores->first) {
+        cores->idle++;
+        return;
+    }
+    const uint32_t next = cores->first - 1;
+    cores->first = machine->ranks[next].next;
+    start_work(machine, (int)next, machine->ranks[next].want_ps);
+}
+
+/* A rank that stands still looks again, now. */
+static void call_rank(struct machine *machine, int rank)
+{
+    struct rank *own = &machine->ranks[rank];
+    if (own->is_busy || own->is_called)
+        return;
+    own->is_called = true;
+    shoal_events_push(&machine->events, machine->events.now_ps, (uint32_t)rank);
+}
+
+/* ---- Settling ------------------------------------------------------------------------------------------------------------ */
+
+/* Room for what is known of each piece, as far as pieces have come. */
+static bool has_room(struct machine *machine, uint64_t piece)
+{
+    const size_t more = (size_t)piece + (size_t)piece / 2 + 64, before = machine->finished_capacity;
+    if (piece < before)
+        return true;
+    uint16_t *finished = realloc(machine->finished, more * sizeof *finished);
+    machine->finished = finished ? finished : machine->finished;
+    uint64_t *finished_ps = realloc(machine->finished_ps, more * sizeof *finished_ps);
+    machine->finished_ps = finished_ps ? finished_ps : machine->finished_ps;
+    if (!finished || !finished_ps)
+        return false;
+    memset(finished + before, 0, (more - before) * sizeof *finished);
+    machine->finished_capacity = more;
+    return true;
+}
+
+/* What is left once times from piece to piece have settled: all pieces that have begun, and the last one, which may be short. */
+static void settle(struct machine *machine)
+{
+    const uint64_t window = (uint64_t)WINDOW_DEPTHS * machine->asked->depth, end = machine->finished_by_all - 1;
+    if (machine->asked->is_whole || machine->skipped || end < 3 * window || machine->started_most + 1 >= machine->pieces)
+        return;
+    const uint64_t *at = &machine->finished_ps[end];
+    const uint64_t late = at[0] - *(at - window), early = *(at - window) - *(at - 2 * window);
+    const uint64_t apart = late > early ? late - early : early - late;
+    if (apart > late / SETTLED_PARTS)
+        return;
+    machine->piece_ps = (late + early) / (2 * window);
+    machine->skipped = machine->pieces - (machine->started_most + 1);
+    machine->pieces = machine->started_most + 1;
+}
+
+static void finish_piece(struct machine *machine, uint64_t piece)
+{
+    if (!has_room(machine, piece)) {
+        fail(machine, SHOAL_ERR_MEMORY);
+        return;
+    }
+    machine->finished[piece]++;
+    while (machine->finished_by_all < machine->finished_capacity &&
+           machine->finished[machine->finished_by_all] == machine->cast.size) {
+        machine->finished_ps[machine->finished_by_all++] = machine->events.now_ps;
+        settle(machine);
+    }
+}
+
+/* ---- Acts ---------------------------------------------------------------------------------------------------------------- */
+
+static const struct shoal_script *script_of(const struct machine *machine, int rank, unsigned slot)
+{
+    const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
+    return slot == meeting_slot(machine) ? &part->meet : &part->piece;
+}
+
+static uint64_t bytes_of(const struct machine *machine, const struct place *place, const struct shoal_act *act)
+{
+    return act->bytes[place->piece + 1 == machine->pieces ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
+}
+
+static uint64_t message_ps(const struct shoal_model *model, uint64_t messages, uint64_t bytes)
+{
+    return messages * model->message_ps + shoal_bytes_ps(bytes, model->stack_ps);
+}
+
+static uint64_t act_ps(const struct machine *machine, const struct place *place, const struct shoal_act *act)
+{
+    const uint64_t bytes = bytes_of(machine, place, act);
+    if (act->kind == SHOAL_ACT_WORK)
+        return shoal_bytes_ps(bytes, machine->model->memory_ps);
+    return act->kind == SHOAL_ACT_SEND ? message_ps(machine->model, 1, bytes) : machine->model->signal_ps;
+}
+
+static void raise_counter(struct machine *machine, int rank, int peer, unsigned slot)
+{
+    ++*counter_of(machine, peer, rank, slot);
+    call_rank(machine, peer);
+}
+
+static void publish(struct machine *machine, int rank)
+{
+    const int first = shoal_cast_host(&machine->cast, rank) * machine->cast.local;
+    for (int peer = first; peer < first + machine->cast.local; peer++) {
+        if (peer != rank)
+            raise_counter(machine, rank, peer, meeting_slot(machine));
+    }
+}
+
+static void send(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
+{
+    struct place *place = place_of(machine, rank, slot);
+    const struct shoal_wire_message message = {
+        .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = bytes_of(machine, place, act)};
+    place->leaving++;
+    fail(machine, shoal_wire_send(&machine->wire, shoal_cast_host(&machine->cast, rank),
+                                  shoal_cast_host(&machine->cast, act->peer), &message));
+}
+
+/* What the act does, once it has taken its time. */
+static void end_act(struct machine *machine, int rank, unsigned slot)
+{
+    struct place *place = place_of(machine, rank, slot);
+    const struct shoal_act *act = &script_of(machine, rank, slot)->acts[place->act];
+    if (act->kind == SHOAL_ACT_RAISE)
+        raise_counter(machine, rank, act->peer, slot);
+    else if (act->kind == SHOAL_ACT_PUBLISH)
+        publish(machine, rank);
+    else if (act->kind == SHOAL_ACT_SEND)
+        send(machine, rank, slot, act);
+    place->act++;
+    machine->ranks[rank].has_done = true;
+}
+
+static void end_script(struct machine *machine, int rank, unsigned slot)
+{
+    const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
+    struct place *place = place_of(machine, rank, slot);
+    struct rank *own = &machine->ranks[rank];
+    place->is_used = false;
+    own->has_done = true;
+    machine->end_ps = machine->events.now_ps;
+    if (slot == meeting_slot(machine)) {
+        own->has_met = true;
+        return;
+    }
+    for (unsigned i = 0; i < part->heard; i++)
+        machine->counters[rank][(size_t)slot * part->heard + i] -= (int32_t)part->owed[i];
+    own->done++;
+    finish_piece(machine, place->piece);
+}
+
+/* Runs what is at a place until it has to wait, or the rank is busy. */
+static void run_place(struct machine *machine, int rank, unsigned slot)
+{
+    const struct shoal_script *script = script_of(machine, rank, slot);
+    struct place *place = place_of(machine, rank, slot);
+    while (place->is_used && place->act < script->count) {
+        const struct shoal_act *act = &script->acts[place->act];
+        const bool is_wait = act->kind == SHOAL_ACT_WAIT;
+        if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
+            return;
+        const uint64_t work_ps = is_wait ? 0 : act_ps(machine, place, act);
+        if (work_ps) {
+            begin_work(machine, rank, work_ps);
+            return;
+        }
+        end_act(machine, rank, slot);
+    }
+    if (place->is_used && !place->leaving)
+        end_script(machine, rank, slot);
+}
+
+/* ---- Ranks --------------------------------------------------------------------------------------------------------------- */
+
+static void end_hearing(struct machine *machine, int rank)
+{
+    uint32_t heard;
+    machine->ranks[rank].is_hearing = false;
+    machine->ranks[rank].has_done = true;
+    while ((heard = shoal_wire_pop(&machine->wire, &machine->ranks[rank].heard)) != SHOAL_NO_MESSAGE) {
+        const struct shoal_wire_message *message = &machine->wire.messages[heard];
+        ++*counter_of(machine, rank, message->from, message->slot);
+        shoal_wire_release(&machine->wire, heard);
+    }
+}
+
+/* All that has come. */
+static void begin_hearing(struct machine *machine, int rank)
+{
+    struct rank *own = &machine->ranks[rank];
+    const uint64_t work_ps = message_ps(machine->model, own->inbox_count, own->inbox_bytes);
+    own->heard = own->inbox;
+    own->inbox = (struct shoal_wire_queue){0, 0};
+    own->inbox_count = 0;
+    own->inbox_bytes = 0;
+    own->is_hearing = true;
+    if (work_ps)
+        begin_work(machine, rank, work_ps);
+    else
+        end_hearing(machine, rank);
+}
+
+/* Gives free slots to the next pieces, in order. */
+static void start_pieces(struct machine *machine, int rank)
+{
+    struct rank *own = &machine->ranks[rank];
+    while (own->has_met && own->started < machine->pieces) {
+        struct place *place = place_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
+        if (place->is_used)
+            return;
+        *place = (struct place){.is_used = true, .piece = own->started++};
+        machine->started_most = own->started > machine->started_most ? own->started : machine->started_most;
+        own->has_done = true;
+    }
+}
+
+/* The turn's place: first that of meeting, then slots from the oldest piece on. */
+static unsigned slot_of_turn(const struct machine *machine, const struct rank *rank)
+{
+    const unsigned depth = machine->asked->depth;
+    return rank->turn == 0 ? meeting_slot(machine) : (unsigned)((rank->started + rank->turn - 1) % depth);
+}
+
+/* Rounds, as the engine has them, until the rank is busy or a round finds nothing to do. */
+static void run_rank(struct machine *machine, int rank)
+{
+    struct rank *own = &machine->ranks[rank];
+    while (!own->is_busy && machine->status == SHOAL_OK) {
+        if (own->turn == 0 && own->inbox_count)
+            begin_hearing(machine, rank);
+        if (own->is_busy)
+            return;
+        if (own->turn == 0)
+            start_pieces(machine, rank);
+        for (; own->turn < machine->places && !own->is_busy; own->turn += !own->is_busy)
+            run_place(machine, rank, slot_of_turn(machine, own));
+        if (own->is_busy)
+            return;
+        own->turn = 0;
+        if (!own->has_done && !own->inbox_count)
+            return;
+        own->has_done = false;
+    }
+}
+
+static void wake_rank(struct machine *machine, int rank)
+{
+    struct rank *own = &machine->ranks[rank];
+    own->is_called = false;
+    if (own->is_busy) {
+        end_work(machine, rank);
+        if (own->is_hearing)
+            end_hearing(machine, rank);
+        else
+            end_act(machine, rank, slot_of_turn(machine, own));
+    }
+    run_rank(machine, rank);
+}
+
+/* ---- The whole ----------------------------------------------------------------------------------------------------------- */
+
+static void end_sending(struct machine *machine, int host)
+{
+    int rank, slot;
+    if (!shoal_wire_sent(&machine->wire, host, &rank, &slot))
+        return;
+    if (--place_of(machine, rank, (unsigned)slot)->leaving == 0)
+        call_rank(machine, rank);
+}
+
+static void end_receiving(struct machine *machine, int host)
+{
+    const uint32_t number = shoal_wire_received(&machine->wire, host);
+    const struct shoal_wire_message *message = &machine->wire.messages[number];
+    struct rank *rank = &machine->ranks[message->to];
+    rank->inbox_count++;
+    rank->inbox_bytes += message->bytes;
+    call_rank(machine, message->to);
+    shoal_wire_push(&machine->wire, &rank->inbox, number);
+}
+
+static void run_event(struct machine *machine, int id)
+{
+    const int size = machine->cast.size, hosts = machine->asked->hosts;
+    if (id < size)
+        wake_rank(machine, id);
+    else if (id < size + hosts)
+        end_sending(machine, id - size);
+    else
+        end_receiving(machine, id - size - hosts);
+}
+
+/* A rank that has not finished when nothing more happens waits for what never comes. */
+static enum shoal_status run(struct machine *machine)
+{
+    uint32_t id;
+    for (int rank = 0; rank < machine->cast.size; rank++) {
+        place_of(machine, rank, meeting_slot(machine))->is_used = true;
+        call_rank(machine, rank);
+    }
+    while (machine->status == SHOAL_OK && shoal_events_pop(&machine->events, &id))
+        run_event(machine, (int)id);
+    for (int rank = 0; rank < machine->cast.size; rank++) {
+        if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->pieces)
+            fail(machine, SHOAL_ERR_INTERNAL);
+    }
+    return machine->status;
+}
+
+static enum shoal_status allocate(struct machine *machine)
+{
+    const size_t size = (size_t)machine->cast.size, hosts = (size_t)machine->asked->hosts;
+    machine->ranks = calloc(size, sizeof *machine->ranks);
+    machine->at = calloc(size * machine->places, sizeof *machine->at);
+    machine->counters = calloc(size, sizeof *machine->counters);
+    machine->cores = calloc(hosts, sizeof *machine->cores);
+    if (!machine->ranks || !machine->at || !machine->counters || !machine->cores)
+        return SHOAL_ERR_MEMORY;
+    for (size_t rank = 0; rank < size; rank++) {
+        const size_t counters = (size_t)machine->cast.ranks[rank].heard * machine->places;
+        machine->counters[rank] = calloc(counters + 1, sizeof **machine->counters);
+        if (!machine->counters[rank])
+            return SHOAL_ERR_MEMORY;
+    }
+    for (size_t host = 0; host < hosts; host++)
+        machine->cores[host].idle = machine->model->cores;
+    return SHOAL_OK;
+}
+
+static enum shoal_status set_up(struct machine *machine)
+{
+    const int size = machine->asked->view.size, hosts = machine->asked->hosts;
+    machine->places = machine->asked->depth + 1;
+    SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
+    machine->pieces = machine->cast.pieces;
+    SHOAL_TRY(allocate(machine));
+    SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts)));
+    return shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size);
+}
+
+static void tear_down(struct machine *machine)
+{
+    for (int rank = 0; machine->counters && rank < machine->cast.size; rank++)
+        free(machine->counters[rank]);
+    shoal_wire_fini(&machine->wire);
+    shoal_events_fini(&machine->events);
+    free(machine->finished_ps);
+    free(machine->finished);
+    free(machine->cores);
+    free(machine->counters);
+    free(machine->at);
+    free(machine->ranks);
+    shoal_cast_fini(&machine->cast);
+}
+
+/* ---- What it comes to ---------------------------------------------------------------------------------------------------- */
+
+static void add_load(struct shoal_load *sum, const struct shoal_load *load)
+{
+    sum->work_bytes += load->work_bytes;
+    sum->signals += load->signals;
+    sum->sends += load->sends;
+    sum->sent_bytes += load->sent_bytes;
+    sum->hears += load->hears;
+    sum->heard_bytes += load->heard_bytes;
+}
+
+static uint64_t most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void add_host(const struct machine *machine, const struct shoal_load *load, struct shoal_forecast *forecast)
+{
+    const struct shoal_model *model = machine->model;
+    const uint64_t sent = load->sent_bytes + load->sends * model->header_bytes;
+    const uint64_t heard = load->heard_bytes + load->hears * model->header_bytes;
+    add_load(&forecast->total, load);
+    forecast->sent_bytes_most = most(forecast->sent_bytes_most, load->sent_bytes);
+    forecast->heard_bytes_most = most(forecast->heard_bytes_most, load->heard_bytes);
+    forecast->sending_ps_most = most(forecast->sending_ps_most, shoal_bytes_ps(sent, model->wire_ps));
+    forecast->receiving_ps_most = most(forecast->receiving_ps_most, shoal_bytes_ps(heard, model->wire_ps));
+}
+
+static void sum_up(struct machine *machine, struct shoal_forecast *forecast)
+{
+    const struct shoal_cast *cast = &machine->cast;
+    shoal_cast_load(&machine->cast);
+    for (int host = 0; host < machine->asked->hosts; host++) {
+        struct shoal_load load = {0};
+        for (int i = 0; i < cast->local; i++)
+            add_load(&load, &cast->loads[host * cast->local + i]);
+        add_host(machine, &load, forecast);
+    }
+    forecast->time_ps = machine->end_ps + machine->skipped * machine->piece_ps;
+    forecast->piece_ps = machine->piece_ps;
+    forecast->pieces = cast->pieces;
+    forecast->pieces_run = (size_t)machine->pieces;
+}
+
+enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_forecast *forecast_out)
+{
+    struct machine machine = {.asked = asked, .model = &asked->model};
+    struct shoal_forecast forecast = {0};
+    enum shoal_status status = set_up(&machine);
+    status = status == SHOAL_OK ? run(&machine) : status;
+    if (status == SHOAL_OK) {
+        sum_up(&machine, &forecast);
+        *forecast_out = forecast;
+    }
+    tear_down(&machine);
+    return status;
+}

@@ -1,0 +1,81 @@
+/* How long a collective would take on machines that are not here: the plans that would run there, run on a model of hosts,
+ * cores and networks, event by event. No rank moves a byte, and nothing is measured. One thread; nothing is shared.
+ *
+ * The model:
+ *   CPU      a rank's steps take time on its core one after the other: a reduction by the bytes that it reads and writes, a
+ *            signal inside the host a fixed time, a message a fixed time where it is sent and where it is heard, and for its
+ *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step.
+ *   network  each host has one adapter, which sends and receives at its rate at the same time. What its ranks send is cut
+ *            into frames; hosts that are sent to take turns, frame by frame, and what goes to one host goes in order. A frame
+ *            is on its way for the latency, then waits until the adapter there has received what came before. Between
+ *            adapters there is room for all.
+ *   engine   as src/engine/engine_run.c has it: pieces take slots in order, a slot is free again when what was put from it has
+ *            left, the oldest piece goes first until it has to wait; a rank hears messages between its rounds.
+ *
+ * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking. */
+#ifndef SHOAL_PREDICT_PREDICT_H
+#define SHOAL_PREDICT_PREDICT_H
+
+#include "collective/select.h"
+
+/* Times are picoseconds: two hundred days of them fit. */
+#define SHOAL_PS_PER_US UINT64_C(1000000)
+#define SHOAL_PS_PER_S 1e12
+
+struct shoal_model {
+    uint64_t latency_ps;
+    uint64_t message_ps; /* CPU, where it is sent and where it is heard */
+    uint64_t signal_ps;
+    double wire_ps;   /* per byte */
+    double memory_ps; /* per byte read or written */
+    double stack_ps;  /* CPU per byte that is sent, and per byte that is heard */
+    size_t header_bytes;
+    size_t frame_bytes;
+    int cores; /* of a host */
+};
+
+/* What is asked: a call, machines, a model. Hosts have equal numbers of ranks, in a row. */
+struct shoal_case {
+    struct shoal_model model;
+    struct shoal_view view;
+    struct shoal_selection selection;
+    const struct shoal_row *row; /* NULL: direct */
+    int hosts;
+    size_t count; /* elements of a whole, or of each part */
+    size_t element_bytes;
+    size_t piece_bytes; /* the setting */
+    unsigned depth;
+    bool is_whole; /* every piece is simulated, also when their times have settled */
+};
+
+/* What a rank does in all. */
+struct shoal_load {
+    uint64_t work_bytes; /* read and written */
+    uint64_t signals;
+    uint64_t sends;
+    uint64_t sent_bytes; /* without headers */
+    uint64_t hears;
+    uint64_t heard_bytes;
+};
+
+struct shoal_forecast {
+    uint64_t time_ps;
+    uint64_t piece_ps; /* from piece to piece, where times have settled; else 0 */
+    size_t pieces;
+    size_t pieces_run;
+    struct shoal_load total;   /* of all ranks */
+    uint64_t sent_bytes_most;  /* of a host */
+    uint64_t heard_bytes_most; /* of a host */
+    uint64_t sending_ps_most;  /* of a host's adapter, with headers */
+    uint64_t receiving_ps_most;
+};
+
+/* ERR_MEMORY; what a builder says of machines that its row does not serve. */
+SHOAL_MUST_USE enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_forecast *forecast_out);
+
+static inline uint64_t shoal_bytes_ps(size_t bytes, double ps_per_byte)
+{
+    return (uint64_t)((double)bytes * ps_per_byte + 0.5);
+}
+
+#endif

@@ -1,0 +1,291 @@
+#include "predict/script.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Acts ---------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status append(struct shoal_script *script, struct shoal_act act)
+{
+    if (script->count == script->capacity) {
+        const uint32_t more = script->capacity + script->capacity / 2 + 16;
+        struct shoal_act *moved = realloc(script->acts, more * sizeof *moved);
+        if (!moved)
+            return SHOAL_ERR_MEMORY;
+        script->acts = moved;
+        script->capacity = more;
+    }
+    script->acts[script->count++] = act;
+    return SHOAL_OK;
+}
+
+/* Work after work is more work. */
+static enum shoal_status append_work(struct shoal_script *script, uint64_t full_bytes, uint64_t last_bytes)
+{
+    struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
+    if (!before || before->kind != SHOAL_ACT_WORK)
+        return append(script, (struct shoal_act){SHOAL_ACT_WORK, 0, 0, {full_bytes, last_bytes}});
+    before->bytes[SHOAL_LENGTH_FULL] += full_bytes;
+    before->bytes[SHOAL_LENGTH_LAST] += last_bytes;
+    return SHOAL_OK;
+}
+
+/* To a rank of this host or elsewhere. */
+static enum shoal_status append_raise(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
+{
+    const bool is_here = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
+    return append(script, (struct shoal_act){is_here ? SHOAL_ACT_RAISE : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
+}
+
+static enum shoal_status append_wait(struct shoal_script *script, int peer, uint32_t value)
+{
+    return append(script, (struct shoal_act){SHOAL_ACT_WAIT, (uint16_t)peer, value, {0, 0}});
+}
+
+/* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
+
+/* What the engine's find_span says of a block of equal parts. */
+static size_t block_bytes(const struct shoal_case *asked, struct shoal_block block, size_t elements)
+{
+    const int parts = shoal_shape_parts(asked->view.shape, block, asked->view.size);
+    const unsigned of = (unsigned)(block.of / parts), index = block.index % of;
+    const size_t grain = SHOAL_CACHE_LINE / asked->element_bytes;
+    size_t length, none;
+    const size_t begin = shoal_block_span(elements, grain, index, of, &length);
+    if (block.run && block.place)
+        length = block.run * shoal_place_stride(elements, grain, of);
+    else if (block.run)
+        length = shoal_block_span(elements, grain, index + block.run, of, &none) - begin;
+    return length * asked->element_bytes;
+}
+
+/* A copy to itself, as happens in place, is not asked about: operands are apart. */
+static enum shoal_status append_step(const struct shoal_cast *cast, struct shoal_script *script, const struct shoal_plan *plan,
+                                     const struct shoal_step *step, const size_t elements[SHOAL_LENGTHS])
+{
+    const struct shoal_block *blocks = step->source_count ? &plan->blocks[step->first_block] : NULL;
+    const size_t full = blocks ? block_bytes(cast->asked, *blocks, elements[SHOAL_LENGTH_FULL]) : 0;
+    const size_t last = blocks ? block_bytes(cast->asked, *blocks, elements[SHOAL_LENGTH_LAST]) : 0;
+    const size_t operands = (size_t)step->source_count + step->dest_count;
+    switch ((enum shoal_step_kind)step->kind) {
+    case SHOAL_STEP_REDUCE:
+        return append_work(script, operands * full, operands * last);
+    case SHOAL_STEP_PUT:
+        return append(script, (struct shoal_act){SHOAL_ACT_SEND, step->peer, 0, {full, last}});
+    case SHOAL_STEP_SIGNAL:
+        return append_raise(cast, script, plan->rank, step->peer);
+    case SHOAL_STEP_WAIT:
+        return append_wait(script, step->peer, step->value);
+    }
+    return SHOAL_ERR_INTERNAL;
+}
+
+/* ---- Who hears from whom ------------------------------------------------------------------------------------------------- */
+
+static void note_heard(struct shoal_cast *cast, int rank, int peer)
+{
+    uint16_t *index = &cast->index[(size_t)rank * (size_t)cast->size + (size_t)peer];
+    if (!*index)
+        *index = ++cast->ranks[rank].heard;
+}
+
+static enum shoal_status note_owed(struct shoal_cast *cast, const struct shoal_plan *plan)
+{
+    struct shoal_part_of_rank *part = &cast->ranks[plan->rank];
+    part->owed = calloc((size_t)part->heard + 1, sizeof *part->owed);
+    if (!part->owed)
+        return SHOAL_ERR_MEMORY;
+    for (int peer = 0; peer < cast->size; peer++) {
+        if (plan->signals_in[peer])
+            part->owed[shoal_cast_index(cast, plan->rank, peer)] = plan->signals_in[peer];
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
+
+static bool is_circle(const struct shoal_cast *cast, const uint8_t *partners, int rank, int peer)
+{
+    return peer != rank && (partners[peer] || shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer));
+}
+
+/* A record to each of the circle, whose records are waited for. */
+static enum shoal_status meet(struct shoal_cast *cast, const uint8_t *partners, int rank)
+{
+    struct shoal_script *script = &cast->ranks[rank].meet;
+    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    for (int i = 1; i < cast->size; i++) {
+        const int peer = (rank + i) % cast->size;
+        if (partners[peer])
+            SHOAL_TRY(append(script,
+                             (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES}}));
+    }
+    for (int peer = 0; peer < cast->size; peer++) {
+        if (!is_circle(cast, partners, rank, peer))
+            continue;
+        note_heard(cast, rank, peer);
+        SHOAL_TRY(append_wait(script, peer, 1));
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Direct: all travels beside the records ------------------------------------------------------------------------------ */
+
+/* Of an operand in parts a rank needs its own. */
+static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
+{
+    const struct shoal_shape *shape = asked->view.shape;
+    const uint64_t part = asked->count * asked->element_bytes, size = (uint64_t)asked->view.size;
+    if (!shoal_shape_takes(shape, rank, 0))
+        return 0;
+    return shape->is_reduced ? (size + 1) * part : 2 * part * (shape->is_output_cut ? size : 1);
+}
+
+/* What a rank publishes is copied once, and goes to all. */
+static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
+{
+    const struct shoal_case *asked = cast->asked;
+    struct shoal_script *script = &cast->ranks[rank].meet;
+    const uint64_t given = shoal_shape_gives(asked->view.shape, rank, 0) ? asked->selection.payload_bytes : 0;
+    const uint64_t sent = SHOAL_RECORD_BYTES + given;
+    if (given)
+        SHOAL_TRY(append_work(script, 2 * given, 2 * given));
+    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    for (int i = 1; i < cast->size; i++) {
+        const int peer = (rank + i) % cast->size;
+        note_heard(cast, rank, peer);
+        if (shoal_cast_host(cast, rank) != shoal_cast_host(cast, peer))
+            SHOAL_TRY(append(script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {sent, sent}}));
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
+{
+    const struct shoal_shape *shape = cast->asked->view.shape;
+    struct shoal_script *script = &cast->ranks[rank].meet;
+    SHOAL_TRY(give_directly(cast, rank));
+    for (int peer = 0; peer < cast->size; peer++) {
+        const bool is_needed = shape->is_empty || (shoal_shape_takes(shape, rank, 0) && shoal_shape_gives(shape, peer, 0));
+        if (peer != rank && is_needed)
+            SHOAL_TRY(append_wait(script, peer, 1));
+    }
+    const uint64_t bytes = direct_work_bytes(cast->asked, rank);
+    return bytes ? append_work(script, bytes, bytes) : SHOAL_OK;
+}
+
+/* ---- Planned ------------------------------------------------------------------------------------------------------------- */
+
+/* The same on all ranks. A barrier is one piece of nothing. */
+static void count_pieces(struct shoal_cast *cast, const struct shoal_plan *plan, size_t elements[SHOAL_LENGTHS])
+{
+    const struct shoal_case *asked = cast->asked;
+    elements[SHOAL_LENGTH_FULL] = elements[SHOAL_LENGTH_LAST] = 0;
+    cast->pieces = asked->view.shape->is_empty;
+    if (!asked->count)
+        return;
+    const size_t piece = shoal_select_piece(asked->row, plan, asked->piece_bytes, asked->element_bytes);
+    cast->pieces = (asked->count + piece - 1) / piece;
+    elements[SHOAL_LENGTH_FULL] = shoal_min_size(piece, asked->count);
+    elements[SHOAL_LENGTH_LAST] = asked->count - (cast->pieces - 1) * piece;
+}
+
+static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_plan *plan)
+{
+    uint8_t partners[SHOAL_PLAN_RANKS_MAX];
+    size_t elements[SHOAL_LENGTHS];
+    SHOAL_TRY(plan->status);
+    count_pieces(cast, plan, elements);
+    shoal_plan_find_partners(plan, &cast->asked->view, partners);
+    SHOAL_TRY(meet(cast, partners, plan->rank));
+    for (int peer = 0; peer < cast->size; peer++) {
+        if (plan->signals_in[peer])
+            note_heard(cast, plan->rank, peer);
+    }
+    SHOAL_TRY(note_owed(cast, plan));
+    for (uint32_t i = 0; i < plan->step_count; i++)
+        SHOAL_TRY(append_step(cast, &cast->ranks[plan->rank].piece, plan, &plan->steps[i], elements));
+    return SHOAL_OK;
+}
+
+static enum shoal_status build_planned(struct shoal_cast *cast, int rank)
+{
+    uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_view masked = shoal_view_mask(&cast->asked->view, rank, flags);
+    struct shoal_plan plan;
+    shoal_plan_init(&plan, rank, cast->size);
+    cast->asked->row->build(&plan, &masked, rank, 0);
+    const enum shoal_status status = take_plan(cast, &plan);
+    shoal_plan_fini(&plan);
+    return status;
+}
+
+/* Growing left some to spare: with thousands of ranks it counts. */
+static void trim(struct shoal_script *script)
+{
+    struct shoal_act *moved = script->count ? realloc(script->acts, script->count * sizeof *moved) : NULL;
+    if (!moved)
+        return;
+    script->acts = moved;
+    script->capacity = script->count;
+}
+
+enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_case *asked)
+{
+    const size_t size = (size_t)asked->view.size;
+    *cast = (struct shoal_cast){.asked = asked, .size = asked->view.size, .local = asked->view.size / asked->hosts};
+    cast->ranks = calloc(size, sizeof *cast->ranks);
+    cast->index = calloc(size * size, sizeof *cast->index);
+    cast->loads = calloc(size, sizeof *cast->loads);
+    if (!cast->ranks || !cast->index || !cast->loads)
+        return SHOAL_ERR_MEMORY;
+    for (int rank = 0; rank < asked->view.size; rank++) {
+        SHOAL_TRY(asked->row ? build_planned(cast, rank) : build_direct(cast, rank));
+        trim(&cast->ranks[rank].meet);
+        trim(&cast->ranks[rank].piece);
+    }
+    return SHOAL_OK;
+}
+
+void shoal_cast_fini(struct shoal_cast *cast)
+{
+    for (int rank = 0; cast->ranks && rank < cast->size; rank++) {
+        free(cast->ranks[rank].meet.acts);
+        free(cast->ranks[rank].piece.acts);
+        free(cast->ranks[rank].owed);
+    }
+    free(cast->ranks);
+    free(cast->index);
+    free(cast->loads);
+}
+
+/* ---- Loads --------------------------------------------------------------------------------------------------------------- */
+
+static void load_act(struct shoal_cast *cast, int rank, const struct shoal_act *act, const uint64_t times[SHOAL_LENGTHS])
+{
+    struct shoal_load *own = &cast->loads[rank], *peer = &cast->loads[act->peer];
+    const uint64_t count = times[SHOAL_LENGTH_FULL] + times[SHOAL_LENGTH_LAST];
+    const uint64_t bytes =
+        times[SHOAL_LENGTH_FULL] * act->bytes[SHOAL_LENGTH_FULL] + times[SHOAL_LENGTH_LAST] * act->bytes[SHOAL_LENGTH_LAST];
+    own->work_bytes += act->kind == SHOAL_ACT_WORK ? bytes : 0;
+    own->signals += act->kind == SHOAL_ACT_RAISE || act->kind == SHOAL_ACT_PUBLISH ? count : 0;
+    if (act->kind != SHOAL_ACT_SEND)
+        return;
+    own->sends += count;
+    own->sent_bytes += bytes;
+    peer->hears += count;
+    peer->heard_bytes += bytes;
+}
+
+void shoal_cast_load(struct shoal_cast *cast)
+{
+    const uint64_t once[SHOAL_LENGTHS] = {1, 0}, all[SHOAL_LENGTHS] = {cast->pieces - (cast->pieces > 0), 1};
+    memset(cast->loads, 0, (size_t)cast->size * sizeof *cast->loads);
+    for (int rank = 0; rank < cast->size; rank++) {
+        const struct shoal_part_of_rank *part = &cast->ranks[rank];
+        for (uint32_t i = 0; i < part->meet.count; i++)
+            load_act(cast, rank, &part->meet.acts[i], once);
+        for (uint32_t i = 0; i < part->piece.count; i++)
+            load_act(cast, rank, &part->piece.acts[i], all);
+    }
+}

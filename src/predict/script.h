@@ -1,0 +1,71 @@
+/* Scripts: plans as the simulation runs them. Blocks have become bytes, and steps that only compute and follow each other have
+ * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the arrival
+ * records, and what it does for each piece. */
+#ifndef SHOAL_PREDICT_SCRIPT_H
+#define SHOAL_PREDICT_SCRIPT_H
+
+#include "predict/predict.h"
+
+/* What travels for an arrival record without data. */
+#define SHOAL_RECORD_BYTES 64
+
+enum shoal_act_kind {
+    SHOAL_ACT_WORK,
+    SHOAL_ACT_SEND,    /* raises the counter of a rank elsewhere */
+    SHOAL_ACT_RAISE,   /* raises the counter of a rank of this host */
+    SHOAL_ACT_PUBLISH, /* raises those of all other ranks of this host */
+    SHOAL_ACT_WAIT
+};
+
+/* A piece, and the last one, which may be shorter. */
+enum shoal_length { SHOAL_LENGTH_FULL, SHOAL_LENGTH_LAST, SHOAL_LENGTHS };
+
+struct shoal_act {
+    uint8_t kind;
+    uint16_t peer;
+    uint32_t value;                /* wait: as in plans */
+    uint64_t bytes[SHOAL_LENGTHS]; /* work: read and written; send: sent */
+};
+
+struct shoal_script {
+    struct shoal_act *acts;
+    uint32_t count;
+    uint32_t capacity;
+};
+
+struct shoal_part_of_rank {
+    struct shoal_script meet;
+    struct shoal_script piece;
+    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from raises its counter in one piece */
+    uint16_t heard; /* how many ranks it hears from */
+};
+
+struct shoal_cast {
+    const struct shoal_case *asked;
+    int size;
+    int local; /* ranks of a host */
+    size_t pieces;
+    struct shoal_part_of_rank *ranks; /* [size] */
+    uint16_t *index;          /* index[rank * size + peer]: 1 + the peer's place among those that rank hears from; 0: none */
+    struct shoal_load *loads; /* [size], filled by shoal_cast_load */
+};
+
+/* All scripts. The caller owns them and empties them with shoal_cast_fini, also after an error. */
+SHOAL_MUST_USE enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_case *asked);
+void shoal_cast_fini(struct shoal_cast *cast);
+
+/* What each rank does over all pieces. */
+void shoal_cast_load(struct shoal_cast *cast);
+
+static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)
+{
+    return rank / cast->local;
+}
+
+/* Where a counter of `rank` that `peer` raises stands among its counters. */
+static inline uint16_t shoal_cast_index(const struct shoal_cast *cast, int rank, int peer)
+{
+    return (uint16_t)(cast->index[(size_t)rank * (size_t)cast->size + (size_t)peer] - 1);
+}
+
+#endif

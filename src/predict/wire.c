@@ -1,0 +1,159 @@
+#include "predict/wire.h"
+
+#include <stdlib.h>
+
+enum shoal_status shoal_wire_init(struct shoal_wire *wire, const struct shoal_model *model, int hosts,
+                                  struct shoal_events *events, int first_event)
+{
+    *wire = (struct shoal_wire){.model = model, .events = events, .hosts = hosts, .first_event = first_event};
+    wire->adapters = calloc((size_t)hosts, sizeof *wire->adapters);
+    wire->flows = calloc((size_t)hosts * (size_t)hosts, sizeof *wire->flows);
+    return wire->adapters && wire->flows ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+void shoal_wire_fini(struct shoal_wire *wire)
+{
+    free(wire->adapters);
+    free(wire->flows);
+    free(wire->messages);
+}
+
+/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+
+void shoal_wire_push(struct shoal_wire *wire, struct shoal_wire_queue *queue, uint32_t message)
+{
+    wire->messages[message].next = 0;
+    if (queue->head)
+        wire->messages[queue->tail - 1].next = message + 1;
+    else
+        queue->head = message + 1;
+    queue->tail = message + 1;
+}
+
+uint32_t shoal_wire_pop(struct shoal_wire *wire, struct shoal_wire_queue *queue)
+{
+    if (!queue->head)
+        return SHOAL_NO_MESSAGE;
+    const uint32_t message = queue->head - 1;
+    queue->head = wire->messages[message].next;
+    return message;
+}
+
+static uint32_t take_message(struct shoal_wire *wire)
+{
+    const uint32_t more = wire->message_capacity + wire->message_capacity / 2 + 64;
+    if (wire->unused) {
+        const uint32_t message = wire->unused - 1;
+        wire->unused = wire->messages[message].next;
+        return message;
+    }
+    if (wire->message_count == wire->message_capacity) {
+        struct shoal_wire_message *moved = realloc(wire->messages, more * sizeof *moved);
+        if (!moved)
+            return SHOAL_NO_MESSAGE;
+        wire->messages = moved;
+        wire->message_capacity = more;
+    }
+    return wire->message_count++;
+}
+
+void shoal_wire_release(struct shoal_wire *wire, uint32_t message)
+{
+    wire->messages[message].next = wire->unused;
+    wire->unused = message + 1;
+}
+
+/* ---- Sending ------------------------------------------------------------------------------------------------------------- */
+
+/* The flow has something to send: its turn comes after those of all others. */
+static void queue_flow(struct shoal_wire *wire, struct shoal_adapter *adapter, uint32_t flow)
+{
+    wire->flows[flow].next = 0;
+    if (adapter->first_flow)
+        wire->flows[adapter->last_flow - 1].next = flow + 1;
+    else
+        adapter->first_flow = flow + 1;
+    adapter->last_flow = flow + 1;
+}
+
+/* Receiving begins when the first bit is there, and when all that came before has been received. Frames come in the order in
+ * which they were sent, from wherever, for the latency is the same everywhere. */
+static uint64_t receive(struct shoal_wire *wire, int host, uint64_t frame_ps)
+{
+    struct shoal_adapter *adapter = &wire->adapters[host];
+    const uint64_t comes_at = wire->events->now_ps + wire->model->latency_ps;
+    adapter->received_at = (adapter->received_at > comes_at ? adapter->received_at : comes_at) + frame_ps;
+    return adapter->received_at;
+}
+
+static void arrive(struct shoal_wire *wire, int host, uint32_t message)
+{
+    struct shoal_adapter *adapter = &wire->adapters[host];
+    if (!adapter->arriving.head)
+        shoal_events_push(wire->events, wire->messages[message].heard_at, (uint32_t)(wire->first_event + wire->hosts + host));
+    shoal_wire_push(wire, &adapter->arriving, message);
+}
+
+/* One frame of the flow whose turn it is. */
+static void send_frame(struct shoal_wire *wire, int host)
+{
+    struct shoal_adapter *adapter = &wire->adapters[host];
+    const uint32_t flow = adapter->first_flow - 1;
+    struct shoal_flow *waiting = &wire->flows[flow];
+    struct shoal_wire_message *message = &wire->messages[waiting->waiting.head - 1];
+    const size_t frame = shoal_min_size(message->left, wire->model->frame_bytes);
+    const uint64_t frame_ps = shoal_bytes_ps(frame, wire->model->wire_ps);
+    const int to = (int)(flow % (uint32_t)wire->hosts);
+
+    adapter->first_flow = waiting->next;
+    adapter->is_sending = true;
+    shoal_events_push(wire->events, wire->events->now_ps + frame_ps, (uint32_t)(wire->first_event + host));
+    message->left -= frame;
+    message->heard_at = receive(wire, to, frame_ps);
+    adapter->is_last_frame = message->left == 0;
+    if (adapter->is_last_frame) {
+        adapter->leaving_rank = message->from;
+        adapter->leaving_slot = message->slot;
+        arrive(wire, to, shoal_wire_pop(wire, &waiting->waiting));
+    }
+    if (waiting->waiting.head)
+        queue_flow(wire, adapter, flow);
+}
+
+enum shoal_status shoal_wire_send(struct shoal_wire *wire, int from_host, int to_host, const struct shoal_wire_message *message)
+{
+    const uint32_t taken = take_message(wire), flow = (uint32_t)(from_host * wire->hosts + to_host);
+    if (taken == SHOAL_NO_MESSAGE)
+        return SHOAL_ERR_MEMORY;
+    const bool is_idle = !wire->flows[flow].waiting.head;
+    wire->messages[taken] = *message;
+    wire->messages[taken].left = message->bytes + wire->model->header_bytes;
+    shoal_wire_push(wire, &wire->flows[flow].waiting, taken);
+    if (is_idle)
+        queue_flow(wire, &wire->adapters[from_host], flow);
+    if (!wire->adapters[from_host].is_sending)
+        send_frame(wire, from_host);
+    return SHOAL_OK;
+}
+
+bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot_out)
+{
+    struct shoal_adapter *adapter = &wire->adapters[host];
+    const bool has_left = adapter->is_last_frame;
+    *rank_out = adapter->leaving_rank;
+    *slot_out = adapter->leaving_slot;
+    adapter->is_sending = false;
+    if (adapter->first_flow)
+        send_frame(wire, host);
+    return has_left;
+}
+
+uint32_t shoal_wire_received(struct shoal_wire *wire, int host)
+{
+    struct shoal_adapter *adapter = &wire->adapters[host];
+    const uint32_t message = shoal_wire_pop(wire, &adapter->arriving);
+    if (adapter->arriving.head)
+        shoal_events_push(wire->events, wire->messages[adapter->arriving.head - 1].heard_at,
+                          (uint32_t)(wire->first_event + wire->hosts + host));
+    return message;
+}

@@ -1,0 +1,76 @@
+/* The network of the model: adapters of hosts, flows from one host to another, messages in them. Knows hosts and times, not what
+ * ranks do. */
+#ifndef SHOAL_PREDICT_WIRE_H
+#define SHOAL_PREDICT_WIRE_H
+
+#include "predict/events.h"
+#include "predict/predict.h"
+
+#define SHOAL_NO_MESSAGE UINT32_MAX
+
+struct shoal_wire_message {
+    uint32_t next;
+    uint16_t from; /* ranks */
+    uint16_t to;
+    uint16_t slot;
+    uint64_t bytes;
+    uint64_t left;     /* to be sent, with the header */
+    uint64_t heard_at; /* by the adapter */
+};
+
+/* Messages in a row, by number: numbers stay when the table of messages moves. */
+struct shoal_wire_queue {
+    uint32_t head; /* 1 + the message; 0: none. So zeroed memory is empty, and untouched memory costs nothing */
+    uint32_t tail;
+};
+
+struct shoal_flow {
+    struct shoal_wire_queue waiting;
+    uint32_t next; /* 1 + the next flow that has a turn */
+};
+
+struct shoal_adapter {
+    uint32_t first_flow; /* 1 + the flow whose turn is next; 0: none has anything to send */
+    uint32_t last_flow;
+    bool is_sending;
+    bool is_last_frame; /* of a message that was put from a slot of a rank */
+    uint16_t leaving_rank;
+    uint16_t leaving_slot;
+    uint64_t received_at; /* all that is on its way will have been received */
+    struct shoal_wire_queue arriving;
+};
+
+struct shoal_wire {
+    const struct shoal_model *model;
+    struct shoal_events *events;
+    int hosts;
+    int first_event; /* of adapters: that of sending of host 0; those of receiving follow the last host's */
+    struct shoal_adapter *adapters;
+    struct shoal_flow *flows; /* [from * hosts + to] */
+    struct shoal_wire_message *messages;
+    uint32_t message_count;
+    uint32_t message_capacity;
+    uint32_t unused; /* 1 + the first of a list */
+};
+
+SHOAL_MUST_USE enum shoal_status shoal_wire_init(struct shoal_wire *wire, const struct shoal_model *model, int hosts,
+                                                 struct shoal_events *events, int first_event);
+void shoal_wire_fini(struct shoal_wire *wire);
+
+/* Takes a message over. ERR_MEMORY. */
+SHOAL_MUST_USE enum shoal_status shoal_wire_send(struct shoal_wire *wire, int from_host, int to_host,
+                                                 const struct shoal_wire_message *message);
+
+/* When the event of sending of a host has come: true when a message has left; it was put from that slot of that rank. */
+bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot_out);
+
+/* When the event of receiving has come: the message, which is the caller's until it gives it back. */
+uint32_t shoal_wire_received(struct shoal_wire *wire, int host);
+
+void shoal_wire_release(struct shoal_wire *wire, uint32_t message);
+
+void shoal_wire_push(struct shoal_wire *wire, struct shoal_wire_queue *queue, uint32_t message);
+/* SHOAL_NO_MESSAGE: none. */
+uint32_t shoal_wire_pop(struct shoal_wire *wire, struct shoal_wire_queue *queue);
+
+#endif
