@@ -15,6 +15,7 @@ static const struct command commands[] = {
     {"run", shoal_tool_run, "start a program as N local workers that find each other"},
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
+    {"sim", shoal_tool_sim, "predict how long a collective takes on many hosts"},
     {"trace", shoal_tool_trace, "put flight recorders together: a trace to look at, and who was late"},
     {"doctor", shoal_tool_doctor, "say what would go wrong here, or on many hosts, and what to do"},
     {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
@@ -33,6 +34,7 @@ static void help_print(FILE *out)
           "    shoal run -n 2 ./train                          two workers on this machine\n"
           "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
+          "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
           "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
           "    shoal doctor                                    what would go wrong on this host\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"

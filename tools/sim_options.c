@@ -1,0 +1,347 @@
+/* The options of `shoal sim`. */
+#include "sim.h"
+
+#include "tool.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOSTS_MAX = 4096, FACTOR_USUAL = 2, FACTOR_MAX = 1024 };
+
+enum option {
+    OPTION_HELP = 1,
+    OPTION_HOSTS,
+    OPTION_LOCAL,
+    OPTION_BYTES,
+    OPTION_FACTOR,
+    OPTION_TYPE,
+    OPTION_OPERANDS,
+    OPTION_ALGORITHM,
+    OPTION_EVERY_PIECE,
+    OPTION_RATE,
+    OPTION_LATENCY,
+    OPTION_MESSAGE,
+    OPTION_STACK,
+    OPTION_MEMORY,
+    OPTION_SIGNAL,
+    OPTION_HEADER,
+    OPTION_FRAME,
+    OPTION_CORES,
+    OPTION_FORMAT,
+    OPTION_PLOT,
+    OPTION_EXPLAIN
+};
+
+static const struct tool_option options_known[] = {
+    {"--hosts", OPTION_HOSTS, "LIST"},
+    {"--ranks-per-host", OPTION_LOCAL, "L"},
+    {"--bytes", OPTION_BYTES, "LIST"},
+    {"--factor", OPTION_FACTOR, "N"},
+    {"--type", OPTION_TYPE, "TYPE"},
+    {"--operands", OPTION_OPERANDS, "plain|shared"},
+    {"--algorithm", OPTION_ALGORITHM, "NAME"},
+    {"--every-piece", OPTION_EVERY_PIECE, NULL},
+    {"--rate", OPTION_RATE, "RATE"},
+    {"--latency", OPTION_LATENCY, "TIME"},
+    {"--message-us", OPTION_MESSAGE, "US"},
+    {"--stack", OPTION_STACK, "RATE"},
+    {"--memory", OPTION_MEMORY, "RATE"},
+    {"--signal-us", OPTION_SIGNAL, "US"},
+    {"--header", OPTION_HEADER, "SIZE"},
+    {"--frame", OPTION_FRAME, "SIZE"},
+    {"--cores", OPTION_CORES, "N"},
+    {"--format", OPTION_FORMAT, "table|json|csv"},
+    {"--plot", OPTION_PLOT, "FILE"},
+    {"--explain-model", OPTION_EXPLAIN, NULL},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter", "broadcast", "allgather",
+                                          "gather",    "scatter", "alltoall",      "barrier",   NULL};
+
+/* ---- Quantities ---------------------------------------------------------------------------------------------------------- */
+
+struct unit {
+    const char *name;
+    double factor;
+};
+
+static const struct unit network_units[] = {{"kbit", 1e-6}, {"mbit", 1e-3}, {"gbit", 1}, {"kbit/s", 1e-6}, {"mbit/s", 1e-3},
+                                            {"gbit/s", 1},  {"mb/s", 8e-3}, {"gb/s", 8}, {NULL, 0}};
+static const struct unit memory_units[] = {{"mb/s", 1e-3}, {"gb/s", 1}, {"mb", 1e-3}, {"gb", 1}, {NULL, 0}};
+static const struct unit time_units[] = {{"", 1}, {"ns", 1e-3}, {"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
+
+static bool is_unit(const char *text, const char *name)
+{
+    while (*name && tolower((unsigned char)*text) == *name)
+        text++, name++;
+    return !*name && !*text;
+}
+
+static bool quantity_read(const struct tool_args *args, const struct unit *units, const char *takes, double *value_out)
+{
+    char *end;
+    const double number = strtod(args->value, &end);
+    if (!isdigit((unsigned char)args->value[0]))
+        return tool_value_fail(args, takes);
+    for (; units->name; units++) {
+        if (is_unit(end, units->name)) {
+            *value_out = number * units->factor;
+            return true;
+        }
+    }
+    return tool_value_fail(args, takes);
+}
+
+static bool memory_read(const struct tool_args *args, double *gb_s_out)
+{
+    return quantity_read(args, memory_units, "bytes per second, such as 5GB/s or 800MB/s", gb_s_out);
+}
+
+static bool time_read(const struct tool_args *args, double *us_out)
+{
+    return quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
+}
+
+/* No CPU time at all is said by 0. */
+static bool stack_read(const struct tool_args *args, double *gb_s_out)
+{
+    *gb_s_out = 0;
+    return !strcmp(args->value, "0") || memory_read(args, gb_s_out);
+}
+
+/* ---- Lists --------------------------------------------------------------------------------------------------------------- */
+
+typedef bool (*value_read_fn)(const struct tool_args *args, size_t *value_out);
+
+static bool hosts_read(const struct tool_args *args, size_t *hosts_out)
+{
+    int hosts;
+    if (!tool_number_read(args, 1, HOSTS_MAX, &hosts))
+        return false;
+    *hosts_out = (size_t)hosts;
+    return true;
+}
+
+static bool value_add(const struct tool_args *args, struct sim_values *values, size_t value)
+{
+    if (values->count == SIM_VALUES_MAX) {
+        tool_usage_fail(args->command, "%s takes %d values at most", args->name, SIM_VALUES_MAX);
+        return false;
+    }
+    values->at[values->count++] = value;
+    return true;
+}
+
+/* From low to high by the factor; high belongs to it even where the factor steps over it. */
+static bool range_add(const struct tool_args *args, struct sim_values *values, const size_t ends[2], int factor)
+{
+    if (!ends[0] || ends[0] > ends[1]) {
+        tool_usage_fail(args->command, "%s goes from a smaller number above 0 to a larger one, not %s", args->name,
+                        args->value);
+        return false;
+    }
+    for (size_t value = ends[0]; value < ends[1]; value *= (size_t)factor) {
+        if (!value_add(args, values, value))
+            return false;
+        if (value > ends[1] / (size_t)factor)
+            break;
+    }
+    return value_add(args, values, ends[1]);
+}
+
+/* One value, or two with a dash between. */
+static bool item_read(const struct tool_args *args, char *item, value_read_fn read, int factor, struct sim_values *values)
+{
+    struct tool_args one = *args;
+    size_t ends[2];
+    char *dash = strchr(item, '-');
+    if (dash)
+        *dash = 0;
+    one.value = item;
+    if (!read(&one, &ends[0]))
+        return false;
+    if (!dash)
+        return value_add(args, values, ends[0]);
+    one.value = dash + 1;
+    return read(&one, &ends[1]) && range_add(args, values, ends, factor);
+}
+
+static bool list_read(const struct tool_args *args, value_read_fn read, int factor, struct sim_values *values)
+{
+    char text[512], *next = text;
+    values->count = 0;
+    if (strlen(args->value) >= sizeof text)
+        return tool_value_fail(args, "a shorter list");
+    strcpy(text, args->value);
+    while (next) {
+        char *const item = strsep(&next, ",");
+        if (!item_read(args, item, read, factor, values))
+            return false;
+    }
+    return true;
+}
+
+/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+
+/* Lists as they were given: the factor may come after them. */
+struct lists {
+    struct tool_args hosts;
+    struct tool_args bytes;
+    int factor;
+};
+
+static bool count_read(const struct tool_args *args, int least, size_t *count_out)
+{
+    int number;
+    if (!tool_number_read(args, least, HOSTS_MAX, &number))
+        return false;
+    *count_out = (size_t)number;
+    return true;
+}
+
+static bool operands_read(const struct tool_args *args, int *shared_out)
+{
+    *shared_out = !strcmp(args->value, "shared");
+    return *shared_out || !strcmp(args->value, "plain") || tool_value_fail(args, "plain or shared");
+}
+
+static bool format_read(const struct tool_args *args, enum sim_format *format_out)
+{
+    static const char *const names[] = {"table", "json", "csv"};
+    for (int i = SIM_TABLE; i <= SIM_CSV; i++) {
+        if (!strcmp(args->value, names[i])) {
+            *format_out = (enum sim_format)i;
+            return true;
+        }
+    }
+    return tool_value_fail(args, "table, json or csv");
+}
+
+static bool model_apply(int id, const struct tool_args *args, struct shoal_simulation *question)
+{
+    switch (id) {
+    case OPTION_RATE:
+        return quantity_read(args, network_units, "bits per second, such as 1gbit, 25gbit or 400mbit", &question->rate_gbit_s);
+    case OPTION_LATENCY:
+        return time_read(args, &question->latency_us);
+    case OPTION_MESSAGE:
+        return time_read(args, &question->message_us);
+    case OPTION_STACK:
+        return stack_read(args, &question->stack_gb_s);
+    case OPTION_MEMORY:
+        return memory_read(args, &question->memory_gb_s);
+    case OPTION_SIGNAL:
+        return time_read(args, &question->signal_us);
+    case OPTION_HEADER:
+        return tool_size_read(args, &question->header_bytes);
+    case OPTION_FRAME:
+        return tool_size_read(args, &question->frame_bytes);
+    case OPTION_CORES:
+        return count_read(args, 1, &question->cores);
+    default:
+        return true;
+    }
+}
+
+static bool option_apply(int id, const struct tool_args *args, struct sim_options *options, struct lists *lists)
+{
+    switch (id) {
+    case OPTION_HOSTS:
+        lists->hosts = *args;
+        return true;
+    case OPTION_BYTES:
+        lists->bytes = *args;
+        return true;
+    case OPTION_FACTOR:
+        return tool_number_read(args, 2, FACTOR_MAX, &lists->factor);
+    case OPTION_LOCAL:
+        return count_read(args, 1, &options->question.ranks_per_host);
+    case OPTION_TYPE:
+        return tool_type_read(args, &options->question.type);
+    case OPTION_OPERANDS:
+        return operands_read(args, &options->question.shared);
+    case OPTION_ALGORITHM:
+        snprintf(options->algorithm, sizeof options->algorithm, "%s", args->value);
+        return true;
+    case OPTION_FORMAT:
+        return format_read(args, &options->format);
+    case OPTION_PLOT:
+        options->plot = args->value;
+        return true;
+    case OPTION_EVERY_PIECE:
+        options->question.every_piece = 1;
+        return true;
+    case OPTION_EXPLAIN:
+        return options->explains_model = true;
+    case OPTION_HELP:
+        return options->help = true;
+    default:
+        return model_apply(id, args, &options->question);
+    }
+}
+
+/* Dashes in what the user wrote do not count: "all-to-all". */
+static bool is_same_word(const char *text, const char *word)
+{
+    for (; *text; text++)
+        if (*text != '-' && *text != *word++)
+            return false;
+    return !*word;
+}
+
+static bool collective_read(const char *text, struct shoal_simulation *question)
+{
+    if (question->collective)
+        return !tool_usage_fail("sim", "'%s' is one collective too many after '%s'", text, question->collective);
+    for (const char *const *name = collectives; *name; name++)
+        if (is_same_word(text, *name))
+            question->collective = *name;
+    if (question->collective)
+        return true;
+    const char *nearest = tool_word_nearest(text, collectives);
+    if (nearest)
+        return !tool_usage_fail("sim", "there is no collective '%s'; did you mean %s?", text, nearest);
+    return !tool_usage_fail("sim",
+                            "there is no collective '%s'; there are allreduce, reduce, reducescatter, broadcast, allgather, "
+                            "gather, scatter, alltoall and barrier",
+                            text);
+}
+
+/* What depends on several options. A barrier has no size. */
+static bool options_finish(struct sim_options *options, const struct lists *lists)
+{
+    char rule[sizeof options->algorithm];
+    if (!options->question.collective && !options->explains_model)
+        return !tool_usage_fail("sim", "which collective? Such as: shoal sim allreduce --hosts 4 --bytes 64M");
+    if (lists->hosts.value && !list_read(&lists->hosts, hosts_read, lists->factor, &options->hosts))
+        return false;
+    if (lists->bytes.value && !list_read(&lists->bytes, tool_size_read, lists->factor, &options->bytes))
+        return false;
+    if (options->question.collective && !strcmp(options->question.collective, "barrier"))
+        options->bytes = (struct sim_values){{0}, 1};
+    if (!*options->algorithm || !options->question.collective)
+        return true;
+    const int length =
+        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%.64s", options->question.collective, options->algorithm);
+    memcpy(options->algorithm, rule, (size_t)length + 1);
+    return true;
+}
+
+bool sim_options_parse(int argc, char **argv, struct sim_options *options_out)
+{
+    struct tool_args args = {.command = "sim", .argc = argc, .argv = argv, .at = 1};
+    struct lists lists = {.factor = FACTOR_USUAL};
+    *options_out = (struct sim_options){.question = SHOAL_SIMULATION_INIT, .hosts = {{2}, 1}, .bytes = {{1 << 20}, 1}};
+    while (args.at < argc && !options_out->help) {
+        const int id = tool_option_next(&args, options_known);
+        if (id == TOOL_OPTION_BAD || (id > 0 && !option_apply(id, &args, options_out, &lists)))
+            return false;
+        if (id == TOOL_OPTION_END && args.at < argc && !collective_read(argv[args.at++], &options_out->question))
+            return false;
+    }
+    return options_out->help || options_finish(options_out, &lists);
+}

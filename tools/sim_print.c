@@ -1,0 +1,204 @@
+/* What `shoal sim` prints. */
+#include "sim.h"
+
+#include "tool.h"
+
+#include <string.h>
+
+static const char *size_text(double bytes, char text_out[24])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    for (; bytes >= 1024 && unit < 4; unit++)
+        bytes /= 1024;
+    snprintf(text_out, 24, bytes == (double)(long)bytes ? "%.0f %s" : "%.1f %s", bytes, units[unit]);
+    return text_out;
+}
+
+static double share_of_bound(const struct shoal_simulated *answer)
+{
+    return answer->time_us > 0 ? answer->bound_us / answer->time_us : 0;
+}
+
+static void parameters_print(const struct shoal_simulation *model)
+{
+    char frame[24], cores[40] = "a core for each rank", stack[64] = "bytes cost no CPU time";
+    if (model->cores)
+        snprintf(cores, sizeof cores, "%zu core%s per host", model->cores, model->cores == 1 ? "" : "s");
+    if (model->stack_gb_s > 0)
+        snprintf(stack, sizeof stack, "bytes go through a core at %g GB/s", model->stack_gb_s);
+    printf("# model: network %g Gbit/s each way per host, latency %g us, %g us CPU per message and side, %s,\n"
+           "#   %zu header bytes, frames of %s; memory %g GB/s read and written per rank, signal %g us, %s\n",
+           model->rate_gbit_s, model->latency_us, model->message_us, stack, model->header_bytes,
+           size_text((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
+}
+
+void sim_header_print(const struct sim_options *options)
+{
+    const struct shoal_simulation *question = &options->question;
+    if (options->format == SIM_CSV)
+        puts("collective,hosts,ranks,bytes,dtype,operands,algorithm,time_us,algbw_gb_s,busbw_gb_s,bound_us,share_of_bound,"
+             "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,pieces,pieces_simulated,piece_us,"
+             "rate_gbit_s,latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores");
+    if (options->format != SIM_TABLE)
+        return;
+    printf("# shoal %s, %s predicted, %zu rank%s per host, %s, %s operands\n", shoal_version(), question->collective,
+           question->ranks_per_host, question->ranks_per_host == 1 ? "" : "s", tool_type_name(question->type),
+           question->shared ? "shared" : "plain");
+    parameters_print(question);
+    puts(
+        "# of bound: the time the wire alone needs, over the time; sent: payload, per host; sending: of the busiest adapter's\n"
+        "#   time; working, messaging, waiting: of the ranks' time; pieces: simulated of all; GB = 10^9");
+    printf("%6s %6s %10s %14s %8s %8s %8s %10s %8s %8s %9s %8s %11s  algorithm\n", "hosts", "ranks", "size", "time us", "algbw",
+           "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting", "pieces");
+    fflush(stdout);
+}
+
+static void table_print(const struct sim_options *options, const struct sim_row *row)
+{
+    const struct shoal_simulated *answer = &row->answer;
+    char size[24], sent[24], bound[16] = "-", pieces[48];
+    if (answer->bound_us > 0)
+        snprintf(bound, sizeof bound, "%.1f%%", 100 * share_of_bound(answer));
+    snprintf(pieces, sizeof pieces, "%zu/%zu", answer->pieces_simulated, answer->pieces);
+    printf("%6zu %6zu %10s %14.2f %8.3f %8.3f %8s %10s %7.1f%% %7.1f%% %8.1f%% %7.1f%% %11s  %s\n", row->hosts,
+           row->hosts * options->question.ranks_per_host, size_text((double)answer->bytes, size), answer->time_us,
+           answer->algbw_gb_s, answer->busbw_gb_s, bound, size_text(answer->sent_bytes, sent), 100 * answer->sending,
+           100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, pieces, answer->algorithm);
+}
+
+/* One field of a row, for json and csv alike. */
+struct field {
+    const char *name;
+    const char *text; /* NULL: a number */
+    double number;
+};
+
+static void fields_print(const struct field *fields, size_t count, bool is_json)
+{
+    for (size_t i = 0; i < count; i++) {
+        fputs(i ? "," : is_json ? "{" : "", stdout);
+        if (is_json)
+            printf("\"%s\":", fields[i].name);
+        if (fields[i].text)
+            printf(is_json ? "\"%s\"" : "%s", fields[i].text);
+        else
+            printf("%.12g", fields[i].number);
+    }
+    puts(is_json ? "}" : "");
+}
+
+static void record_print(const struct sim_options *options, const struct sim_row *row)
+{
+    const struct shoal_simulation *model = &options->question;
+    const struct shoal_simulated *answer = &row->answer;
+    const struct field fields[] = {
+        {"collective", model->collective, 0},
+        {"hosts", NULL, (double)row->hosts},
+        {"ranks", NULL, (double)(row->hosts * model->ranks_per_host)},
+        {"bytes", NULL, (double)answer->bytes},
+        {"dtype", tool_type_name(model->type), 0},
+        {"operands", model->shared ? "shared" : "plain", 0},
+        {"algorithm", answer->algorithm, 0},
+        {"time_us", NULL, answer->time_us},
+        {"algbw_gb_s", NULL, answer->algbw_gb_s},
+        {"busbw_gb_s", NULL, answer->busbw_gb_s},
+        {"bound_us", NULL, answer->bound_us},
+        {"share_of_bound", NULL, share_of_bound(answer)},
+        {"sent_bytes", NULL, answer->sent_bytes},
+        {"received_bytes", NULL, answer->received_bytes},
+        {"sending", NULL, answer->sending},
+        {"receiving", NULL, answer->receiving},
+        {"working", NULL, answer->working},
+        {"messaging", NULL, answer->messaging},
+        {"waiting", NULL, answer->waiting},
+        {"pieces", NULL, (double)answer->pieces},
+        {"pieces_simulated", NULL, (double)answer->pieces_simulated},
+        {"piece_us", NULL, answer->piece_us},
+        {"rate_gbit_s", NULL, model->rate_gbit_s},
+        {"latency_us", NULL, model->latency_us},
+        {"message_us", NULL, model->message_us},
+        {"stack_gb_s", NULL, model->stack_gb_s},
+        {"memory_gb_s", NULL, model->memory_gb_s},
+        {"signal_us", NULL, model->signal_us},
+        {"header_bytes", NULL, (double)model->header_bytes},
+        {"frame_bytes", NULL, (double)model->frame_bytes},
+        {"cores", NULL, (double)(model->cores ? model->cores : model->ranks_per_host)},
+    };
+    fields_print(fields, sizeof fields / sizeof fields[0], options->format == SIM_JSON);
+}
+
+void sim_row_print(const struct sim_options *options, const struct sim_row *row)
+{
+    if (options->format == SIM_TABLE)
+        table_print(options, row);
+    else
+        record_print(options, row);
+    fflush(stdout);
+}
+
+/* ---- The model ----------------------------------------------------------------------------------------------------------- */
+
+static double wire_us(const struct shoal_simulation *model, double bytes)
+{
+    return (bytes + (double)model->header_bytes) * 8e-3 / model->rate_gbit_s;
+}
+
+static double stack_us(const struct shoal_simulation *model, double bytes)
+{
+    return model->message_us + (model->stack_gb_s > 0 ? bytes * 1e-3 / model->stack_gb_s : 0);
+}
+
+static double message_us(const struct shoal_simulation *model, double bytes)
+{
+    return stack_us(model, bytes) + wire_us(model, bytes) + model->latency_us + stack_us(model, bytes);
+}
+
+/* Messages of a stream follow each other as fast as the slower of core and wire lets them. */
+static double stream_gb_s(const struct shoal_simulation *model, double bytes)
+{
+    const double core = stack_us(model, bytes), wire = wire_us(model, bytes);
+    return bytes * 1e-3 / (core > wire ? core : wire);
+}
+
+static void network_print(const struct shoal_simulation *model)
+{
+    static const double sizes[] = {8, 4096, 65536, 1 << 20};
+    char size[24];
+    puts("What the model says of things that can be measured. Where a measurement differs, set the option named beside it.\n");
+    puts("One message from a rank to a rank of another host, from the call to where it is heard (half a round trip):");
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        printf("    %8s %12.2f us\n", size_text(sizes[i], size), message_us(model, sizes[i]));
+    printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n\n",
+           model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
+    puts("A stream of messages from one rank to one other, many under way (iperf3, or fi_bw of the provider):");
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        printf("    %8s %12.4f GB/s\n", size_text(sizes[i], size), stream_gb_s(model, sizes[i]));
+    puts("  large ones: --rate, or --stack where the core is slower; small ones: --message-us\n");
+}
+
+static void memory_print(const struct shoal_simulation *model)
+{
+    const double copied = (double)(64 << 20), rate = model->memory_gb_s * 1e3;
+    puts("Inside a host, while all its ranks do the same at the same time:");
+    printf("    memcpy of 64 MiB      %12.2f us  (2 bytes of --memory %gGB/s each: memcpy at %g GB/s)\n", 2 * copied / rate,
+           model->memory_gb_s, model->memory_gb_s / 2);
+    printf("    a sum of two vectors  %12.2f us  (64 MiB each, into a third: 3 bytes each)\n", 3 * copied / rate);
+    printf("    a signal              %12.2f us  (--signal-us; half of what `shoal bench` calls an exchange)\n\n",
+           model->signal_us);
+}
+
+void sim_model_print(const struct shoal_simulation *model)
+{
+    network_print(model);
+    memory_print(model);
+    puts(
+        "How it goes on from there:\n"
+        "    Ranks run the plans that `shoal explain` prints, in the pieces and slots that the settings give, all from one\n"
+        "    moment on. Each operation begins with a record to each partner elsewhere, and to the ranks of the host.\n"
+        "    A rank does one thing at a time: it works, sends, hears, or waits. With --cores ranks of a host take turns.\n"
+        "    Each host has one adapter for all its ranks. It sends what comes first, --frame bytes of a host's messages, then\n"
+        "    of the next host's; receives as fast as it sends; and what it cannot take yet waits on the way.\n"
+        "    Not in it: other traffic, losses, caches, a memory bus that ranks share, the time to sleep and to wake.\n"
+        "    Once the time from piece to piece has settled to 0.2% the rest is taken to go on so; --every-piece does not.");
+}
