@@ -161,16 +161,18 @@ static enum shoal_status make(struct shoal_context *context, const struct recipe
     struct shoal_comm *comm = status == SHOAL_OK ? allocate(recipe) : NULL;
     if (status == SHOAL_OK && !comm)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
-    if (status != SHOAL_OK) {
+    shoal_driver_lock(&context->driver);
+    if (status == SHOAL_OK)
+        status = create_engine(context, recipe, transport, &comm->engine);
+    else
         transport->ops->destroy(transport, false);
+    shoal_driver_unlock(&context->driver);
+    if (status != SHOAL_OK) {
+        if (comm)
+            free_comm(comm);
         return status;
     }
     comm->context = context;
-    status = create_engine(context, recipe, transport, &comm->engine);
-    if (status != SHOAL_OK) {
-        free_comm(comm);
-        return status;
-    }
     comm->engine->recorder.identity = (struct shoal_recorder_identity){comm->number, comm->size, context->log.rank};
     memcpy(comm->name, comm->engine->name, sizeof comm->name);
     shoal_driver_lock(&context->driver);

@@ -117,9 +117,11 @@ void shoal_engine_destroy(struct shoal_engine *engine)
         free(engine->cache[i].shared);
         free(engine->cache[i].named);
     }
+    for (unsigned i = 0; i < engine->depth; i++) {
+        if (!engine->ops->has_left || engine->ops->has_left(engine->transport, i)) /* else rather lost than freed too early */
+            shoal_packed_free(&engine->left_packed[i]);
+    }
     engine->ops->destroy(engine->transport, engine->is_finalized);
-    for (unsigned i = 0; i < engine->depth; i++)
-        shoal_packed_free(&engine->left_packed[i]);
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
     free(engine->sources);
@@ -601,16 +603,11 @@ static bool start_arrived(struct shoal_engine *engine)
 /* Operations whose calls were not compared may gather, but not so many that peers wait for this rank. */
 #define UNCOMPARED_MAX (SHOAL_PAYLOADS / 2)
 
-/* Nobody may drive after the last operation is done: nothing may be left that others wait for. */
-static bool is_flushed(const struct shoal_engine *engine)
-{
-    return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
-}
-
 static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
-    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE && is_flushed(engine)) {
+    while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE &&
+           shoal_engine_is_flushed(engine)) { /* nobody may drive afterwards */
         struct shoal_request *request = engine->active_head;
         engine->active_head = request->next;
         if (engine->start_next == request)

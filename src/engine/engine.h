@@ -187,6 +187,8 @@ struct shoal_engine {
     uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
     uint64_t progress_mark; /* and what it looked like */
     bool has_warned;
+    uint64_t lost_ns; /* since when a rank elsewhere is lost that something waits for, and nothing moves; 0: none is */
+    uint64_t lost_mark;
     int warned_rank; /* whom it named */
     uint64_t warned_ns;
     shoal_step_fn on_step;
@@ -216,6 +218,12 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *en
 
 /* Does what can be done now; true when anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);
+
+/* Whether all that was published goes on its way though nobody drives. */
+static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
+{
+    return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
+}
 
 static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 {

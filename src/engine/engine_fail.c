@@ -457,38 +457,55 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-/* What cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that peer. */
-static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found)
+static bool is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    for (unsigned i = 0; i < engine->depth; i++) {
+        const struct shoal_piece *piece = &engine->pieces[i];
+        const struct shoal_plan *plan = &request->cached->plan;
+        if (piece->request == request && piece->step < plan->step_count && plan->steps[piece->step].kind != SHOAL_STEP_REDUCE &&
+            plan->steps[piece->step].peer == peer)
+            return true;
+    }
+    return false;
+}
+
+/* Whether the call waits for a lost rank. One elsewhere may have done its part and left: what it has completed is heard late.
+ * Who waits for it says so, and others hear that. */
+static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    if (shoal_engine_is_here(engine, peer))
+        return true;
+    if (!shoal_circle_has(call->circle, peer))
+        return false;
+    if (call->state == SHOAL_REQUEST_RUNNING)
+        return is_step_for(engine, call, peer);
+    if (call->state == SHOAL_REQUEST_QUEUED)
+        return true;
+    return call->state == SHOAL_REQUEST_ANNOUNCED && (call->needed == SHOAL_NEEDED_ALL || call->needed == peer) &&
+           !engine->ops->arrival(engine->transport, peer, call->sequence);
+}
+
+/* What cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that peer. *rank_out
+ * is that peer; found may name another, which was lost before it. */
+static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found, int *rank_out)
 {
     const struct shoal_transport_ops *ops = engine->ops;
-    struct shoal_request *call = engine->active_head ? engine->active_head : engine->queue_head;
-    if (call && ops->lost(engine->transport, 0, call->sequence, found) >= 0)
+    struct shoal_request *call = first_call(engine);
+    int rank = call ? ops->lost(engine->transport, 0, call->sequence, found) : -1;
+    while (rank >= 0 && !is_held_up_by(engine, call, rank))
+        rank = ops->lost(engine->transport, rank + 1, call->sequence, found);
+    *rank_out = rank;
+    if (rank >= 0)
         return call;
-    int rank = engine->message_count ? ops->lost(engine->transport, 0, UINT64_MAX, found) : -1;
+    rank = engine->message_count ? ops->lost(engine->transport, 0, UINT64_MAX, found) : -1;
     while (rank >= 0) {
         struct shoal_request *message = shoal_messages_with(engine, rank);
+        *rank_out = rank;
         if (message)
             return message;
         rank = ops->lost(engine->transport, rank + 1, UINT64_MAX, found);
     }
     return NULL;
-}
-
-static bool fail_lost(struct shoal_engine *engine)
-{
-    struct shoal_failure failure, found = {0};
-    struct shoal_request *request = find_blocked(engine, &found);
-    if (!request)
-        return false;
-    if (shoal_engine_progress(engine) || engine->is_broken) /* what it did before it ended may be all we need, or a mismatch */
-        return engine->is_broken;
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
-    failure.pid = found.pid;
-    snprintf(failure.host, sizeof failure.host, "%s", found.host);
-    snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)",
-             found.text, failure.operation, (unsigned long long)request->sequence, engine->name);
-    shoal_engine_fail(engine, &failure);
-    return true;
 }
 
 /* Changes whenever anything moves. */
@@ -500,6 +517,40 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     if (engine->active_head)
         mark = mark * 31 + (uint64_t)engine->active_head->next_missing;
     return mark * 31 + engine->message_count;
+}
+
+/* What a rank elsewhere sent before it was lost may still come, and the first cause from another. */
+#define UNDER_WAY_NS (500 * SHOAL_NS_PER_MS)
+
+static bool is_perhaps_under_way(struct shoal_engine *engine, int rank)
+{
+    const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
+    if (shoal_engine_is_here(engine, rank))
+        return false;
+    if (!engine->lost_ns || engine->lost_mark != mark)
+        engine->lost_ns = now_ns;
+    engine->lost_mark = mark;
+    return now_ns - engine->lost_ns < UNDER_WAY_NS;
+}
+
+static bool fail_lost(struct shoal_engine *engine)
+{
+    struct shoal_failure failure, found = {0};
+    int rank;
+    struct shoal_request *request = find_blocked(engine, &found, &rank);
+    if (!request || is_perhaps_under_way(engine, rank)) {
+        engine->lost_ns = request ? engine->lost_ns : 0;
+        return false;
+    }
+    if (shoal_engine_progress(engine) || engine->is_broken) /* what it did before it ended may be all we need, or a mismatch */
+        return engine->is_broken;
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
+    failure.pid = found.pid;
+    snprintf(failure.host, sizeof failure.host, "%s", found.host);
+    snprintf(failure.text, sizeof failure.text, "%.300s, before it had done its part of %s (number %llu of communicator %s)",
+             found.text, failure.operation, (unsigned long long)request->sequence, engine->name);
+    shoal_engine_fail(engine, &failure);
+    return true;
 }
 
 /* Between two looks at whom a slow operation waits for. */

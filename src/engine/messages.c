@@ -20,6 +20,7 @@ enum phase {
     TO_ANNOUNCE,  /* send: EAGER or ASK not yet queued */
     AWAIT_ANSWER, /* send: ASK queued */
     STREAMING,    /* send: GO received */
+    LEAVING,      /* send: all queued, on its way through this process */
     UNMATCHED,    /* receive */
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
@@ -301,6 +302,14 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
     return SHOAL_OK;
 }
 
+/* A send is done when it needs this process no more: nobody may drive afterwards. */
+static void leave(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->message_phase = LEAVING;
+    if (shoal_engine_is_flushed(engine))
+        finish(engine, request, SHOAL_OK);
+}
+
 /* Advances one request as far as its queue allows; PENDING when that is full. May finish the request. */
 static enum shoal_status advance(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -309,10 +318,15 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
         SHOAL_TRY(announce(engine, request));
         request->message_phase = AWAIT_ANSWER;
         if (request->bytes <= SHOAL_EAGER_BYTES)
-            finish(engine, request, SHOAL_OK);
+            leave(engine, request);
         return SHOAL_OK;
     case STREAMING:
         SHOAL_TRY(stream(engine, request));
+        leave(engine, request);
+        return SHOAL_OK;
+    case LEAVING:
+        if (!shoal_engine_is_flushed(engine))
+            return SHOAL_PENDING;
         finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case TO_ANSWER:

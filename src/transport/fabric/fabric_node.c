@@ -47,7 +47,6 @@ struct shoal_fabric_node {
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
     int unposted; /* receives that are not posted */
-    int sending;  /* messages that have not left */
 };
 
 static enum shoal_status fail(struct shoal_fabric_node *node, const char *what, long error)
@@ -221,6 +220,11 @@ enum shoal_status shoal_fabric_node_open(const struct shoal_fabric_library *libr
     return status;
 }
 
+void shoal_fabric_node_stop(struct shoal_fabric_node *node)
+{
+    close_endpoint(node);
+}
+
 void shoal_fabric_node_close(struct shoal_fabric_node *node)
 {
     if (!node)
@@ -266,11 +270,6 @@ bool shoal_fabric_node_may_wait(struct shoal_fabric_node *node)
 {
     struct fid *completions = &node->completions->fid;
     return node->wait_fd >= 0 && fi_trywait(node->fabric, &completions, 1) == 0;
-}
-
-bool shoal_fabric_node_is_flushed(const struct shoal_fabric_node *node)
-{
-    return node->sending == 0;
 }
 
 void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
@@ -346,10 +345,8 @@ enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_f
     job->owner = owner;
     const ssize_t result =
         fi_send(node->endpoint, job->buffer, bytes, descriptor_of(&node->buffer_memory), peer, &job->context);
-    if (result == 0) {
-        node->sending++;
+    if (result == 0)
         return SHOAL_OK;
-    }
     give_back(&node->free_sends, job);
     return result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_send", result);
 }
@@ -379,7 +376,6 @@ static void end_job(struct shoal_fabric_node *node, struct job *job)
         job->is_posted = false;
         node->unposted++;
     } else {
-        node->sending -= job->kind == SEND;
         give_back(job->kind == SEND ? &node->free_sends : &node->free_writes, job);
     }
 }
@@ -408,9 +404,9 @@ static void hear(struct shoal_fabric_node *node, const struct fi_cq_data_entry *
     if (job->kind == RECEIVE)
         handler->message(handler->arg, job->buffer, entry->len);
     void *const owner = job->owner;
-    const bool is_write = job->kind == WRITE;
+    const bool is_told = job->kind == WRITE || (job->kind == SEND && owner);
     end_job(node, job);
-    if (is_write)
+    if (is_told)
         handler->left(handler->arg, owner);
 }
 

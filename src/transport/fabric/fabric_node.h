@@ -37,7 +37,7 @@ struct shoal_fabric_handler {
     void (*message)(void *arg, const void *data, size_t bytes);
     /* A peer has written, and handed this with it. */
     void (*written)(void *arg, uint32_t immediate);
-    /* What shoal_fabric_node_write was given has left: its source may be overwritten. */
+    /* A message, or what shoal_fabric_node_write was given, has left: the source may be overwritten. */
     void (*left)(void *arg, void *owner);
     /* It will not leave, or a message will not, or (owner NULL) something else went wrong. */
     void (*failed)(void *arg, void *owner, const char *text);
@@ -50,17 +50,17 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_node_open(const struct shoal_fabri
                                                         uint16_t port_high, struct shoal_log *log,
                                                         struct shoal_fabric_node **node_out);
 void shoal_fabric_node_close(struct shoal_fabric_node *node);
+/* Ends all traffic: nobody writes into registered memory any more. Then only unregister and close may follow. */
+void shoal_fabric_node_stop(struct shoal_fabric_node *node);
 
 const struct shoal_fabric_address *shoal_fabric_node_address(const struct shoal_fabric_node *node);
 SHOAL_MUST_USE enum shoal_status
 shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric_address *address, shoal_fabric_peer *peer_out);
 
-/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back only with `failed`. */
+/* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back with `left`
+ * or `failed`, if it is not NULL. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer,
                                                         const void *data, size_t bytes, void *owner);
-
-/* Whether all messages have left. Until then some must be polled for, also with providers that promise automatic progress. */
-bool shoal_fabric_node_is_flushed(const struct shoal_fabric_node *node);
 
 /* Memory must be registered for writing from it too, where the provider wants that (shoal_fabric_node_registers_sources). */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,

@@ -11,7 +11,7 @@
 /* A message that waits to be sent. */
 struct waiting {
     struct waiting *next;
-    struct shoal_network_peer *peer;
+    struct shoal_network_load *load;
     size_t bytes;
     char data[];
 };
@@ -25,7 +25,8 @@ struct early {
 
 #define EARLY_MAX 8192    /* messages */
 #define CLOSED_MAX 256    /* communicators whose late messages are known for what they are */
-#define FULL_MESSAGES 64  /* so many wait: then it is better to come again later */
+#define FULL_MESSAGES 64  /* so many wait for one peer: then it is better to come again later */
+#define SENDING_MAX 16    /* of one peer that have not left: one that takes none must not hold up the others */
 #define POLLS_AT_ONCE 16  /* rounds of a poll while there is more to hear */
 #define FALSE_WAKES_MAX 4 /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
@@ -39,7 +40,7 @@ struct counters {
 
 struct orphan {
     struct orphan *next;
-    void *loads;
+    struct shoal_network_leftover leftover;
 };
 
 struct shoal_network {
@@ -54,8 +55,8 @@ struct shoal_network {
     struct shoal_network_channel *channels;
     struct counters *counters; /* [counters_capacity]; the first is never given away */
     uint32_t counters_used, counters_capacity;
-    struct waiting *waiting_head, *waiting_tail;
-    unsigned waiting_count;
+    struct waiting *waiting, **waiting_end;
+    uint64_t rounds; /* of sending */
     struct early *early_head, **early_end;
     unsigned early_count;
     bool has_dropped;
@@ -114,6 +115,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for the network");
     network->log = options->log;
     network->early_end = &network->early_head;
+    network->waiting_end = &network->waiting;
     enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
@@ -129,9 +131,9 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
 
 static void free_lists(struct shoal_network *network)
 {
-    while (network->waiting_head) {
-        struct waiting *waiting = network->waiting_head;
-        network->waiting_head = waiting->next;
+    while (network->waiting) {
+        struct waiting *waiting = network->waiting;
+        network->waiting = waiting->next;
         free(waiting);
     }
     while (network->early_head) {
@@ -139,10 +141,18 @@ static void free_lists(struct shoal_network *network)
         network->early_head = early->next;
         free(early);
     }
+}
+
+/* When the endpoint is closed nobody uses it any more. */
+static void free_orphans(struct shoal_network *network)
+{
     while (network->orphans) {
         struct orphan *orphan = network->orphans;
         network->orphans = orphan->next;
-        free(orphan->loads);
+        shoal_fabric_node_unregister(network->node, &orphan->leftover.memory);
+        free(orphan->leftover.loads);
+        if (orphan->leftover.release)
+            orphan->leftover.release(orphan->leftover.arg);
         free(orphan);
     }
 }
@@ -151,6 +161,9 @@ void shoal_network_close(struct shoal_network *network)
 {
     if (!network)
         return;
+    if (network->node)
+        shoal_fabric_node_stop(network->node);
+    free_orphans(network);
     shoal_fabric_node_close(network->node);
     shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
@@ -205,7 +218,6 @@ enum shoal_status shoal_network_meet(struct shoal_network *network, const struct
     if (!peer)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a process on %s", known->name.host);
     *peer = *known;
-    peer->messages = (struct shoal_network_load){peer, NULL, NULL};
     const enum shoal_status status = shoal_fabric_node_meet(network->node, &peer->address, &peer->at);
     if (status != SHOAL_OK) {
         free(peer);
@@ -257,6 +269,20 @@ void shoal_network_channel_open(struct shoal_network *network, struct shoal_netw
     hand_over_early(network, channel);
 }
 
+static void end_waiting(struct shoal_network *network, struct waiting **link);
+
+static void drop_waiting(struct shoal_network *network, uint64_t comm)
+{
+    struct waiting **link = &network->waiting;
+    while (*link) {
+        struct waiting *waiting = *link;
+        if (((const struct shoal_network_head *)(const void *)waiting->data)->comm == comm)
+            end_waiting(network, link);
+        else
+            link = &waiting->next;
+    }
+}
+
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel)
 {
     struct shoal_network_channel **link = &network->channels;
@@ -269,6 +295,7 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
             network->counters[i].channel = NULL;
     }
     network->closed[network->closed_next++ % CLOSED_MAX] = channel->comm;
+    drop_waiting(network, channel->comm);
 }
 
 /* ---- Counters that writes raise ------------------------------------------------------------------------------------------ */
@@ -367,10 +394,9 @@ static void on_left(void *arg, void *owner)
 {
     struct shoal_network_load *load = owner;
     (void)arg;
-    if (load && load->count) {
-        --*load->count;
-        --*load->total;
-    }
+    --*load->count;
+    --*load->total;
+    load->peer->sending -= load->is_messages;
 }
 
 static void on_failed(void *arg, void *owner, const char *text)
@@ -392,22 +418,34 @@ static void on_failed(void *arg, void *owner, const char *text)
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status queue(struct shoal_network *network, struct shoal_network_peer *peer, const void *data, size_t bytes)
+static enum shoal_status queue(struct shoal_network *network, struct shoal_network_load *load, const void *data, size_t bytes)
 {
     struct waiting *waiting = malloc(sizeof *waiting + bytes);
     if (!waiting)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a message of %zu bytes", bytes);
     waiting->next = NULL;
-    waiting->peer = peer;
+    waiting->load = load;
     waiting->bytes = bytes;
     memcpy(waiting->data, data, bytes);
-    if (network->waiting_head)
-        network->waiting_tail->next = waiting;
-    else
-        network->waiting_head = waiting;
-    network->waiting_tail = waiting;
-    network->waiting_count++;
+    *network->waiting_end = waiting;
+    network->waiting_end = &waiting->next;
+    load->peer->waiting++;
+    ++*load->count;
+    ++*load->total;
     return SHOAL_OK;
+}
+
+/* Whatever became of it. */
+static void end_waiting(struct shoal_network *network, struct waiting **link)
+{
+    struct waiting *waiting = *link;
+    *link = waiting->next;
+    if (network->waiting_end == &waiting->next)
+        network->waiting_end = link;
+    waiting->load->peer->waiting--;
+    --*waiting->load->count;
+    --*waiting->load->total;
+    free(waiting);
 }
 
 static bool is_refused(struct shoal_network *network)
@@ -415,23 +453,32 @@ static bool is_refused(struct shoal_network *network)
     return network->shuffle && shoal_fabric_shuffle_refuses(network->shuffle);
 }
 
-/* To a peer that cannot be reached nothing is sent any more: its communicators fail by themselves. */
-static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_peer *peer, const void *data,
-                                  size_t bytes)
+/* To a peer that is lost or cannot be reached nothing is sent any more: its communicators fail by themselves. */
+static bool is_sent_to(const struct shoal_network_peer *peer)
 {
-    if (peer->broken_ns)
-        return SHOAL_OK;
-    if (is_refused(network))
-        return SHOAL_PENDING;
-    const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, &peer->messages);
-    if (status != SHOAL_OK && status != SHOAL_PENDING) {
-        on_failed(network, &peer->messages, "cannot send (see above)");
-        return SHOAL_OK;
-    }
-    return status;
+    return !peer->broken_ns && !shoal_control_is_lost(peer->control, peer->world_rank);
 }
 
-enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_peer *peer,
+static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_load *load, const void *data,
+                                  size_t bytes)
+{
+    struct shoal_network_peer *peer = load->peer;
+    if (!is_sent_to(peer))
+        return SHOAL_OK;
+    if (peer->sending >= SENDING_MAX || is_refused(network))
+        return SHOAL_PENDING;
+    const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, load);
+    if (status == SHOAL_PENDING)
+        return SHOAL_PENDING;
+    peer->sending++;
+    ++*load->count;
+    ++*load->total;
+    if (status != SHOAL_OK)
+        on_failed(network, load, "cannot send (see above)");
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_load *load,
                                      const struct shoal_network_head *head, const struct iovec *body, size_t body_count)
 {
     size_t bytes = sizeof *head;
@@ -441,32 +488,35 @@ enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal
             memcpy(network->message + bytes, body[i].iov_base, body[i].iov_len);
         bytes += body[i].iov_len;
     }
-    if (!network->waiting_head) {
-        const enum shoal_status status = try_send(network, peer, network->message, bytes);
-        if (status != SHOAL_PENDING)
-            return status;
-    }
-    return queue(network, peer, network->message, bytes);
+    if (!load->peer->waiting && try_send(network, load, network->message, bytes) == SHOAL_OK)
+        return SHOAL_OK;
+    return queue(network, load, network->message, bytes);
 }
 
+/* In order for each peer; who takes no more now holds up nobody else. */
 static bool send_waiting(struct shoal_network *network)
 {
     bool did = false;
-    while (network->waiting_head) {
-        struct waiting *waiting = network->waiting_head;
-        if (try_send(network, waiting->peer, waiting->data, waiting->bytes) == SHOAL_PENDING)
-            return did;
-        network->waiting_head = waiting->next;
-        network->waiting_count--;
-        free(waiting);
+    struct waiting **link = &network->waiting;
+    network->rounds++;
+    while (*link) {
+        struct waiting *waiting = *link;
+        struct shoal_network_peer *peer = waiting->load->peer;
+        if (peer->refused == network->rounds ||
+            try_send(network, waiting->load, waiting->data, waiting->bytes) == SHOAL_PENDING) {
+            peer->refused = network->rounds;
+            link = &waiting->next;
+            continue;
+        }
+        end_waiting(network, link);
         did = true;
     }
     return did;
 }
 
-bool shoal_network_is_full(const struct shoal_network *network)
+bool shoal_network_is_full(const struct shoal_network_peer *peer)
 {
-    return network->waiting_count >= FULL_MESSAGES;
+    return peer->waiting >= FULL_MESSAGES;
 }
 
 bool shoal_network_writes(const struct shoal_network *network)
@@ -488,7 +538,7 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
 {
     struct shoal_network_load *load = write->load;
-    if (load->peer->broken_ns)
+    if (!is_sent_to(load->peer))
         return SHOAL_OK;
     if (is_refused(network))
         return SHOAL_PENDING;
@@ -502,12 +552,12 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
     return status;
 }
 
-void shoal_network_leave_loads(struct shoal_network *network, void *loads)
+void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover)
 {
     struct orphan *orphan = malloc(sizeof *orphan);
     if (!orphan)
         return; /* rather lost than freed too early */
-    *orphan = (struct orphan){network->orphans, loads};
+    *orphan = (struct orphan){network->orphans, *leftover};
     network->orphans = orphan;
 }
 
@@ -545,11 +595,6 @@ bool shoal_network_poll(struct shoal_network *network)
     if (network->false_wakes < FALSE_WAKES_MAX)
         judge_wake(network, did);
     return send_waiting(network) || did;
-}
-
-bool shoal_network_is_flushed(const struct shoal_network *network)
-{
-    return !network->waiting_head && shoal_fabric_node_is_flushed(network->node);
 }
 
 bool shoal_network_has_descriptor(const struct shoal_network *network)

@@ -62,11 +62,12 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
 
 struct shoal_network_peer;
 
-/* Writes under way to one peer, counted twice; messages are not counted. Comes back when one has left or failed. */
+/* Writes, or messages, under way to one peer, counted twice: one less when one has left or failed. */
 struct shoal_network_load {
     struct shoal_network_peer *peer;
-    unsigned *count; /* NULL: not counted */
+    unsigned *count;
     unsigned *total;
+    bool is_messages;
 };
 
 /* A process on another host. */
@@ -78,7 +79,9 @@ struct shoal_network_peer {
     int world_rank;                /* and its rank there */
     uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
     char broken[256];              /* how */
-    struct shoal_network_load messages;
+    unsigned waiting;              /* messages to it that wait to be sent */
+    unsigned sending;              /* and that have not left */
+    uint64_t refused;              /* the number of the round of sending that it takes no more in */
 };
 
 /* Who hears what comes for one communicator. */
@@ -114,17 +117,18 @@ SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *networ
 
 /* What has come for the communicator already is handed over at once. */
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);
+/* Messages of it that wait to be sent are dropped. */
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel);
 
 /* Counters of the channel that `source` may raise by writes, as an immediate for it; 0 when there are none left. */
 uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source);
 
 /* Sends a message, or queues it. ERR_MEMORY. */
-SHOAL_MUST_USE enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_peer *peer,
+SHOAL_MUST_USE enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_load *load,
                                                     const struct shoal_network_head *head, const struct iovec *body,
                                                     size_t body_count);
-/* Whether messages wait to be sent: then it is better to wait with more. */
-bool shoal_network_is_full(const struct shoal_network *network);
+/* Whether so many messages wait for the peer that it is better to wait with more. */
+bool shoal_network_is_full(const struct shoal_network_peer *peer);
 
 /* Whether the provider writes into peers' memory; else data go by messages. */
 bool shoal_network_writes(const struct shoal_network *network);
@@ -143,14 +147,18 @@ struct shoal_network_write {
 };
 SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
 
-/* Takes over loads with writes under way: they are freed when the network closes. */
-void shoal_network_leave_loads(struct shoal_network *network, void *loads);
+/* What may still be used by what is under way, by this process or by peers, when its communicator ends: kept until the network
+ * has ended. Each may be NULL. */
+struct shoal_network_leftover {
+    void *loads;                       /* freed */
+    struct shoal_fabric_memory memory; /* unregistered */
+    void (*release)(void *arg);        /* called last */
+    void *arg;
+};
+void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover);
 
 /* Sends what waits, hears what has come; true when anything has. */
 bool shoal_network_poll(struct shoal_network *network);
-/* Whether all that was sent goes on its way though nobody polls. */
-bool shoal_network_is_flushed(const struct shoal_network *network);
-
 /* Whether this provider lets one sleep until something comes. */
 bool shoal_network_has_descriptor(const struct shoal_network *network);
 /* False: something has come, or may have: poll. */

@@ -2,9 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
-#include "transport/shm/shm_layout.h"
 
 /* So many raises of one counter may be under way: fewer than an immediate tells apart. */
 #define RAISES (1u << SHOAL_NETWORK_RAISE_BITS)
@@ -12,8 +12,7 @@
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
  * before it has to wait for that. */
 #define TELL_EVERY (SHOAL_PAYLOADS / 2)
-/* What a peer has completed that has used all that it was sent, whatever the operation. */
-#define ALL_USED (UINT64_MAX / 2)
+
 /* And of packets that were taken. */
 #define TELL_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
 /* What a message of a put carries. */
@@ -53,13 +52,13 @@ struct remote {
     uint32_t raises;                            /* immediate of raise 0 there */
     uint32_t counters_given;                    /* the same for raises here */
     struct counter *counters;                   /* [slots] */
-    struct shoal_network_load *loads;           /* [slots] */
-    unsigned *writing;                          /* [slots] under way */
+    struct shoal_network_load *loads;           /* [slots], of writes; then that of messages */
+    unsigned *under_way;                        /* [slots], and of messages */
     struct parts *parts;                        /* [slots], when the first message of a put is heard */
     uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
     uint64_t popped, popped_bytes, told_popped; /* packets here */
     struct packet *packets;                     /* heard, by number */
-    atomic_int left;                            /* enum shoal_shm_left; told by the control tree */
+    atomic_bool has_left;                       /* the communicator; told over the control tree */
     _Atomic uint64_t left_completed;
 };
 
@@ -76,12 +75,13 @@ struct hosts {
     int *rank_of;                  /* [local->size] */
     uint16_t *host;                /* [size] from 0 on, in the order of lowest ranks */
     struct remote *remotes;        /* [size] */
+    struct counter *counters;      /* [size * slots] */
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
     bool has_window;
     struct shoal_fabric_memory window;
-    unsigned *under_way;     /* [slots] writes that have not left */
+    unsigned *under_way;     /* [slots] of all ranks, what has not left; and of messages */
     unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told */
 };
@@ -112,7 +112,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     head.source = (uint32_t)hosts->transport.rank;
     head.completed = remote->told = hosts->completed;
     head.taken = remote->told_popped = remote->popped_bytes;
-    return shoal_network_send(hosts->network, remote->peer, &head, body, body_count);
+    return shoal_network_send(hosts->network, &remote->loads[hosts->slots], &head, body, body_count);
 }
 
 /* Of calls that cannot fail; the next one that can does. */
@@ -206,7 +206,8 @@ static uint64_t completed(struct shoal_transport *transport, int peer)
     if (is_here(hosts, peer))
         return hosts->local->ops->completed(hosts->local, hosts->local_of[peer]);
     const struct remote *remote = remote_of(hosts, peer);
-    return remote->completed >= remote->last_sent ? ALL_USED : remote->completed;
+    /* Who has used all that it was sent needs nothing more of what this rank has completed. */
+    return remote->completed >= remote->last_sent ? hosts->completed : remote->completed;
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
@@ -261,7 +262,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
 {
     struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
-    if (remote->writing[slot] >= RAISES_UNDER_WAY)
+    if (remote->under_way[slot] >= RAISES_UNDER_WAY)
         return SHOAL_PENDING;
     const uint32_t raise = (uint32_t)(counter->raised + 1) % RAISES;
     const struct shoal_network_write write = {.load = &remote->loads[slot],
@@ -278,7 +279,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
 static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
 {
     struct shoal_network_part part = {offset, (source->iov_len + PART_BYTES - 1) / PART_BYTES};
-    if (shoal_network_is_full(hosts->network))
+    if (shoal_network_is_full(remote_of(hosts, peer)->peer))
         return SHOAL_PENDING;
     part.parts = part.parts ? part.parts : 1;
     const struct shoal_network_head head = {
@@ -317,7 +318,8 @@ static bool has_left(struct shoal_transport *transport, unsigned slot)
 
 static bool is_flushed(struct shoal_transport *transport)
 {
-    return shoal_network_is_flushed(hosts_of(transport)->network);
+    const struct hosts *hosts = hosts_of(transport);
+    return hosts->under_way[hosts->slots] == 0;
 }
 
 static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
@@ -369,7 +371,7 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
     if (hosts->error != SHOAL_OK)
         return hosts->error;
     if (remote->pushed_bytes - remote->taken_bytes + packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
-        shoal_network_is_full(hosts->network))
+        shoal_network_is_full(remote->peer))
         return SHOAL_PENDING;
     struct shoal_packet travels = *packet;
     travels.location = 0; /* what is shared here cannot be reached from there */
@@ -541,9 +543,26 @@ static void fail(struct shoal_transport *transport, const struct shoal_failure *
     shoal_world_tell(hosts->world, &hosts->membership);
 }
 
+/* What went wrong where it could not be told is told now. */
+static void fail_noted(struct hosts *hosts)
+{
+    struct shoal_failure failure = {.struct_bytes = sizeof failure,
+                                    .status = hosts->error,
+                                    .rank = hosts->transport.rank,
+                                    .reporter = hosts->transport.rank,
+                                    .pid = (int)getpid(),
+                                    .step = -1};
+    snprintf(failure.host, sizeof failure.host, "%.63s", hosts->log->host);
+    shoal_log_last_error(hosts->log, failure.text, sizeof failure.text);
+    hosts->error = SHOAL_OK;
+    fail(&hosts->transport, &failure);
+}
+
 static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
+    if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
+        fail_noted(hosts);
     return hosts->local->ops->failed(hosts->local, failure);
 }
 
@@ -567,14 +586,14 @@ static bool give_failure(void *arg, struct shoal_failure *failure_out)
     return hosts->local->ops->failed(hosts->local, failure_out);
 }
 
-static void hear_left(void *arg, int rank, bool is_finalized, uint64_t sequence)
+static void hear_left(void *arg, int rank, uint64_t sequence)
 {
     struct hosts *hosts = arg;
     if (rank < 0 || rank >= hosts->transport.size)
         return;
     struct remote *remote = remote_of(hosts, rank);
     atomic_store_explicit(&remote->left_completed, sequence, memory_order_release);
-    atomic_store_explicit(&remote->left, is_finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
+    atomic_store_explicit(&remote->has_left, true, memory_order_release);
 }
 
 static bool enter(struct shoal_transport *transport)
@@ -603,12 +622,11 @@ static bool is_quiet(struct shoal_transport *transport, int *rank_out)
 static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
 {
     const struct shoal_network_peer *peer = remote->peer;
-    const int left = atomic_load_explicit(&remote->left, memory_order_acquire);
-    if (left != SHOAL_SHM_PRESENT) {
-        snprintf(text, bytes, "%s the communicator", left == SHOAL_SHM_FINALIZED ? "finalized" : "freed");
+    if (atomic_load_explicit(&remote->has_left, memory_order_acquire)) {
+        snprintf(text, bytes, "freed the communicator");
         return true;
     }
-    if (shoal_world_lost(hosts->world, peer->world_rank)) {
+    if (shoal_world_lost_ns(hosts->world, peer->world_rank)) {
         shoal_control_describe(peer->control, peer->world_rank, text, bytes);
         return true;
     }
@@ -629,29 +647,39 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
     return remote->completed >= sequence || atomic_load_explicit(&remote->left_completed, memory_order_acquire) >= sequence;
 }
 
-/* Who is told of a failure ends, and is lost too: of all that an operation waits for, the first one lost is the cause. */
-static bool is_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
+/* Who is told of a failure ends, and is lost too, perhaps before the failure is heard here: of ranks that were lost so close
+ * together the first one is named. */
+#define CASCADE_NS SHOAL_NS_PER_S
+
+static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
-    const unsigned order = shoal_world_lost(hosts->world, remote_of(hosts, rank)->peer->world_rank);
-    for (int r = 0; order && r < hosts->transport.size && sequence != UINT64_MAX; r++) {
-        const unsigned other = is_here(hosts, r) ? 0 : shoal_world_lost(hosts->world, remote_of(hosts, r)->peer->world_rank);
-        if (other && other < order && !has_completed(remote_of(hosts, r), sequence))
-            return false;
+    const uint64_t lost_ns = shoal_world_lost_ns(hosts->world, remote_of(hosts, rank)->peer->world_rank);
+    uint64_t first_ns = lost_ns;
+    int first = rank;
+    for (int r = 0; lost_ns && r < hosts->transport.size; r++) {
+        const uint64_t ns = is_here(hosts, r) ? 0 : shoal_world_lost_ns(hosts->world, remote_of(hosts, r)->peer->world_rank);
+        if (!ns || ns >= first_ns || lost_ns - ns > CASCADE_NS || has_completed(remote_of(hosts, r), sequence))
+            continue;
+        first = r;
+        first_ns = ns;
     }
-    return true;
+    return first;
 }
 
 static bool is_remote_lost(struct hosts *hosts, int rank, uint64_t sequence, struct shoal_failure *failure)
 {
-    const struct remote *remote = remote_of(hosts, rank);
     char how[480];
-    if (has_completed(remote, sequence) || !is_gone(hosts, remote, how, sizeof how) || !is_first_lost(hosts, rank, sequence))
+    if (has_completed(remote_of(hosts, rank), sequence) || !is_gone(hosts, remote_of(hosts, rank), how, sizeof how))
         return false;
+    const int first = find_first_lost(hosts, rank, sequence);
+    const struct shoal_network_peer *peer = remote_of(hosts, first)->peer;
+    if (first != rank)
+        (void)is_gone(hosts, remote_of(hosts, first), how, sizeof how);
     failure->status = SHOAL_ERR_PEER_LOST;
-    failure->rank = rank;
-    failure->pid = remote->peer->name.pid;
-    snprintf(failure->host, sizeof failure->host, "%s", remote->peer->name.host);
-    snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %.390s", rank, failure->pid, failure->host, how);
+    failure->rank = first;
+    failure->pid = peer->name.pid;
+    snprintf(failure->host, sizeof failure->host, "%s", peer->name.host);
+    snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %.390s", first, failure->pid, failure->host, how);
     return true;
 }
 
@@ -725,33 +753,52 @@ static void free_remote(struct remote *remote)
 
 static bool is_writing(const struct hosts *hosts)
 {
-    for (unsigned i = 0; hosts->under_way && i < hosts->slots; i++) {
+    for (unsigned i = 0; hosts->under_way && i <= hosts->slots; i++) {
         if (hosts->under_way[i])
             return true;
     }
     return false;
 }
 
+static void put_segment(void *segment)
+{
+    shoal_segment_put(segment);
+}
+
+/* What peers may still write to, until they hear of a failure, and what counts writes under way, outlives the communicator. */
+static void leave_network(struct hosts *hosts, bool is_broken)
+{
+    struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
+    if (is_broken && hosts->has_window)
+        leftover = (struct shoal_network_leftover){
+            .memory = hosts->window, .release = put_segment, .arg = shoal_shm_segment(hosts->local)};
+    else if (hosts->has_window)
+        shoal_network_unregister(hosts->network, &hosts->window);
+    if (is_writing(hosts))
+        leftover.loads = hosts->loads;
+    else
+        free(hosts->loads);
+    if (leftover.arg || leftover.loads)
+        shoal_network_leave(hosts->network, &leftover);
+}
+
 static void destroy(struct shoal_transport *transport, bool finalized)
 {
     struct hosts *hosts = hosts_of(transport);
+    struct shoal_failure failure;
+    const bool is_broken = hosts->membership.arg && failed(transport, &failure);
     if (hosts->membership.arg) {
-        struct shoal_failure failure;
-        if (!finalized && !failed(transport, &failure)) /* else the others are told of that */
-            shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, false, hosts->completed);
+        if (!finalized && !is_broken) /* else the others are told of that */
+            shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, hosts->completed);
         shoal_world_leave(hosts->world, &hosts->membership);
         shoal_network_channel_close(hosts->network, &hosts->channel);
     }
-    if (hosts->has_window)
-        shoal_network_unregister(hosts->network, &hosts->window);
+    leave_network(hosts, is_broken);
     if (hosts->local)
         hosts->local->ops->destroy(hosts->local, finalized);
     for (int r = 0; hosts->remotes && r < transport->size; r++)
         free_remote(&hosts->remotes[r]);
-    if (is_writing(hosts))
-        shoal_network_leave_loads(hosts->network, hosts->loads);
-    else
-        free(hosts->loads);
+    free(hosts->counters);
     free(hosts->remotes);
     free(hosts->members);
     free(hosts->local_of);
@@ -794,27 +841,26 @@ static const struct shoal_transport_ops ops = {
     .destroy = destroy,
 };
 
-/* Counters, loads and what the loads count, of all ranks elsewhere, in one piece of memory: it outlives the transport where
- * writes are still under way. */
+/* Loads and what they count, of all ranks elsewhere, in one piece of memory: it outlives the transport where something is still
+ * under way. */
 static bool make_loads(struct hosts *hosts)
 {
-    const size_t size = (size_t)hosts->transport.size, slots = hosts->slots;
-    const size_t each = sizeof(struct shoal_network_load) + sizeof(struct counter) + sizeof(unsigned);
-    hosts->loads = calloc(size + 1, slots * each);
+    const size_t size = (size_t)hosts->transport.size, kinds = hosts->slots + 1u; /* writes of each slot; messages */
+    hosts->loads = calloc(size + 1, kinds * (sizeof(struct shoal_network_load) + sizeof(unsigned)));
     if (!hosts->loads)
         return false;
-    struct counter *counters = (struct counter *)(void *)hosts->loads;
-    struct shoal_network_load *loads = (struct shoal_network_load *)(void *)(counters + size * slots);
-    unsigned *counts = (unsigned *)(void *)(loads + size * slots);
-    hosts->under_way = counts + size * slots;
+    struct shoal_network_load *loads = (struct shoal_network_load *)(void *)hosts->loads;
+    unsigned *counts = (unsigned *)(void *)(loads + size * kinds);
+    hosts->under_way = counts + size * kinds;
     for (size_t r = 0; r < size; r++) {
         struct remote *remote = &hosts->remotes[r];
         remote->peer = hosts->members[r].there;
-        remote->counters = counters + r * slots;
-        remote->loads = loads + r * slots;
-        remote->writing = counts + r * slots;
-        for (size_t i = 0; i < slots; i++)
-            remote->loads[i] = (struct shoal_network_load){remote->peer, &remote->writing[i], &hosts->under_way[i]};
+        remote->counters = hosts->counters + r * hosts->slots;
+        remote->loads = loads + r * kinds;
+        remote->under_way = counts + r * kinds;
+        for (size_t i = 0; i < kinds; i++)
+            remote->loads[i] =
+                (struct shoal_network_load){remote->peer, &remote->under_way[i], &hosts->under_way[i], i == hosts->slots};
     }
     return true;
 }
@@ -827,7 +873,8 @@ static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_
     hosts->rank_of = calloc(size, sizeof *hosts->rank_of);
     hosts->host = calloc(size, sizeof *hosts->host);
     hosts->remotes = calloc(size, sizeof *hosts->remotes);
-    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->remotes)
+    hosts->counters = calloc(size * hosts->slots, sizeof *hosts->counters);
+    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->remotes || !hosts->counters)
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     memcpy(hosts->members, options->members, size * sizeof *hosts->members);
     if (!make_loads(hosts))

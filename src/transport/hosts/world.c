@@ -4,8 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+
 /* Of communicators that this rank has not made yet. */
 #define EARLY_MAX 64
+#define CLOSED_MAX 256
 
 enum notice_kind { FAILURE = 1, LEFT };
 
@@ -14,8 +17,7 @@ struct notice {
     uint64_t completed;
     uint32_t kind;
     int32_t rank;
-    uint32_t is_finalized;
-    uint32_t spare;
+
     struct shoal_failure failure;
 };
 
@@ -27,9 +29,10 @@ struct shoal_world {
     pthread_mutex_t lock; /* of the members; held while their functions are called */
     struct shoal_world_member *members;
     struct notice early[EARLY_MAX];
-    unsigned early_count; /* ever */
-    unsigned lost_count;  /* the control thread's */
-    atomic_uint lost[];   /* [size] */
+    unsigned early_count;        /* ever */
+    uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
+    unsigned closed_count;       /* ever */
+    _Atomic uint64_t lost_ns[];  /* [size] */
 };
 
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */
@@ -39,7 +42,16 @@ static void hand_over(const struct shoal_world_member *member, const struct noti
     if (notice->kind == FAILURE)
         member->take(member->arg, &notice->failure);
     else
-        member->left(member->arg, notice->rank, notice->is_finalized, notice->completed);
+        member->left(member->arg, notice->rank, notice->completed);
+}
+
+static bool was_closed(const struct shoal_world *world, uint64_t comm)
+{
+    for (unsigned i = 0; i < CLOSED_MAX; i++) {
+        if (world->closed[i] == comm)
+            return true;
+    }
+    return false;
 }
 
 static void on_notice(void *arg, int from, const void *data, size_t bytes)
@@ -58,7 +70,7 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
         member = member->next;
     if (member)
         hand_over(member, &notice);
-    else
+    else if (!was_closed(world, notice.comm))
         world->early[world->early_count++ % EARLY_MAX] = notice;
     pthread_mutex_unlock(&world->lock);
 }
@@ -67,7 +79,7 @@ static void on_lost(void *arg, int rank)
 {
     struct shoal_world *world = arg;
     char how[160];
-    atomic_store_explicit(&world->lost[rank], ++world->lost_count, memory_order_release);
+    atomic_store_explicit(&world->lost_ns[rank], shoal_clock_ns(), memory_order_release);
     shoal_control_describe(world->control, rank, how, sizeof how);
     shoal_log_line(world->log, SHOAL_LOG_INFO, "hosts", "rank %d of the world: %s", rank, how);
 }
@@ -95,7 +107,7 @@ static void on_woken(void *arg)
 enum shoal_status shoal_world_open(struct shoal_bootstrap *bootstrap, const struct shoal_world_options *options,
                                    struct shoal_world **world_out)
 {
-    struct shoal_world *world = calloc(1, sizeof *world + (size_t)bootstrap->size * sizeof world->lost[0]);
+    struct shoal_world *world = calloc(1, sizeof *world + (size_t)bootstrap->size * sizeof world->lost_ns[0]);
     if (!world)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
     world->log = options->log;
@@ -125,9 +137,9 @@ void shoal_world_close(struct shoal_world *world)
     free(world);
 }
 
-unsigned shoal_world_lost(struct shoal_world *world, int rank)
+uint64_t shoal_world_lost_ns(struct shoal_world *world, int rank)
 {
-    return atomic_load_explicit(&world->lost[rank], memory_order_acquire);
+    return atomic_load_explicit(&world->lost_ns[rank], memory_order_acquire);
 }
 
 struct shoal_control *shoal_world_control(struct shoal_world *world)
@@ -139,8 +151,8 @@ struct shoal_control *shoal_world_control(struct shoal_world *world)
 
 void shoal_world_join(struct shoal_world *world, struct shoal_world_member *member)
 {
-    const unsigned kept = world->early_count < EARLY_MAX ? world->early_count : EARLY_MAX;
     pthread_mutex_lock(&world->lock);
+    const unsigned kept = world->early_count < EARLY_MAX ? world->early_count : EARLY_MAX;
     member->next = world->members;
     world->members = member;
     for (unsigned i = 0; i < kept; i++) {
@@ -158,6 +170,7 @@ void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *mem
         link = &(*link)->next;
     if (*link)
         *link = member->next;
+    world->closed[world->closed_count++ % CLOSED_MAX] = member->comm;
     tell_failure(world, member); /* the control thread may not have come to it */
     pthread_mutex_unlock(&world->lock);
 }
@@ -169,9 +182,8 @@ void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *memb
     shoal_control_wake(world->control);
 }
 
-void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, bool is_finalized, uint64_t completed)
+void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed)
 {
-    const struct notice notice = {
-        .comm = comm, .completed = completed, .kind = LEFT, .rank = rank, .is_finalized = is_finalized};
+    const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
     (void)shoal_control_publish(world->control, &notice, sizeof notice);
 }

@@ -14,9 +14,9 @@ struct shoal_world;
 struct shoal_world_member {
     uint64_t comm;
     void *arg;
-    void (*take)(void *arg, const struct shoal_failure *failure);             /* another host's */
-    bool (*give)(void *arg, struct shoal_failure *failure_out);               /* this host's first cause */
-    void (*left)(void *arg, int rank, bool is_finalized, uint64_t completed); /* a rank has left the communicator */
+    void (*take)(void *arg, const struct shoal_failure *failure); /* another host's */
+    bool (*give)(void *arg, struct shoal_failure *failure_out);   /* this host's first cause */
+    void (*left)(void *arg, int rank, uint64_t completed);        /* a rank has left the communicator before its end */
     atomic_bool must_tell;
     struct shoal_world_member *next;
 };
@@ -36,8 +36,8 @@ void shoal_world_close(struct shoal_world *world);
 
 struct shoal_control *shoal_world_control(struct shoal_world *world);
 
-/* 0 while the rank of the world is not lost; of those that are, the first one has 1, the next 2. */
-unsigned shoal_world_lost(struct shoal_world *world, int rank);
+/* When the loss of a rank of the world was heard; 0 while it is not lost. */
+uint64_t shoal_world_lost_ns(struct shoal_world *world, int rank);
 
 /* What came for the communicator before is handed over at once. */
 void shoal_world_join(struct shoal_world *world, struct shoal_world_member *member);
@@ -47,6 +47,6 @@ void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *mem
 /* The member's failure goes to all. Async-signal-safe. */
 void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *member);
 /* That the rank leaves the communicator. */
-void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, bool is_finalized, uint64_t completed);
+void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed);
 
 #endif

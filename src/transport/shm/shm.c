@@ -667,6 +667,11 @@ enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_
     return joined;
 }
 
+struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport)
+{
+    return shoal_segment_get(shm_of(transport)->seats[transport->rank].segment);
+}
+
 size_t shoal_shm_window_stride(size_t slot_bytes)
 {
     return shoal_shm_layout_stride(slot_bytes);

@@ -25,6 +25,9 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_node *node, c
  * read. Only then is the transport of use. On an error the caller destroys it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out);
 
+/* The own segment, with a reference for the caller. */
+struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport);
+
 /* Bytes from one slot of a window to the next. */
 size_t shoal_shm_window_stride(size_t slot_bytes);
 
