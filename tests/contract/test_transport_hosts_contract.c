@@ -90,7 +90,7 @@ static enum shoal_status make_rank(struct maker *maker)
                                                         .rank = maker->rank,
                                                         .size = world->size,
                                                         .slots = SHOAL_DEPTH_MAX,
-                                                        .slot_bytes = (size_t)1 << 16,
+                                                        .slot_bytes = (size_t)1 << 19,
                                                         .counter_start = world->counter_start,
                                                         .timeout_ms = TIMEOUT_MS}};
     SHOAL_TRY(shoal_hosts_create((*context)->node, &options, &world->ranks[maker->rank]));

@@ -779,6 +779,38 @@ static void large_puts_in_messages_are_whole_when_their_raise_counts(void **stat
     play_rounds(state, 2, false);
 }
 
+#define LARGE_BYTES ((size_t)512 << 10)
+
+/* More than lies between the hosts while nobody takes it there. */
+static void sources_are_read_until_they_have_left(void **state)
+{
+    static const uint16_t hosts[] = {0, 1};
+    static unsigned char sources[SHOAL_DEPTH_MAX][LARGE_BYTES];
+    struct contract_world world;
+    open_or_skip(&world, state, 2, hosts, 0);
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(at(&world, rank)->ops->reserve_window(at(&world, rank), SHOAL_DEPTH_MAX, LARGE_BYTES), SHOAL_OK);
+    arrive(&world, 1, 1, 0);
+    assert_arrived(&world, 0, 1, 1, 0);
+    for (uint64_t n = 1; n <= 2; n++) {
+        world.is_idle[1] = true;
+        for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
+            fill(sources[slot], LARGE_BYTES, (int)slot, n);
+            put(&world, 0, 1, slot, 0, 0, sources[slot], LARGE_BYTES);
+        }
+        world.is_idle[1] = false;
+        for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
+            UNTIL(&world, has_left(&world, 0, slot));
+            memset(sources[slot], 0xEE, LARGE_BYTES);
+        }
+        for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
+            UNTIL(&world, counter(&world, 1, 0, slot) == n);
+            assert_filled(window(&world, 1, 1, slot), LARGE_BYTES, (int)slot, n);
+        }
+    }
+    close_world(&world);
+}
+
 static void locate_unknown_memory_is_zero(void **state)
 {
     struct contract_world world;
@@ -980,6 +1012,7 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(raises_of_puts_in_messages_count_in_order, state),
         cmocka_unit_test_prestate(large_puts_are_whole_when_their_raise_counts, state),
         cmocka_unit_test_prestate(large_puts_in_messages_are_whole_when_their_raise_counts, state),
+        cmocka_unit_test_prestate(sources_are_read_until_they_have_left, state),
         cmocka_unit_test_prestate(locate_unknown_memory_is_zero, state),
         cmocka_unit_test_prestate(shared_memory_is_reached_by_peers, state),
         cmocka_unit_test_prestate(failure_first_cause_reaches_all, state),
