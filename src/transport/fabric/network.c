@@ -339,7 +339,7 @@ static void on_written(void *arg, uint32_t immediate)
     const unsigned slot = (immediate >> SHOAL_NETWORK_RAISE_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
     const uint32_t name = immediate >> (SHOAL_NETWORK_RAISE_BITS + SHOAL_NETWORK_SLOT_BITS);
     const uint32_t age = name % (1u << SHOAL_NETWORK_AGE_BITS), index = name >> SHOAL_NETWORK_AGE_BITS;
-    if (index >= network->counters_used)
+    if (!index || index >= network->counters_used)
         return;
     const struct counters *counters = &network->counters[index];
     if (counters->channel && counters->age == age) /* else it was meant for who had them before */
