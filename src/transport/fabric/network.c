@@ -23,7 +23,8 @@ struct early {
     char data[];
 };
 
-#define EARLY_MAX 8192    /* messages */
+#define EARLY_MAX 8192 /* messages */
+#define EARLY_BYTES_MAX ((size_t)16 << 20)
 #define CLOSED_MAX 256    /* communicators whose late messages are known for what they are */
 #define FULL_MESSAGES 64  /* so many wait for one peer: then it is better to come again later */
 #define SENDING_MAX 16    /* of one peer that have not left: one that takes none must not hold up the others */
@@ -59,6 +60,7 @@ struct shoal_network {
     uint64_t rounds; /* of sending */
     struct early *early_head, **early_end;
     unsigned early_count;
+    size_t early_bytes;
     bool has_dropped;
     uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
     unsigned closed_next;
@@ -245,6 +247,16 @@ static void hand_over(struct shoal_network_channel *channel, const void *data, s
     channel->message(channel->arg, &head, (const char *)data + sizeof head, bytes - sizeof head);
 }
 
+static void remove_early(struct shoal_network *network, struct early **link)
+{
+    struct early *early = *link;
+    *link = early->next;
+    if (!early->next)
+        network->early_end = link;
+    network->early_count--;
+    network->early_bytes -= early->bytes;
+}
+
 static void hand_over_early(struct shoal_network *network, struct shoal_network_channel *channel)
 {
     struct early **link = &network->early_head;
@@ -254,12 +266,10 @@ static void hand_over_early(struct shoal_network *network, struct shoal_network_
             link = &early->next;
             continue;
         }
-        *link = early->next;
-        network->early_count--;
+        remove_early(network, link);
         hand_over(channel, early->data, early->bytes);
         free(early);
     }
-    network->early_end = link;
 }
 
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel)
@@ -357,14 +367,27 @@ static bool was_closed(const struct shoal_network *network, uint64_t comm)
     return false;
 }
 
-static void keep_early(struct shoal_network *network, const void *data, size_t bytes)
+/* The oldest go: a communicator that is made at all is made soon. */
+static void make_room_for_early(struct shoal_network *network, size_t bytes)
 {
-    struct early *early = network->early_count < EARLY_MAX ? malloc(sizeof *early + bytes) : NULL;
-    if (!early) {
+    while (network->early_count == EARLY_MAX || network->early_bytes + bytes > EARLY_BYTES_MAX) {
+        struct early *oldest = network->early_head;
+        remove_early(network, &network->early_head);
+        free(oldest);
         if (!network->has_dropped)
             shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
-                           "messages for communicators that this rank has not made are dropped: more than %d came", EARLY_MAX);
+                           "messages for communicators that this rank has not made are dropped: more than %d, or %zu MiB, came",
+                           EARLY_MAX, EARLY_BYTES_MAX >> 20);
         network->has_dropped = true;
+    }
+}
+
+static void keep_early(struct shoal_network *network, const void *data, size_t bytes)
+{
+    make_room_for_early(network, bytes);
+    struct early *early = malloc(sizeof *early + bytes);
+    if (!early) {
+        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for a message of %zu bytes that came early", bytes);
         return;
     }
     early->next = NULL;
@@ -373,6 +396,7 @@ static void keep_early(struct shoal_network *network, const void *data, size_t b
     *network->early_end = early;
     network->early_end = &early->next;
     network->early_count++;
+    network->early_bytes += bytes;
 }
 
 /* What does not begin with the number of a communicator comes from a stranger: the number is random. */
