@@ -15,6 +15,8 @@
 
 /* And of packets that were taken. */
 #define TELL_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
+/* So many packets of no bytes fill a queue. */
+#define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
 /* What a message of a put carries. */
 #define PART_BYTES ((size_t)16 << 10)
 /* The control tree knows better why a peer does not answer, and soon. */
@@ -57,6 +59,7 @@ struct remote {
     struct parts *parts;                        /* [slots], when the first message of a put is heard */
     uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
     uint64_t popped, popped_bytes, told_popped; /* packets here */
+    size_t held_bytes;                          /* of those heard */
     struct packet *packets;                     /* heard, by number */
     atomic_bool has_left;                       /* the communicator; told over the control tree */
     _Atomic uint64_t left_completed;
@@ -373,9 +376,7 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
     if (remote->pushed_bytes - remote->taken_bytes + packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
         shoal_network_is_full(remote->peer))
         return SHOAL_PENDING;
-    struct shoal_packet travels = *packet;
-    travels.location = 0; /* what is shared here cannot be reached from there */
-    const struct iovec body[] = {{&travels, sizeof travels}, {(void *)(uintptr_t)data, packet->bytes}};
+    const struct iovec body[] = {{(void *)(uintptr_t)packet, sizeof *packet}, {(void *)(uintptr_t)data, packet->bytes}};
     const struct shoal_network_head head = {.kind = SHOAL_NETWORK_PACKET, .number = remote->pushed};
     SHOAL_TRY(send_message(hosts, peer, head, body, 2));
     remote->pushed++;
@@ -404,6 +405,7 @@ static void pop(struct shoal_transport *transport, int peer)
     remote->packets = packet->next;
     remote->popped++;
     remote->popped_bytes += packet_space(&packet->head);
+    remote->held_bytes -= packet_space(&packet->head);
     free(packet);
     if (remote->popped_bytes - remote->told_popped >= TELL_TAKEN)
         note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
@@ -468,6 +470,13 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
     hear_raise(&remote->counters[head->slot], head->number);
 }
 
+/* Nobody who keeps to the rules sends more than the queue holds. */
+static bool fits_queue(const struct remote *remote, const struct shoal_packet *packet, uint64_t number)
+{
+    return packet->bytes <= SHOAL_PACKET_BYTES_MAX && number - remote->popped < PACKETS_MAX &&
+           remote->held_bytes + packet_space(packet) <= SHOAL_PACKET_QUEUE_BYTES;
+}
+
 static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t number, const char *body, size_t bytes)
 {
     struct packet **link = &remote->packets;
@@ -475,7 +484,11 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
     if (bytes < sizeof head)
         return;
     memcpy(&head, body, sizeof head);
-    if (head.bytes != bytes - sizeof head)
+    if (head.bytes != bytes - sizeof head || !fits_queue(remote, &head, number))
+        return;
+    while (*link && (*link)->number < number)
+        link = &(*link)->next;
+    if (*link && (*link)->number == number)
         return;
     struct packet *packet = malloc(sizeof *packet + head.bytes);
     if (!packet) {
@@ -484,8 +497,8 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
     }
     packet->number = number;
     memcpy(&packet->head, body, bytes);
-    while (*link && (*link)->number < number)
-        link = &(*link)->next;
+    packet->head.location = 0; /* what is shared there cannot be reached from here */
+    remote->held_bytes += packet_space(&packet->head);
     packet->next = *link;
     *link = packet;
 }
