@@ -511,7 +511,8 @@ static void hear(void *arg, const struct shoal_network_head *head, const void *b
         return;
     struct remote *remote = remote_of(hosts, (int)head->source);
     remote->completed = head->completed > remote->completed ? head->completed : remote->completed;
-    remote->taken_bytes = head->taken > remote->taken_bytes ? head->taken : remote->taken_bytes;
+    if (head->taken > remote->taken_bytes && head->taken <= remote->pushed_bytes)
+        remote->taken_bytes = head->taken;
     switch ((enum shoal_network_kind)head->kind) {
     case SHOAL_NETWORK_ARRIVE:
         hear_record(hosts, remote, body, bytes);
