@@ -345,13 +345,18 @@ static uint64_t counter_value(struct shoal_transport *transport, int peer, unsig
     return remote_of(hosts, peer)->counters[slot].heard;
 }
 
+/* Else it was heard before, or from nobody who keeps to the rules. */
+static bool is_expected(const struct counter *counter, uint64_t number)
+{
+    return number - counter->heard - 1 < RAISES;
+}
+
 /* What comes out of order waits, as a bit, until those before it have come. */
 static void hear_raise(struct counter *counter, uint64_t number)
 {
-    const uint64_t distance = number - counter->heard - 1;
-    if (distance >= RAISES)
-        return; /* heard before, or from nobody who keeps to the rules */
-    counter->ahead |= UINT64_C(1) << distance;
+    if (!is_expected(counter, number))
+        return;
+    counter->ahead |= UINT64_C(1) << (number - counter->heard - 1);
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
         counter->heard++;
@@ -453,7 +458,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
         return;
     memcpy(&part, body, sizeof part);
     bytes -= sizeof part;
-    if (!has_space(hosts, head->slot, part.offset, bytes))
+    if (!has_space(hosts, head->slot, part.offset, bytes) || !is_expected(&remote->counters[head->slot], head->number))
         return;
     if (!remote->parts)
         remote->parts = calloc(hosts->slots, sizeof *remote->parts);
