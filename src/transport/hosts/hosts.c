@@ -174,6 +174,9 @@ static void expect(struct shoal_transport *transport, int peer, uint64_t sequenc
         hosts->local->ops->expect(hosts->local, hosts->local_of[peer], sequence, bytes);
 }
 
+/* In place of a payload that a peer did not send, against the rules. */
+static const unsigned char nothing[SHOAL_PAYLOAD_MAX];
+
 static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -182,6 +185,12 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
     const struct remote *remote = remote_of(hosts, peer);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
         return remote->records[sequence % SHOAL_ARRIVALS].payload;
+    if (!remote->payloads) {
+        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
+                                   "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
+                                   (unsigned long long)sequence, bytes));
+        return nothing;
+    }
     return remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
@@ -435,6 +444,10 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         return;
     }
     const uint64_t sequence = arrival.descriptor.sequence;
+    if (sequence > remote->last_heard)
+        remote->last_heard = sequence;
+    if (sequence <= hosts->completed)
+        return; /* nobody looks at it any more, and its place may be taken */
     struct shoal_arrival *record = &remote->records[sequence % SHOAL_ARRIVALS];
     const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
     memcpy(is_beside ? remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX : (char *)record->payload,
@@ -447,7 +460,6 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         remote->raises = arrival.counters;
         remote->has_window = true;
     }
-    remote->last_heard = sequence > remote->last_heard ? sequence : remote->last_heard;
 }
 
 static void hear_data(struct hosts *hosts, struct remote *remote, const struct shoal_network_head *head, const char *body,
