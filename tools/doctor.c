@@ -2,10 +2,12 @@
 #include "doctor.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { HOST_TIMEOUT_MS = 20000 };
+enum { HOST_TIMEOUT_MS = 20000, EXIT_S = 2 };
 
 enum option {
     OPTION_HELP = 1,
@@ -32,8 +34,9 @@ static const struct tool_option options[] = {
 };
 
 static const char help[] =
-    "Usage: shoal doctor [--ranks N] [--towards HOST] [--json]\n"
-    "       shoal doctor --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [--json]\n"
+    "Usage:\n"
+    "    shoal doctor [--ranks N] [--towards HOST] [--json]\n"
+    "    shoal doctor --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [--json]\n"
     "\n"
     "Says what would go wrong on this host, or on the hosts of a file, and what to do about it: wrong and mistyped settings, "
     "the\n"
@@ -127,6 +130,22 @@ static int diagnose_here(const struct doctor_options *doctor, struct doctor_find
     return shoal_diagnose(&diagnosis, take, findings) == SHOAL_OK ? 0 : 1;
 }
 
+static volatile sig_atomic_t exit_code;
+
+static void on_alarm(int number)
+{
+    (void)number;
+    _exit(exit_code);
+}
+
+/* What did not answer in time, and was given up, may hold a lock that the ending of its library wants. */
+static void end_in_time(int code)
+{
+    exit_code = code;
+    signal(SIGALRM, on_alarm);
+    alarm(EXIT_S);
+}
+
 /* ---- Many ---------------------------------------------------------------------------------------------------------------- */
 
 /* Started by its path, it is probably there under the same one; started by its name, the hosts have their own search path. */
@@ -164,7 +183,9 @@ static int doctor_run(struct doctor_options *doctor)
     }
     doctor_findings_fini(&findings);
     free(hosts.at);
-    return tool_output_finish("doctor", code);
+    code = tool_output_finish("doctor", code);
+    end_in_time(code);
+    return code;
 }
 
 int shoal_tool_doctor(int argc, char **argv)

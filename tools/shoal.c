@@ -36,7 +36,7 @@ static void help_print(FILE *out)
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
           "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
-          "    shoal doctor                                    what would go wrong on this host\n"
+          "    shoal doctor --ranks 8                          what would go wrong here, with so many workers\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"
           "Exit codes: 0 success, 1 failure, 2 the arguments make no sense; 'shoal run' passes on its workers' codes.\n",

@@ -83,13 +83,13 @@ static void check_variables(struct reading *reading, const struct shoal_surround
 }
 
 /* As a rank of two would load it: a rank alone has nobody to prove it to. */
-static bool check_secret(struct reading *reading)
+static void check_secret(struct reading *reading, struct shoal_surroundings *around)
 {
     struct shoal_bootstrap pair = {.size = 2};
-    tell_failure(reading, shoal_secret_load(reading->settings, &reading->log, &pair));
-    const bool has_secret = pair.has_secret;
+    if (shoal_secret_load(reading->settings, &reading->log, &pair) != SHOAL_OK)
+        (void)shoal_log_last_error(&reading->log, around->secret_error, sizeof around->secret_error);
+    around->has_secret = pair.has_secret;
     explicit_bzero(&pair, sizeof pair);
-    return has_secret;
 }
 
 void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
@@ -104,7 +104,7 @@ void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)
     check_variables(&reading, &around);
     if (shoal_pmix_is_present())
         tell_failure(&reading, shoal_pmix_check(&reading.log));
-    around.has_secret = check_secret(&reading);
+    check_secret(&reading, &around);
     shoal_log_fini(&reading.log);
     *surroundings_out = around;
 }

@@ -107,7 +107,7 @@ static void check_settings(struct shoal_diagnosis *diagnosis)
 
 static void tell_wrong_variable(void *arg, const char *error)
 {
-    shoal_diagnosis_tell_text(arg, SHOAL_FINDING_ERROR, error, NULL);
+    shoal_diagnosis_tell_text(arg, SHOAL_FINDING_ERROR, error, strstr(error, "; ") ? NULL : "correct it, or unset it");
 }
 
 static void check_job(struct shoal_diagnosis *diagnosis)
@@ -127,16 +127,14 @@ static void check_job(struct shoal_diagnosis *diagnosis)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "started through %s", around->launcher);
 }
 
-/* A secret that cannot be used has been told as the job's. */
 static void check_secret(struct shoal_diagnosis *diagnosis)
 {
-    const bool is_set = diagnosis->settings.secret[0] || diagnosis->settings.secret_file[0];
-    if (diagnosis->around.has_secret)
+    const char *error = diagnosis->around.secret_error;
+    if (*error)
+        tell_wrong_variable(diagnosis, error);
+    else if (diagnosis->around.has_secret)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
                              "the job's secret is set, and libsodium, which proves it, is here");
-    else if (is_set)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR, "see the finding about the job",
-                             "the job's secret cannot be used");
     else if (!shoal_auth_is_available())
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "install libsodium23 where a secret is wanted",
                              "libsodium is not here: no secret can be proved");
@@ -317,12 +315,12 @@ static const struct check {
     {"MASTER_ADDR", shoal_diagnose_master},
     {"towards", shoal_diagnose_towards},
     {"own name", shoal_diagnose_own_name},
+    {"secret", check_secret}, /* loads a library, which one that hangs in loading keeps from that: before libfabric */
     {"interface", shoal_diagnose_interface},
     {"mtu", shoal_diagnose_mtu},
     {"ports", shoal_diagnose_ports},
     {"libfabric", shoal_diagnose_fabric},
     {"locked memory", check_locked_memory},
-    {"secret", check_secret},
 };
 
 enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg)

@@ -30,7 +30,7 @@ struct shoal_diagnosis {
 void shoal_diagnosis_tell(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *advice,
                           const char *format, ...) SHOAL_PRINTF(4, 5);
 
-/* A text of the library, "what is wrong; what to do"; advice where it says none itself. */
+/* A text of the library. advice NULL: it is "what is wrong; what to do" itself. */
 void shoal_diagnosis_tell_text(struct shoal_diagnosis *diagnosis, enum shoal_finding_level level, const char *text,
                                const char *advice);
 

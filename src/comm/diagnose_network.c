@@ -41,10 +41,10 @@ static enum shoal_finding_level between_hosts(const struct shoal_diagnosis *diag
 /* ---- Names --------------------------------------------------------------------------------------------------------------- */
 
 /* False: the name means nothing here, and that has been told. */
-static bool look_up(struct shoal_diagnosis *diagnosis, const char *host, enum shoal_finding_level level,
+static bool look_up(struct shoal_diagnosis *diagnosis, const char *host, const char *what, enum shoal_finding_level level,
                     struct shoal_lookup *lookup)
 {
-    shoal_lookup_run(host, diagnosis->subject, diagnosis->timeout_ms, lookup);
+    shoal_lookup_run(host, what, diagnosis->timeout_ms, lookup);
     if (lookup->status != SHOAL_OK)
         shoal_diagnosis_tell_text(diagnosis, level, lookup->error,
                                   "give an address instead, or put the name into /etc/hosts or the name server");
@@ -111,16 +111,17 @@ static void tell_route(struct shoal_diagnosis *diagnosis, const char *host, cons
     if (is_ours(diagnosis, to))
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is this host (%s)", host, text);
     else
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is %s, reached from %s", host, text, from);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s%s%s is reached from %s", host,
+                             strcmp(host, text) ? ", which is " : "", strcmp(host, text) ? text : "", from);
 }
 
 /* Whether it is this host. */
-static bool examine_host(struct shoal_diagnosis *diagnosis, const char *host)
+static bool examine_host(struct shoal_diagnosis *diagnosis, const char *host, const char *what)
 {
     struct shoal_lookup lookup;
     if (!shoal_nics_find(&diagnosis->nics))
         diagnosis->nics.count = 0;
-    if (!look_up(diagnosis, host, SHOAL_FINDING_ERROR, &lookup))
+    if (!look_up(diagnosis, host, what, SHOAL_FINDING_ERROR, &lookup))
         return false;
     const bool is_here = is_ours(diagnosis, &lookup.list.at[0]);
     diagnosis->is_far |= !is_here;
@@ -138,7 +139,7 @@ static bool examine_host(struct shoal_diagnosis *diagnosis, const char *host)
 void shoal_diagnose_master(struct shoal_diagnosis *diagnosis)
 {
     if (diagnosis->around.master)
-        diagnosis->is_master_here = examine_host(diagnosis, diagnosis->around.master);
+        diagnosis->is_master_here = examine_host(diagnosis, diagnosis->around.master, "MASTER_ADDR");
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "not set");
 }
@@ -147,7 +148,7 @@ void shoal_diagnose_towards(struct shoal_diagnosis *diagnosis)
 {
     const struct shoal_address before = diagnosis->here;
     if (diagnosis->towards)
-        (void)examine_host(diagnosis, diagnosis->towards);
+        (void)examine_host(diagnosis, diagnosis->towards, "the question (--towards)");
     diagnosis->here = before; /* the ports are those of MASTER_ADDR */
 }
 
@@ -165,7 +166,7 @@ void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis)
     struct shoal_lookup lookup;
     char host[256] = "", text[SHOAL_ADDRESS_TEXT_MAX];
     if (gethostname(host, sizeof host - 1) != 0 || !shoal_nics_find(&diagnosis->nics) ||
-        !look_up(diagnosis, host, between_hosts(diagnosis, SHOAL_FINDING_WARNING), &lookup))
+        !look_up(diagnosis, host, "gethostname", between_hosts(diagnosis, SHOAL_FINDING_WARNING), &lookup))
         return;
     print_address(&lookup.list.at[0], text);
     if (shoal_address_is_loopback(&lookup.list.at[0]))

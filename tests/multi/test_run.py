@@ -606,7 +606,7 @@ def mistyped_words_get_a_suggestion():
 
 def other_words_get_none():
     """A third of the letters may be wrong, not more."""
-    for words in (["run", "--frob"], ["run", "-x", "2"], ["bench", "--frob"], ["trace", "--frob"], ["trace", "-x"], ["doctor"],
+    for words in (["run", "--frob"], ["run", "-x", "2"], ["bench", "--frob"], ["trace", "--frob"], ["trace", "-x"], ["sailor"],
                   ["explain", "sort"], ["bench", "--most", "8"]):
         done = command(*words)
         refused(done, 2, words[-1] if words[-1][0] == "-" or len(words) == 1 else words[1])
