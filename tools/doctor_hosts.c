@@ -244,8 +244,8 @@ static void listen_until(struct probe *probes, int count, struct pollfd *polled,
     }
 }
 
-/* Waits for its end until the deadline, then ends it and all it started. Who still holds a pipe has been waited for already; where
- * that is only something it left behind, its own end counts. */
+/* Waits for its end until the deadline, then ends it and all it started. Who still holds a pipe has been waited for already;
+ * where that is only something it left behind, its own end counts. */
 static void probe_end(struct probe *probe, int64_t deadline_ms)
 {
     bool is_killed = probe->fds[STREAM_OUT] >= 0 || probe->fds[STREAM_ERR] >= 0;

@@ -581,11 +581,21 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
 
-/* How bad a finding is: an error keeps a job from running, a warning makes it slow or fragile, a note is worth knowing. */
-enum shoal_finding_level { SHOAL_FINDING_OK, SHOAL_FINDING_NOTE, SHOAL_FINDING_WARNING, SHOAL_FINDING_ERROR };
+/* How bad a finding is: name, number, what it means. */
+#define SHOAL_FINDING_LIST(X)                               \
+    X(FINDING_OK, 0, "nothing to do")                       \
+    X(FINDING_NOTE, 1, "worth knowing")                     \
+    X(FINDING_WARNING, 2, "a job will be slow, or fragile") \
+    X(FINDING_ERROR, 3, "a job would fail")
 
-/* Receives each finding of shoal_diagnose, in a fixed order: what it is about ("memory"), what was found, and what to do ("" where
- * nothing is to be done). Texts are one line of printable ASCII and hold during the call. */
+enum shoal_finding_level {
+#define SHOAL_FINDING_ENUM(name, number, text) SHOAL_##name = (number),
+    SHOAL_FINDING_LIST(SHOAL_FINDING_ENUM)
+#undef SHOAL_FINDING_ENUM
+};
+
+/* Receives each finding of shoal_diagnose, in a fixed order: what it is about ("memory"), what was found, and what to do (""
+ * where nothing is to be done). Texts are one line of printable ASCII and hold during the call. */
 typedef void (*shoal_finding_fn)(void *arg, enum shoal_finding_level level, const char *subject, const char *found,
                                  const char *advice);
 
@@ -601,8 +611,8 @@ struct shoal_diagnosis_options {
     }
 
 /* Looks for what would go wrong on this host: settings, launcher's variables, cores, memory, limits, kernel, names, interfaces,
- * ports, libfabric. Changes nothing and sends nothing but questions to name servers. ERR_UNSUPPORTED when a finding is an error,
- * ERR_ARGUMENT when fn is NULL or struct_bytes is not set. */
+ * ports, libfabric. Changes nothing and sends nothing but questions to name servers. ERR_UNSUPPORTED when a finding is an
+ * error, ERR_ARGUMENT when fn is NULL or struct_bytes is not set. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn,
                                                           void *arg);
 

@@ -138,10 +138,11 @@ static void check_secret(struct shoal_diagnosis *diagnosis)
     else if (!shoal_auth_is_available())
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "install libsodium23 where a secret is wanted",
                              "libsodium is not here: no secret can be proved");
+    else if (diagnosis->around.launcher && diagnosis->is_far)
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_WARNING, "set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",
+                             "no secret is set: whoever reaches rank 0's port can join");
     else
-        shoal_diagnosis_tell(diagnosis, diagnosis->is_far ? SHOAL_FINDING_WARNING : SHOAL_FINDING_OK,
-                             diagnosis->is_far ? "set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks" : NULL,
-                             "no secret is set%s", diagnosis->is_far ? ": whoever reaches rank 0's port can join" : "");
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "no secret is set");
 }
 
 /* ---- The machine --------------------------------------------------------------------------------------------------------- */

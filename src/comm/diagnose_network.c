@@ -65,10 +65,17 @@ static bool is_own_name(const char *host)
     return length == strcspn(host, ".") && strncasecmp(own, host, length) == 0;
 }
 
+/* Whoever writes it means this host alone. */
+static bool is_plain_loopback(const char *host)
+{
+    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||
+           (strncmp(host, "127.", 4) == 0 && host[strspn(host, "0123456789.")] == 0);
+}
+
 static void tell_loopback(struct shoal_diagnosis *diagnosis, const char *host, const struct shoal_address *address)
 {
     char text[SHOAL_ADDRESS_TEXT_MAX];
-    const bool is_plain = strcmp(host, "localhost") == 0 || host[strspn(host, "0123456789.")] == 0 || strchr(host, ':');
+    const bool is_plain = is_plain_loopback(host);
     print_address(address, text);
     if (!is_plain && !is_own_name(host))
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
@@ -109,7 +116,8 @@ static void tell_route(struct shoal_diagnosis *diagnosis, const char *host, cons
     print_address(to, text);
     print_address(&source, from);
     if (is_ours(diagnosis, to))
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is this host (%s)", host, text);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s%s%s is this host", host,
+                             strcmp(host, text) ? ", which is " : "", strcmp(host, text) ? text : "");
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s%s%s is reached from %s", host,
                              strcmp(host, text) ? ", which is " : "", strcmp(host, text) ? text : "", from);
@@ -147,8 +155,10 @@ void shoal_diagnose_master(struct shoal_diagnosis *diagnosis)
 void shoal_diagnose_towards(struct shoal_diagnosis *diagnosis)
 {
     const struct shoal_address before = diagnosis->here;
-    if (diagnosis->towards)
-        (void)examine_host(diagnosis, diagnosis->towards, "the question (--towards)");
+    if (!diagnosis->towards)
+        return;
+    diagnosis->is_far |= !is_plain_loopback(diagnosis->towards); /* others are asked about it, too */
+    (void)examine_host(diagnosis, diagnosis->towards, "the question (--towards)");
     diagnosis->here = before; /* the ports are those of MASTER_ADDR */
 }
 

@@ -190,6 +190,8 @@ def names_that_hide_rank_0_are_told():
     findings = told("error", "MASTER_ADDR", f"{own} means 127.0.1.1", MASTER_ADDR=own, **far, **names({own: "127.0.1.1"}))
     expect(has(findings, "warning", "own name", "127.0.1.1"), *findings)
     told("ok", "MASTER_ADDR", "for its own ranks only", MASTER_ADDR=own, **names({own: "127.0.1.1"}))
+    findings = told("error", "towards", f"{own} means 127.0.1.1", "--towards", own, **names({own: "127.0.1.1"}))
+    expect(has(findings, "warning", "own name", "127.0.1.1"), *findings)
     told("error", "MASTER_ADDR", "takes itself for it", MASTER_ADDR="n1", **names({"n1": "127.0.1.1"}))
     told("note", "own name", "no address of this host", **names({own: "192.0.2.77"}))
     told("note", "own name", "cannot be looked up", **names({own: "no.such.host.invalid"}))

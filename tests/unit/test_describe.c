@@ -217,6 +217,48 @@ static void describe_tables_with_a_wrong_variable(void **state)
     fclose(out);
 }
 
+/* ---- Diagnosis ----------------------------------------------------------------------------------------------------------- */
+
+struct diagnosed {
+    int findings, errors;
+    bool has_cores;
+};
+
+static void count_finding(void *arg, enum shoal_finding_level level, const char *subject, const char *found, const char *advice)
+{
+    struct diagnosed *diagnosed = arg;
+    assert_true(*found);
+    assert_true(level < SHOAL_FINDING_WARNING || *advice);
+    diagnosed->findings++;
+    diagnosed->errors += level == SHOAL_FINDING_ERROR;
+    diagnosed->has_cores |= !strcmp(subject, "cores") && level == SHOAL_FINDING_WARNING && strstr(found, "16000 ranks");
+}
+
+static void describe_diagnosis_tells_findings(void **state)
+{
+    (void)state;
+    struct shoal_diagnosis_options options = SHOAL_DIAGNOSIS_OPTIONS_INIT;
+    struct diagnosed diagnosed = {0};
+    options.ranks = 16000;
+    options.towards = "127.0.0.1";
+    const enum shoal_status status = shoal_diagnose(&options, count_finding, &diagnosed);
+    assert_int_equal(status, diagnosed.errors ? SHOAL_ERR_UNSUPPORTED : SHOAL_OK);
+    assert_true(diagnosed.has_cores);
+}
+
+static void describe_diagnosis_refuses_what_makes_no_sense(void **state)
+{
+    (void)state;
+    struct shoal_diagnosis_options options = SHOAL_DIAGNOSIS_OPTIONS_INIT;
+    struct diagnosed diagnosed = {0};
+    assert_int_equal(shoal_diagnose(&options, NULL, NULL), SHOAL_ERR_ARGUMENT);
+    options.ranks = -1;
+    assert_int_equal(shoal_diagnose(&options, count_finding, &diagnosed), SHOAL_ERR_ARGUMENT);
+    options = (struct shoal_diagnosis_options){.struct_bytes = 0};
+    assert_int_equal(shoal_diagnose(&options, count_finding, &diagnosed), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(diagnosed.findings, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +269,8 @@ int main(void)
         cmocka_unit_test(describe_takes_questions_of_before),
         cmocka_unit_test(describe_plans_over_hosts),
         cmocka_unit_test(describe_counts_no_dashes),
+        cmocka_unit_test(describe_diagnosis_tells_findings),
+        cmocka_unit_test(describe_diagnosis_refuses_what_makes_no_sense),
         cmocka_unit_test(describe_tables_with_a_wrong_variable),
     };
     return cmocka_run_group_tests_name("describe", tests, NULL, NULL);
