@@ -6,10 +6,11 @@
 #include "predict/script.h"
 #include "predict/wire.h"
 
-/* Times from piece to piece have settled when two windows in a row agree to within one part of so many. Whatever repeats, does
- * so with the slots. */
+/* Times from piece to piece have settled when they agree to within one part of so many; windows in which they are looked at
+ * have at most so many times as many pieces as there are slots; and it is not believed before so many have been done. */
 #define SETTLED_PARTS 500
-#define WINDOW_DEPTHS 3
+#define WINDOW_DEPTHS 32
+#define FIRST_DEPTHS 6
 
 /* The place where a rank runs its script of meeting is one more slot. */
 struct place {
@@ -60,6 +61,7 @@ struct machine {
     uint64_t finished_by_all;
     uint64_t started_most;
     uint64_t skipped;
+    uint64_t skipped_ps;
     uint64_t piece_ps;
     uint64_t end_ps;
     enum shoal_status status;
@@ -156,20 +158,41 @@ static bool has_room(struct machine *machine, uint64_t piece)
     return true;
 }
 
-/* What is left once times from piece to piece have settled: all pieces that have begun, and the last one, which may be short. */
+static uint64_t apart(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : b - a;
+}
+
+/* What comes after the last `window` pieces that all have done, where the times of three windows in a row agree; else 0. Slots
+ * repeat, and what repeats does so with them: a window is so many times the slots. */
+static uint64_t settled_ps(const struct machine *machine, uint64_t window)
+{
+    if (machine->finished_by_all <= 3 * window)
+        return 0;
+    const uint64_t *end = &machine->finished_ps[machine->finished_by_all - 1];
+    const uint64_t late = end[0] - *(end - window), early = *(end - 2 * window) - *(end - 3 * window);
+    const uint64_t whole = end[0] - *(end - 3 * window), parts = whole / 3 / SETTLED_PARTS;
+    return apart(late, early) <= parts && apart(late, whole / 3) <= parts ? whole / 3 : 0;
+}
+
+/* What is left once times have settled: all pieces that have begun, the last one, which may be short, and so many that what is
+ * left out are whole windows. */
 static void settle(struct machine *machine)
 {
-    const uint64_t window = (uint64_t)WINDOW_DEPTHS * machine->asked->depth, end = machine->finished_by_all - 1;
-    if (machine->asked->is_whole || machine->skipped || end < 3 * window || machine->started_most + 1 >= machine->pieces)
+    const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1;
+    if (machine->asked->is_whole || machine->skipped || machine->finished_by_all < FIRST_DEPTHS * depth)
         return;
-    const uint64_t *at = &machine->finished_ps[end];
-    const uint64_t late = at[0] - *(at - window), early = *(at - window) - *(at - 2 * window);
-    const uint64_t apart = late > early ? late - early : early - late;
-    if (apart > late / SETTLED_PARTS)
+    for (uint64_t window = depth; window <= WINDOW_DEPTHS * depth && begun + window <= machine->pieces; window += depth) {
+        const uint64_t window_ps = settled_ps(machine, window);
+        if (!window_ps)
+            continue;
+        const uint64_t windows = (machine->pieces - begun) / window;
+        machine->skipped_ps = windows * window_ps;
+        machine->piece_ps = window_ps / window;
+        machine->skipped = windows * window;
+        machine->pieces -= machine->skipped;
         return;
-    machine->piece_ps = (late + early) / (2 * window);
-    machine->skipped = machine->pieces - (machine->started_most + 1);
-    machine->pieces = machine->started_most + 1;
+    }
 }
 
 static void finish_piece(struct machine *machine, uint64_t piece)
@@ -513,7 +536,7 @@ static void sum_up(struct machine *machine, struct shoal_forecast *forecast)
             add_load(&load, &cast->loads[host * cast->local + i]);
         add_host(machine, &load, forecast);
     }
-    forecast->time_ps = machine->end_ps + machine->skipped * machine->piece_ps;
+    forecast->time_ps = machine->end_ps + machine->skipped_ps;
     forecast->piece_ps = machine->piece_ps;
     forecast->pieces = cast->pieces;
     forecast->pieces_run = (size_t)machine->pieces;

@@ -160,11 +160,13 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
     return SHOAL_OK;
 }
 
+/* A rank that is alone has all it needs: it copies. */
 static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
 {
     const struct shoal_shape *shape = cast->asked->view.shape;
     struct shoal_script *script = &cast->ranks[rank].meet;
-    SHOAL_TRY(give_directly(cast, rank));
+    if (cast->size > 1)
+        SHOAL_TRY(give_directly(cast, rank));
     for (int peer = 0; peer < cast->size; peer++) {
         const bool is_needed = shape->is_empty || (shoal_shape_takes(shape, rank, 0) && shoal_shape_gives(shape, peer, 0));
         if (peer != rank && is_needed)

@@ -1,0 +1,497 @@
+/* shoal_simulate: what the model says in cases that can be worked out on paper, that parameters count in the right direction,
+ * that pieces which were not simulated would have come as it said, and questions that make no sense. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc_limit.h"
+#include "collective/select.h"
+#include "predict/wire.h"
+
+#define MIB ((size_t)1 << 20)
+#define US SHOAL_PS_PER_US
+
+/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+
+static struct shoal_simulation question_of(const char *collective, size_t hosts, size_t ranks_per_host, size_t bytes)
+{
+    struct shoal_simulation question = SHOAL_SIMULATION_INIT;
+    question.collective = collective;
+    question.hosts = hosts;
+    question.ranks_per_host = ranks_per_host;
+    question.bytes = bytes;
+    return question;
+}
+
+static struct shoal_simulated ask(const struct shoal_simulation *question)
+{
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    char reason[600] = "";
+    FILE *out = fmemopen(reason, sizeof reason, "w");
+    assert_non_null(out);
+    const enum shoal_status status = shoal_simulate(question, out, &answer);
+    fclose(out);
+    if (status != SHOAL_OK)
+        fail_msg("%s of %zu bytes on %zu hosts of %zu: %s", question->collective, question->bytes, question->hosts,
+                 question->ranks_per_host, reason);
+    return answer;
+}
+
+static double time_us(const struct shoal_simulation *question)
+{
+    return ask(question).time_us;
+}
+
+static void assert_near(double value, double wanted, double share)
+{
+    if (!(fabs(value - wanted) <= share * fabs(wanted)))
+        fail_msg("%.9g is not %.9g to within %g", value, wanted, share);
+}
+
+/* Only the network counts. */
+static struct shoal_simulation without_cpu(struct shoal_simulation question)
+{
+    question.message_us = question.signal_us = 0;
+    question.memory_gb_s = 1e6;
+    question.header_bytes = 0;
+    return question;
+}
+
+/* Only crossings count. */
+static double crossings(const char *collective, size_t hosts, size_t ranks_per_host, size_t bytes)
+{
+    struct shoal_simulation question = without_cpu(question_of(collective, hosts, ranks_per_host, bytes));
+    question.latency_us = 1e6;
+    question.rate_gbit_s = 1e6;
+    return time_us(&question) / 1e6;
+}
+
+/* ---- On paper ------------------------------------------------------------------------------------------------------------ */
+
+/* Packed and published, sent, on the wire with record and header, heard, added. */
+static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
+    const double wire = (64 + 64 + 1024) * 8e-3 / question.rate_gbit_s, memory = 1e-3 / question.memory_gb_s;
+    (void)state;
+    const struct shoal_simulated answer = ask(&question);
+    assert_string_equal(answer.algorithm, "direct");
+    assert_near(answer.time_us, 2 * 1024 * memory + 0.2 + 2 + wire + 30 + 2 + 3 * 1024 * memory, 1e-7);
+    question.stack_gb_s = 4;
+    assert_near(time_us(&question) - answer.time_us, 2 * (64 + 1024) * 1e-3 / 4, 1e-5);
+}
+
+static void simulate_inside_a_host_memory_counts(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 1, 1, 64 * MIB);
+    const double read_us = 64.0 * 1048576 * 1e-3 / question.memory_gb_s;
+    (void)state;
+    assert_near(time_us(&question), 2 * read_us, 1e-4);
+    question.ranks_per_host = 2; /* each adds two halves and writes them to both */
+    question.shared = 1;
+    assert_near(time_us(&question), 2 * read_us, 0.01);
+    question.shared = 0; /* stages half, adds two halves into output and window, copies half out of the other's window */
+    assert_near(time_us(&question), (1 + 2 + 1) * read_us, 0.01);
+}
+
+/* Records, permits where there are windows, then what the algorithm says. */
+static void simulate_crossings_add_up(void **state)
+{
+    (void)state;
+    assert_near(crossings("barrier", 2, 1, 0), 1, 1e-3);
+    assert_near(crossings("barrier", 32, 1, 0), 1 + 5, 1e-3);
+    assert_near(crossings("allreduce", 4, 8, 4096), 1 + 1 + 2, 1e-3);
+    assert_near(crossings("allreduce", 32, 1, 4096), 1 + 1 + 5, 1e-3);
+    assert_near(crossings("allreduce", 64, 2, 4096), 1 + 1 + 6, 1e-3);
+    assert_near(crossings("allgather", 20, 1, 4096 * 20), 1 + 1 + 1, 1e-3);
+    assert_near(crossings("broadcast", 20, 1, 65536), 1 + 1 + 2, 1e-3);
+}
+
+static void simulate_large_vectors_tend_to_the_wire(void **state)
+{
+    static const struct {
+        const char *collective;
+        size_t hosts;
+        double share;
+    } cases[] = {{"allreduce", 2, 0.02}, {"allreduce", 4, 0.02}, {"allreduce", 7, 0.03}, {"reducescatter", 4, 0.02},
+                 {"allgather", 4, 0.02}, {"broadcast", 2, 0.02}, {"broadcast", 5, 0.03}, {"reduce", 2, 0.02},
+                 {"scatter", 4, 0.02},   {"gather", 4, 0.02},    {"alltoall", 4, 0.02}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        struct shoal_simulation question = without_cpu(question_of(cases[i].collective, cases[i].hosts, 1, 256 * MIB));
+        const double n = (double)(256 * MIB), others = (double)(cases[i].hosts - 1) / (double)cases[i].hosts;
+        const bool is_whole = !strcmp(cases[i].collective, "broadcast") || !strcmp(cases[i].collective, "reduce");
+        const double carried = is_whole ? 1 : !strcmp(cases[i].collective, "allreduce") ? 2 * others : others;
+        question.latency_us = 5; /* so that four pieces cover a round trip */
+        question.rate_gbit_s = 10;
+        const struct shoal_simulated answer = ask(&question);
+        assert_near(answer.bound_us, carried * n * 8e-3 / 10, 1e-6);
+        assert_near(answer.time_us, answer.bound_us, cases[i].share);
+        assert_true(answer.time_us >= answer.bound_us);
+    }
+}
+
+/* What is counted is what the plans put, and a record to each partner. */
+static void simulate_counts_what_is_sent(void **state)
+{
+    (void)state;
+    for (size_t hosts = 2; hosts <= 8; hosts *= 2) {
+        const struct shoal_simulation question = question_of("allreduce", hosts, 1, 64 * MIB);
+        const struct shoal_simulated answer = ask(&question);
+        const double others = (double)(hosts - 1);
+        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + 64 * others, 1e-12);
+        assert_near(answer.received_bytes, answer.sent_bytes, 1e-12);
+        assert_near(answer.working + answer.messaging + answer.waiting, 1, 1e-9);
+        assert_near(answer.algbw_gb_s, (double)(64 * MIB) / answer.time_us * 1e-3, 1e-9);
+        assert_near(answer.busbw_gb_s, answer.algbw_gb_s * 2 * others / (double)hosts, 1e-9);
+    }
+}
+
+/* ---- The network by itself ----------------------------------------------------------------------------------------------- */
+
+#define FRAME 65536u
+
+struct network {
+    struct shoal_model model;
+    struct shoal_events events;
+    struct shoal_wire wire;
+};
+
+/* A frame takes a microsecond, the way two. */
+static void network_open(struct network *network, int hosts)
+{
+    network->model = (struct shoal_model){.latency_ps = 2 * US, .wire_ps = (double)US / FRAME, .frame_bytes = FRAME};
+    assert_int_equal(shoal_events_init(&network->events, 2 * (uint32_t)hosts), SHOAL_OK);
+    assert_int_equal(shoal_wire_init(&network->wire, &network->model, hosts, &network->events, 0), SHOAL_OK);
+}
+
+static void network_close(struct network *network)
+{
+    shoal_wire_fini(&network->wire);
+    shoal_events_fini(&network->events);
+}
+
+static void send_frames(struct network *network, int from, int to, uint16_t slot, unsigned frames)
+{
+    const struct shoal_wire_message message = {
+        .from = (uint16_t)from, .to = (uint16_t)to, .slot = slot, .bytes = (uint64_t)frames * FRAME};
+    assert_int_equal(shoal_wire_send(&network->wire, from, to, &message), SHOAL_OK);
+}
+
+/* The next message that is received anywhere: its slot, and when. */
+static unsigned receive_next(struct network *network, uint64_t *us_out)
+{
+    const uint32_t hosts = (uint32_t)network->wire.hosts;
+    uint32_t id;
+    int rank, slot;
+    while (shoal_events_pop(&network->events, &id)) {
+        if (id < hosts) {
+            shoal_wire_sent(&network->wire, (int)id, &rank, &slot);
+            continue;
+        }
+        const uint32_t message = shoal_wire_received(&network->wire, (int)(id - hosts));
+        const unsigned received = network->wire.messages[message].slot;
+        shoal_wire_release(&network->wire, message);
+        *us_out = network->events.now_ps / US;
+        return received;
+    }
+    fail_msg("nothing more is received");
+    return 0;
+}
+
+static void assert_received(struct network *network, unsigned slot, uint64_t us)
+{
+    uint64_t at_us = 0;
+    assert_int_equal(receive_next(network, &at_us), slot);
+    assert_int_equal(at_us, us);
+}
+
+static void wire_hosts_take_turns_and_each_has_its_order(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 3);
+    send_frames(&network, 0, 1, 1, 3);
+    send_frames(&network, 0, 1, 2, 1);
+    send_frames(&network, 0, 2, 3, 2);
+    assert_received(&network, 1, 2 + 4); /* its second frame had its turn when nothing else was there */
+    assert_received(&network, 3, 2 + 5);
+    assert_received(&network, 2, 2 + 6);
+    network_close(&network);
+}
+
+static void wire_receives_one_after_the_other(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 4);
+    send_frames(&network, 1, 0, 1, 2);
+    send_frames(&network, 2, 0, 2, 2);
+    send_frames(&network, 3, 1, 3, 2); /* into another adapter, at the same time */
+    assert_received(&network, 3, 2 + 2);
+    assert_received(&network, 1, 2 + 3);
+    assert_received(&network, 2, 2 + 4);
+    network_close(&network);
+}
+
+static void events_come_by_time_then_by_order(void **state)
+{
+    static const uint64_t times[] = {5, 3, 9, 3, 0, 5, 3, 8};
+    static const uint32_t wanted[] = {4, 1, 3, 6, 0, 5, 7, 2};
+    struct shoal_events events;
+    uint32_t id;
+    (void)state;
+    assert_int_equal(shoal_events_init(&events, SHOAL_COUNT_OF(times)), SHOAL_OK);
+    for (uint32_t i = 0; i < SHOAL_COUNT_OF(times); i++)
+        shoal_events_push(&events, times[i], i);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(times); i++) {
+        assert_true(shoal_events_pop(&events, &id));
+        assert_int_equal(id, wanted[i]);
+        assert_int_equal(events.now_ps, times[id]);
+    }
+    assert_false(shoal_events_pop(&events, &id));
+    shoal_events_fini(&events);
+}
+
+/* ---- Everything that can be asked ---------------------------------------------------------------------------------------- */
+
+static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
+{
+    static const size_t hosts[] = {1, 2, 3, 5, 8}, locals[] = {1, 2, 3};
+    (void)state;
+    for (int kind = SHOAL_KIND_ALLREDUCE; kind <= SHOAL_KIND_BARRIER; kind++) {
+        for (size_t i = 0; i < SHOAL_COUNT_OF(hosts) * SHOAL_COUNT_OF(locals); i++) {
+            const size_t host = hosts[i / SHOAL_COUNT_OF(locals)], local = locals[i % SHOAL_COUNT_OF(locals)];
+            for (size_t bytes = 96; bytes <= 9 * MIB; bytes *= 48) {
+                struct shoal_simulation question =
+                    question_of(shoal_kind_row((enum shoal_kind)kind)->name, host, local, bytes + bytes / 96 * 4 % 96);
+                question.shared = (int)(i % 2);
+                const struct shoal_simulated answer = ask(&question);
+                assert_true(answer.time_us > 0 || host * local == 1);
+                assert_true(answer.time_us >= answer.bound_us);
+                assert_true(answer.sending <= 1 && answer.receiving <= 1);
+                assert_true(answer.working >= 0 && answer.messaging >= 0 && answer.working + answer.messaging <= 1.000001);
+            }
+        }
+    }
+}
+
+static void simulate_runs_every_row(void **state)
+{
+    const struct shoal_row *row;
+    char rule[128];
+    const char *const settings[] = {rule, NULL};
+    (void)state;
+    for (int i = 0; (row = shoal_select_row(i)) != NULL; i++) {
+        const struct shoal_kind_row *kind = shoal_kind_row(row->kind);
+        struct shoal_simulation question =
+            question_of(kind->name, row->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, row->build ? MIB : 256);
+        if (row->kind > SHOAL_KIND_ALLTOALL)
+            continue;
+        question.hosts = row->build ? question.hosts : 4;
+        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%s", kind->name, row->name);
+        question.settings = settings;
+        const struct shoal_simulated answer = ask(&question);
+        assert_int_equal(strncmp(answer.algorithm, row->name, strlen(row->name)), 0);
+        assert_true(answer.time_us > 0);
+    }
+}
+
+static void simulate_says_the_same_again(void **state)
+{
+    const struct shoal_simulation question = question_of("allreduce", 5, 3, 7 * MIB);
+    (void)state;
+    const struct shoal_simulated one = ask(&question), other = ask(&question);
+    assert_memory_equal(&one, &other, sizeof one);
+}
+
+/* ---- Directions ---------------------------------------------------------------------------------------------------------- */
+
+static void simulate_parameters_count_in_their_direction(void **state)
+{
+    const struct shoal_simulation usual = question_of("allreduce", 4, 4, 32 * MIB);
+    const double us = time_us(&usual);
+    (void)state;
+    for (size_t i = 0; i < 8; i++) {
+        struct shoal_simulation worse = usual;
+        worse.rate_gbit_s /= i == 0 ? 10 : 1;
+        worse.latency_us *= i == 1 ? 50 : 1;
+        worse.message_us *= i == 2 ? 20 : 1;
+        worse.memory_gb_s /= i == 3 ? 2 : 1;
+        worse.signal_us *= i == 4 ? 100 : 1;
+        worse.stack_gb_s = i == 5 ? 1 : 0;
+        worse.cores = i == 6 ? 2 : 0;
+        worse.header_bytes *= i == 7 ? 4096 : 1;
+        if (!(time_us(&worse) > us * 1.01))
+            fail_msg("parameter %zu: %g us, not more than %g", i, time_us(&worse), us);
+    }
+}
+
+static void simulate_more_bytes_take_longer(void **state)
+{
+    double before = 0;
+    (void)state;
+    for (size_t bytes = 64; bytes <= 256 * MIB; bytes *= 4) {
+        const struct shoal_simulation question = question_of("allreduce", 4, 8, bytes);
+        const double us = time_us(&question);
+        assert_true(us >= before);
+        before = us;
+    }
+}
+
+static void simulate_ranks_share_cores(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 1, 8, 64 * MIB);
+    const double us = time_us(&question);
+    (void)state;
+    question.cores = 8;
+    assert_near(time_us(&question), us, 1e-12);
+    question.cores = 4;
+    assert_near(time_us(&question), 2 * us, 0.02);
+    question.cores = 1;
+    assert_near(time_us(&question), 8 * us, 0.02);
+}
+
+/* ---- Pieces that were not simulated -------------------------------------------------------------------------------------- */
+
+static void assert_settles(struct shoal_simulation question)
+{
+    const struct shoal_simulated some = ask(&question);
+    question.every_piece = 1;
+    const struct shoal_simulated all = ask(&question);
+    if (!(some.pieces_simulated < some.pieces && some.piece_us > 0))
+        fail_msg("%s on %zu hosts has not settled after %zu pieces", question.collective, question.hosts, some.pieces_simulated);
+    assert_true(all.pieces_simulated == all.pieces && all.piece_us == 0);
+    assert_int_equal(some.pieces, all.pieces);
+    assert_near(some.time_us, all.time_us, 0.005);
+    assert_near(some.sent_bytes, all.sent_bytes, 0);
+}
+
+static void simulate_goes_on_as_it_began(void **state)
+{
+    static const char *const collectives[] = {"allreduce", "broadcast", "reducescatter", "allgather", "alltoall", "gather"};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(collectives); i++) {
+        assert_settles(question_of(collectives[i], 4, 2, 200 * MIB + 4 * 12345));
+        struct shoal_simulation slow = question_of(collectives[i], 3, 4, 150 * MIB);
+        slow.rate_gbit_s = 1;
+        assert_settles(slow);
+        slow.rate_gbit_s = 100;
+        slow.cores = 2;
+        assert_settles(slow);
+    }
+}
+
+/* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
+
+static void assert_refused(const struct shoal_simulation *question, const char *wanted)
+{
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT, untouched = SHOAL_SIMULATED_INIT;
+    char reason[700] = "";
+    FILE *out = fmemopen(reason, sizeof reason, "w");
+    assert_non_null(out);
+    assert_int_equal(shoal_simulate(question, out, &answer), SHOAL_ERR_ARGUMENT);
+    fclose(out);
+    assert_string_equal(reason, wanted);
+    assert_memory_equal(&answer, &untouched, sizeof answer);
+    assert_int_equal(shoal_simulate(question, NULL, &answer), SHOAL_ERR_ARGUMENT);
+}
+
+static void simulate_refuses_with_one_line(void **state)
+{
+    const struct shoal_simulation usual = question_of("allreduce", 2, 2, 4096);
+    struct shoal_simulation question = usual;
+    (void)state;
+    assert_refused(NULL, "the question is NULL, or its struct_bytes is not set: use SHOAL_SIMULATION_INIT\n");
+    question.struct_bytes = 0;
+    assert_refused(&question, "the question is NULL, or its struct_bytes is not set: use SHOAL_SIMULATION_INIT\n");
+    assert_int_equal(shoal_simulate(&usual, NULL, NULL), SHOAL_ERR_ARGUMENT);
+    question = question_of("all", 2, 2, 4096);
+    assert_refused(&question, "there is no collective \"all\"; there are all-reduce, reduce, reduce-scatter, broadcast, "
+                              "all-gather, gather, scatter, all-to-all, barrier\n");
+    question = question_of("allreduce", 64, 65, 4096);
+    assert_refused(&question, "64 hosts of 65 ranks are more than 4096 ranks\n");
+    question = question_of("allreduce", 0, 2, 4096);
+    assert_refused(&question, "hosts is 0, but may be 1 to 4096\n");
+    question = question_of("allreduce", 2, SIZE_MAX, 4096);
+    assert_refused(&question, "ranks_per_host is 1.844674407e+19, but may be 1 to 4096\n");
+    question = question_of("allreduce", 2, 2, 4095);
+    assert_refused(&question, "bytes is 4095, which is no whole number of elements\n");
+    question = question_of("allgather", 2, 2, 12);
+    assert_refused(&question, "bytes is 12, less than one element for each of 4 ranks\n");
+}
+
+static void simulate_refuses_models_that_make_no_sense(void **state)
+{
+    const struct shoal_simulation usual = question_of("allreduce", 2, 2, 4096);
+    static const char *const settings[] = {"SHOAL_DEPTH=99", NULL};
+    struct shoal_simulation question = usual;
+    (void)state;
+    question.rate_gbit_s = NAN;
+    assert_refused(&question, "rate_gbit_s is nan, but may be 0.01 to 1000000\n");
+    question = usual;
+    question.latency_us = -1;
+    assert_refused(&question, "latency_us is -1, but may be 0 to 10000000\n");
+    question = usual;
+    question.memory_gb_s = 0;
+    assert_refused(&question, "memory_gb_s is 0, but may be 0.01 to 1000000\n");
+    question = usual;
+    question.stack_gb_s = INFINITY;
+    assert_refused(&question, "stack_gb_s is inf, but may be 0.01 to 1000000, or 0\n");
+    question = usual;
+    question.frame_bytes = 0;
+    assert_refused(&question, "frame_bytes is 0, but may be 64 to 1073741824\n");
+    question = usual;
+    question.settings = settings;
+    assert_refused(&question, "SHOAL_DEPTH is 99, but may be 1 to 16\n");
+}
+
+static void simulate_survives_every_failed_allocation(void **state)
+{
+    const struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    const long live = alloc_live;
+    enum shoal_status status = SHOAL_ERR_MEMORY;
+    (void)state;
+    for (long limit = 0; status != SHOAL_OK; limit++) {
+        alloc_left = limit;
+        status = shoal_simulate(&question, NULL, &answer);
+        alloc_left = LONG_MAX;
+        assert_int_equal(alloc_live, live);
+        assert_true(status == SHOAL_OK || status == SHOAL_ERR_MEMORY);
+        assert_true(limit < 100000);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(events_come_by_time_then_by_order),
+        cmocka_unit_test(wire_hosts_take_turns_and_each_has_its_order),
+        cmocka_unit_test(wire_receives_one_after_the_other),
+        cmocka_unit_test(simulate_one_message_takes_the_sum_of_its_parts),
+        cmocka_unit_test(simulate_inside_a_host_memory_counts),
+        cmocka_unit_test(simulate_crossings_add_up),
+        cmocka_unit_test(simulate_large_vectors_tend_to_the_wire),
+        cmocka_unit_test(simulate_counts_what_is_sent),
+        cmocka_unit_test(simulate_ends_and_is_never_faster_than_the_wire),
+        cmocka_unit_test(simulate_runs_every_row),
+        cmocka_unit_test(simulate_says_the_same_again),
+        cmocka_unit_test(simulate_parameters_count_in_their_direction),
+        cmocka_unit_test(simulate_more_bytes_take_longer),
+        cmocka_unit_test(simulate_ranks_share_cores),
+        cmocka_unit_test(simulate_goes_on_as_it_began),
+        cmocka_unit_test(simulate_refuses_with_one_line),
+        cmocka_unit_test(simulate_refuses_models_that_make_no_sense),
+        cmocka_unit_test(simulate_survives_every_failed_allocation),
+    };
+    return cmocka_run_group_tests_name("simulate", tests, NULL, NULL);
+}
