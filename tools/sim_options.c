@@ -39,6 +39,7 @@ static const struct tool_option options_known[] = {
     {"--bytes", OPTION_BYTES, "LIST"},
     {"--factor", OPTION_FACTOR, "N"},
     {"--type", OPTION_TYPE, "TYPE"},
+    {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
     {"--operands", OPTION_OPERANDS, "plain|shared"},
     {"--algorithm", OPTION_ALGORITHM, "NAME"},
     {"--every-piece", OPTION_EVERY_PIECE, NULL},

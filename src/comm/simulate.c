@@ -1,4 +1,4 @@
-/* What a call would take on machines that are not here: from a question to a case of src/predict, and back to people's units. */
+/* What a call would take on machines that are not here: a question becomes a case of src/predict, its answer people's units. */
 #include <stdarg.h>
 #include <string.h>
 

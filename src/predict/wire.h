@@ -1,5 +1,5 @@
-/* The network of the model: adapters of hosts, flows from one host to another, messages in them. Knows hosts and times, not what
- * ranks do. */
+/* The network of the model: adapters of hosts, flows from one host to another, messages in them. Knows hosts and times, not
+ * what ranks do. */
 #ifndef SHOAL_PREDICT_WIRE_H
 #define SHOAL_PREDICT_WIRE_H
 

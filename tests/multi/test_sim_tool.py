@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""`shoal sim` as a user meets it: lists, formats, the plot, the model, what it refuses. (What it predicts: test_simulate.)"""
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import tempfile
+import xml.etree.ElementTree
+
+from tap import call, expect, run_cases
+
+SHOAL = os.environ["SHOAL_COMMAND"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def sim(*words, env=None):
+    code, out, err = call(SHOAL, "sim", *words, env=env)
+    expect(code == 0 and not err, code, out, err)
+    return out
+
+
+def objects(*words, env=None):
+    return [json.loads(line) for line in sim(*words, "--format", "json", env=env).splitlines()]
+
+
+def refused(*words, about):
+    code, out, err = call(SHOAL, "sim", *words)
+    expect(code == 2 and not out and len(err.splitlines()) == 1 and about in err, code, out, err)
+
+
+def lists_and_ranges_are_asked_in_turn():
+    rows = objects("allreduce", "--hosts", "1,3-20,7", "--bytes", "1K,1M", "--factor", "3")
+    expect([row["hosts"] for row in rows[::2]] == [1, 3, 9, 20, 7], rows)
+    expect([row["bytes"] for row in rows] == 5 * [1 << 10, 1 << 20], rows)
+    rows = objects("reduce-scatter", "--bytes", "8-1000")
+    expect([row["bytes"] for row in rows] == [8, 16, 32, 64, 128, 256, 512, 1000], rows)
+
+
+def formats_agree():
+    words = ("allreduce", "--hosts", "2,4", "--ranks-per-host", "2", "--bytes", "4M")
+    rows = objects(*words)
+    table = list(csv.DictReader(io.StringIO(sim(*words, "--format", "csv"))))
+    expect([list(row) for row in table] == [list(row) for row in rows], table, rows)
+    expect(all(str(row["algorithm"]) == line["algorithm"] and float(line["time_us"]) == row["time_us"]
+               for row, line in zip(rows, table)), rows, table)
+    text = sim(*words)
+    expect(all(f"{row['time_us']:.2f}" in text and f"{100 * row['share_of_bound']:.1f}%" in text for row in rows), text)
+    for parameter in ("25 Gbit/s", "latency 30 us", "2 us CPU", "64 header bytes", "64 KiB", "5 GB/s", "signal 0.2 us"):
+        expect(parameter in text, parameter, text)
+
+
+def units_say_the_same_in_other_words():
+    words = ("allreduce", "--bytes", "1M")
+    usual = objects(*words)
+    for same in (("--rate", "25000mbit"), ("--rate", "3.125GB/s"), ("--latency", "0.03ms"), ("--latency", "30"), ("--stack", "0"),
+                 ("--message-us", "2000ns"), ("--memory", "5000MB/s"), ("--frame", "65536"), ("--cores", "1"), ("--dtype", "f32")):
+        expect(objects(*words, *same) == usual, same)
+    expect(objects(*words, "--rate", "1gbit")[0]["time_us"] > usual[0]["time_us"])
+
+
+def algorithms_are_chosen_by_name_and_by_the_environment():
+    words = ("allreduce", "--hosts", "16", "--bytes", "1M")
+    expect(objects(*words)[0]["algorithm"] == "mesh")
+    ring = objects(*words, "--algorithm", "ring")
+    expect(ring[0]["algorithm"] == "ring", ring)
+    expect(objects(*words, env={**os.environ, "SHOAL_ALGORITHMS": "all-reduce=ring"}) == ring)
+
+
+def plots_are_drawings():
+    with tempfile.TemporaryDirectory() as folder:
+        for words, curves, points in ((("--hosts", "1-16", "--bytes", "64K,16M"), 2, 10), (("--bytes", "8-1G", "--factor", "32"), 1, 7),
+                                      (("--bytes", "1M"), 1, 1)):
+            path = pathlib.Path(folder) / "plot.svg"
+            sim("allreduce", *words, "--plot", path)
+            root = xml.etree.ElementTree.parse(path).getroot()
+            expect(len(root.findall(f"{SVG}polyline")) == 2 * curves and len(root.findall(f"{SVG}circle")) == points, path.read_text())
+            at = [float(circle.get(name)) for circle in root.iter(f"{SVG}circle") for name in ("cx", "cy")]
+            expect(all(40 <= value <= 740 for value in at), at)
+        code, out, err = call(SHOAL, "sim", "allreduce", "--plot", pathlib.Path(folder) / "none/plot.svg")
+        expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
+
+
+def model_explains_itself():
+    out = sim("--explain-model", "--rate", "8gbit", "--latency", "50us", "--message-us", "3", "--memory", "4GB/s")
+    expect(re.search(r"\b8 B +56\.07 us", out), out)  # 3 + 3 + 50, and 72 bytes
+    expect("--message-us 3 twice + --latency 50us" in out and "memcpy at 2 GB/s" in out, out)
+    expect(re.search(r"1 MiB +0\.9999 GB/s", out), out)
+    expect(len(sim("--help").splitlines()) > 30 and max(map(len, (sim("--help") + out).splitlines())) <= 128, out)
+
+
+def what_makes_no_sense_is_refused():
+    refused(about="which collective?")
+    refused("alreduce", about="did you mean allreduce?")
+    refused("allreduce", "gather", about="one collective too many")
+    refused("allreduce", "--hosts", "0", about="1 to 4096")
+    refused("allreduce", "--hosts", "8-2", about="from a smaller number above 0")
+    refused("allreduce", "--hosts", "1,", about="--hosts")
+    refused("allreduce", "--bytes", "0-64", about="from a smaller number above 0")
+    refused("allreduce", "--bytes", ",".join(["8"] * 65), about="64 values")
+    refused("allreduce", "--bytes", "7", about="bytes is 7, which is no whole number of elements")
+    refused("allreduce", "--rate", "25", about="such as 1gbit")
+    refused("allreduce", "--rate", "0gbit", about="rate_gbit_s is 0")
+    refused("allreduce", "--latency", "soon", about="a time")
+    refused("allreduce", "--memory", "5", about="bytes per second")
+    refused("allreduce", "--operands", "soft", about="plain or shared")
+    refused("allreduce", "--algorithm", "rng", about='no algorithm "rng"')
+    refused("allreduce", "--format", "xml", about="table, json or csv")
+    refused("allreduce", "--hosts", "512", "--ranks-per-host", "9", about="more than 4096 ranks")
+    refused("allreduce", "--host", "2", about="did you mean --hosts?")
+
+
+run_cases([lists_and_ranges_are_asked_in_turn, formats_agree, units_say_the_same_in_other_words,
+           algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings, model_explains_itself,
+           what_makes_no_sense_is_refused])
