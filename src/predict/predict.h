@@ -73,9 +73,10 @@ struct shoal_forecast {
 /* ERR_MEMORY; what a builder says of machines that its row does not serve. */
 SHOAL_MUST_USE enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_forecast *forecast_out);
 
+/* One product, cut off: the same on every processor, also where products and sums are rounded together. */
 static inline uint64_t shoal_bytes_ps(size_t bytes, double ps_per_byte)
 {
-    return (uint64_t)((double)bytes * ps_per_byte + 0.5);
+    return (uint64_t)((double)bytes * ps_per_byte);
 }
 
 #endif

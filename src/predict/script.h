@@ -6,8 +6,8 @@
 
 #include "predict/predict.h"
 
-/* What travels for an arrival record without data. */
-#define SHOAL_RECORD_BYTES 64
+/* What travels for an arrival record without data: struct shoal_network_arrival. */
+#define SHOAL_RECORD_BYTES 56
 
 enum shoal_act_kind {
     SHOAL_ACT_WORK,

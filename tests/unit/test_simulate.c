@@ -14,6 +14,7 @@
 
 #include "alloc_limit.h"
 #include "collective/select.h"
+#include "predict/script.h"
 #include "predict/wire.h"
 
 #define MIB ((size_t)1 << 20)
@@ -80,13 +81,13 @@ static double crossings(const char *collective, size_t hosts, size_t ranks_per_h
 static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
-    const double wire = (64 + 64 + 1024) * 8e-3 / question.rate_gbit_s, memory = 1e-3 / question.memory_gb_s;
+    const double wire = (SHOAL_RECORD_BYTES + 64 + 1024) * 8e-3 / question.rate_gbit_s, memory = 1e-3 / question.memory_gb_s;
     (void)state;
     const struct shoal_simulated answer = ask(&question);
     assert_string_equal(answer.algorithm, "direct");
     assert_near(answer.time_us, 2 * 1024 * memory + 0.2 + 2 + wire + 30 + 2 + 3 * 1024 * memory, 1e-7);
     question.stack_gb_s = 4;
-    assert_near(time_us(&question) - answer.time_us, 2 * (64 + 1024) * 1e-3 / 4, 1e-5);
+    assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_RECORD_BYTES + 1024) * 1e-3 / 4, 1e-5);
 }
 
 static void simulate_inside_a_host_memory_counts(void **state)
@@ -147,7 +148,7 @@ static void simulate_counts_what_is_sent(void **state)
         const struct shoal_simulation question = question_of("allreduce", hosts, 1, 64 * MIB);
         const struct shoal_simulated answer = ask(&question);
         const double others = (double)(hosts - 1);
-        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + 64 * others, 1e-12);
+        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_RECORD_BYTES * others, 1e-12);
         assert_near(answer.received_bytes, answer.sent_bytes, 1e-12);
         assert_near(answer.working + answer.messaging + answer.waiting, 1, 1e-9);
         assert_near(answer.algbw_gb_s, (double)(64 * MIB) / answer.time_us * 1e-3, 1e-9);
@@ -368,7 +369,8 @@ static void assert_settles(struct shoal_simulation question)
     question.every_piece = 1;
     const struct shoal_simulated all = ask(&question);
     if (!(some.pieces_simulated < some.pieces && some.piece_us > 0))
-        fail_msg("%s on %zu hosts has not settled after %zu pieces", question.collective, question.hosts, some.pieces_simulated);
+        fail_msg("%s on %zu hosts has not settled after %zu pieces", question.collective, question.hosts,
+                 some.pieces_simulated);
     assert_true(all.pieces_simulated == all.pieces && all.piece_us == 0);
     assert_int_equal(some.pieces, all.pieces);
     assert_near(some.time_us, all.time_us, 0.005);
