@@ -458,11 +458,13 @@ static void simulate_refuses_models_that_make_no_sense(void **state)
 
 static void simulate_survives_every_failed_allocation(void **state)
 {
-    const struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
+    static const char *const settings[] = {"SHOAL_ALGORITHMS=all-reduce=ring,reduce=mesh", NULL};
+    struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
     struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
     const long live = alloc_live;
     enum shoal_status status = SHOAL_ERR_MEMORY;
     (void)state;
+    question.settings = settings;
     for (long limit = 0; status != SHOAL_OK; limit++) {
         alloc_left = limit;
         status = shoal_simulate(&question, NULL, &answer);
