@@ -640,7 +640,7 @@ struct shoal_question {
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
- * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. Hosts have equal numbers of ranks. */
+ * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. All hosts have as many ranks. */
 struct shoal_simulation {
     size_t struct_bytes;
     const char *collective; /* as in struct shoal_question */

@@ -54,9 +54,9 @@ def formats_agree():
 def units_say_the_same_in_other_words():
     words = ("allreduce", "--bytes", "1M")
     usual = objects(*words)
-    for same in (("--rate", "25000mbit"), ("--rate", "3.125GB/s"), ("--latency", "0.03ms"), ("--latency", "30"), ("--stack", "0"),
-                 ("--message-us", "2000ns"), ("--memory", "5000MB/s"), ("--frame", "65536"), ("--cores", "1"), ("--dtype", "f32")):
-        expect(objects(*words, *same) == usual, same)
+    for same in ("--rate 25000mbit", "--rate 3.125GB/s", "--latency 0.03ms", "--latency 30", "--stack 0", "--message-us 2000ns",
+                 "--memory 5000MB/s", "--frame 65536", "--cores 1", "--dtype f32"):
+        expect(objects(*words, *same.split()) == usual, same)
     expect(objects(*words, "--rate", "1gbit")[0]["time_us"] > usual[0]["time_us"])
 
 
@@ -70,13 +70,14 @@ def algorithms_are_chosen_by_name_and_by_the_environment():
 
 def plots_are_drawings():
     with tempfile.TemporaryDirectory() as folder:
-        for words, curves, points in ((("--hosts", "1-16", "--bytes", "64K,16M"), 2, 10), (("--bytes", "8-1G", "--factor", "32"), 1, 7),
-                                      (("--bytes", "1M"), 1, 1)):
+        for words, curves, points in (("--hosts 1-16 --bytes 64K,16M", 2, 10), ("--bytes 8-1G --factor 32", 1, 7),
+                                      ("--bytes 1M", 1, 1)):
             path = pathlib.Path(folder) / "plot.svg"
-            sim("allreduce", *words, "--plot", path)
+            sim("allreduce", *words.split(), "--plot", path)
             root = xml.etree.ElementTree.parse(path).getroot()
-            expect(len(root.findall(f"{SVG}polyline")) == 2 * curves and len(root.findall(f"{SVG}circle")) == points, path.read_text())
-            at = [float(circle.get(name)) for circle in root.iter(f"{SVG}circle") for name in ("cx", "cy")]
+            circles = root.findall(f"{SVG}circle")
+            expect(len(root.findall(f"{SVG}polyline")) == 2 * curves and len(circles) == points, path.read_text())
+            at = [float(circle.get(name)) for circle in circles for name in ("cx", "cy")]
             expect(all(40 <= value <= 740 for value in at), at)
         code, out, err = call(SHOAL, "sim", "allreduce", "--plot", pathlib.Path(folder) / "none/plot.svg")
         expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)

@@ -306,6 +306,21 @@ static void simulate_runs_every_row(void **state)
     }
 }
 
+/* One element more than a piece has takes longer by the start of another piece, not by a piece. */
+static void simulate_knows_that_the_last_piece_is_short(void **state)
+{
+    struct shoal_simulation question = question_of("broadcast", 2, 1, MIB / 16);
+    (void)state;
+    question.rate_gbit_s = 0.1;
+    while (ask(&question).pieces < 2)
+        question.bytes += 64;
+    const double long_us = time_us(&question);
+    question.bytes = 2 * (question.bytes - 64);
+    const struct shoal_simulated two = ask(&question);
+    assert_int_equal(two.pieces, 2);
+    assert_true(long_us < 0.6 * two.time_us);
+}
+
 static void simulate_says_the_same_again(void **state)
 {
     const struct shoal_simulation question = question_of("allreduce", 5, 3, 7 * MIB);
@@ -488,6 +503,7 @@ int main(void)
         cmocka_unit_test(simulate_counts_what_is_sent),
         cmocka_unit_test(simulate_ends_and_is_never_faster_than_the_wire),
         cmocka_unit_test(simulate_runs_every_row),
+        cmocka_unit_test(simulate_knows_that_the_last_piece_is_short),
         cmocka_unit_test(simulate_says_the_same_again),
         cmocka_unit_test(simulate_parameters_count_in_their_direction),
         cmocka_unit_test(simulate_more_bytes_take_longer),
