@@ -435,6 +435,11 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
     memcpy(&arrival, body, sizeof arrival);
     if (arrival.bytes != bytes - sizeof arrival || arrival.bytes > SHOAL_PAYLOAD_MAX)
         return;
+    if (arrival.has_window && !remote->has_window) {
+        remote->window = (struct shoal_fabric_memory){.base = arrival.window_base, .key = arrival.window_key};
+        remote->raises = arrival.counters;
+        remote->has_window = true;
+    }
     if (!remote->records)
         remote->records = calloc(SHOAL_ARRIVALS, sizeof *remote->records);
     if (!remote->payloads && arrival.bytes > SHOAL_PAYLOAD_INLINE)
@@ -455,11 +460,6 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
     record->descriptor = arrival.descriptor;
     record->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
     record->input = record->output = 0;
-    if (arrival.has_window && !remote->has_window) {
-        remote->window = (struct shoal_fabric_memory){.base = arrival.window_base, .key = arrival.window_key};
-        remote->raises = arrival.counters;
-        remote->has_window = true;
-    }
 }
 
 static void hear_data(struct hosts *hosts, struct remote *remote, const struct shoal_network_head *head, const char *body,
