@@ -3,6 +3,7 @@
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
  * and without it as a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -344,7 +345,7 @@ enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, PIECES };
 /* The same message again and again, with numbers and communicators that go up: nothing may grow without limit. */
 static void flood(struct harness *h, const uint8_t *data, size_t bytes)
 {
-    uint8_t message[2048] = {0};
+    static uint8_t message[SHOAL_FABRIC_MESSAGE_MAX];
     struct shoal_network_head head;
     if (bytes < sizeof head || bytes > sizeof message)
         return;
@@ -434,7 +435,7 @@ static void add_packet(struct input *input, enum piece what, uint64_t number, ui
 {
     struct {
         struct shoal_packet packet;
-        unsigned char data[64];
+        unsigned char data[SHOAL_PACKET_BYTES_MAX + 64];
     } body = {.packet = {.bytes = bytes, .kind = 3}};
     add_message(input, what, (struct shoal_network_head){.kind = SHOAL_NETWORK_PACKET, .number = number}, &body,
                 sizeof body.packet + bytes);
@@ -467,17 +468,18 @@ static void build_seed(struct input *input)
     add_part(input, 1, 0, 2);
     add_part(input, 1, SLOT_BYTES - 64, 2);
     add_part(input, 2, 64, 1);
+    add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any */
     for (uint64_t n = 4; n > 0; n--)
         add_packet(input, HEAR_MESSAGE, n - 1, n % 2 ? 64 : 0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_RAISE, .number = 3, .source = 2}, "", 0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED, .completed = 1, .taken = 64},
                 "", 0);
     add_piece(input, ACT, acts, sizeof acts);
-    add_packet(input, FLOOD, 4, 64);
+    add_packet(input, FLOOD, 4, 1024);
+    add_part(input, 3, UINT64_MAX - 63, 1);
     add_piece(input, ACT, acts, sizeof acts);
 }
 
-/* A third of the changes are to the heads of messages, where lengths, numbers and places are. */
 static void mutate(struct input *input, unsigned *random)
 {
     static const uint8_t edges[] = {0, 1, 3, 4, 63, 64, 127, 128, 255};
@@ -491,11 +493,104 @@ static void mutate(struct input *input, unsigned *random)
         input->bytes = (size_t)rand_r(random) % input->bytes + 1;
 }
 
+/* ---- Lies that a fuzzer would have to guess ---- */
+
+static void run_input(struct harness *h, struct input *input)
+{
+    for (const uint8_t *at = input->at; at < input->at + input->bytes;) {
+        const size_t bytes = (size_t)(at[1] | at[2] << 8) * 8;
+        run_piece(h, at[0], at + 3, bytes);
+        at += 3 + bytes;
+    }
+    input->bytes = 0;
+}
+
+/* Packets that come twice, or far too early, stop no other. */
+static void check_packets(struct harness *h, struct input *input)
+{
+    static const uint64_t numbers[] = {1, 0, 1, 5000, UINT64_MAX, 2, 0};
+    unsigned count = 0;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(numbers); i++)
+        add_packet(input, HEAR_MESSAGE, numbers[i], 64);
+    run_input(h, input);
+    for (; h->transport->ops->peek(h->transport, 1); count++)
+        h->transport->ops->pop(h->transport, 1);
+    assert(count == 3);
+}
+
+/* Nor does a peer that says it has taken more than there was. */
+static void check_taken(struct harness *h, struct input *input)
+{
+    const struct shoal_packet packet = {.bytes = 0};
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED, .taken = UINT64_MAX / 2}, "",
+                0);
+    run_input(h, input);
+    const enum shoal_status status = h->transport->ops->push(h->transport, 1, &packet, NULL);
+    assert(status == SHOAL_OK);
+}
+
+/* What is put by a raise that was counted is not put again. */
+static void check_parts(struct harness *h, struct input *input)
+{
+    const enum shoal_status status = h->transport->ops->reserve_window(h->transport, SLOTS, SLOT_BYTES);
+    assert(status == SHOAL_OK);
+    unsigned char *window = h->transport->ops->window(h->transport, 0, 0);
+    add_part(input, 1, 0, 1);
+    run_input(h, input);
+    assert(h->transport->ops->counter(h->transport, 1, 0) == 1);
+    memset(window, 0x5A, SLOT_BYTES);
+    add_part(input, 1, 0, 1);
+    run_input(h, input);
+    assert(window[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
+}
+
+/* A record that comes after its operation leaves the payload of a later one alone. */
+static void check_records(struct harness *h, struct input *input)
+{
+    const struct shoal_transport_ops *ops = h->transport->ops;
+    h->sequence = 2;
+    ops->complete(h->transport, h->sequence);
+    add_record(input, 2 + SHOAL_PAYLOADS, 800);
+    run_input(h, input);
+    unsigned char *payload = (unsigned char *)(uintptr_t)ops->payload(h->transport, 1, 2 + SHOAL_PAYLOADS, 800);
+    payload[0] = 0x5A;
+    add_record(input, 2, 800);
+    run_input(h, input);
+    assert(payload[0] == 0x5A && ops->arrival(h->transport, 1, 2 + SHOAL_PAYLOADS));
+}
+
+/* Of messages for nobody little is kept, where the allocator tells how much. */
+static void check_early(struct harness *h)
+{
+    static uint8_t message[16384];
+    const size_t before = mallinfo2().uordblks;
+    for (uint64_t comm = 1000; comm < 9000; comm++) {
+        memcpy(message, &comm, sizeof comm);
+        hear(h, message, sizeof message, true);
+    }
+    assert(mallinfo2().uordblks < before + ((size_t)20 << 20));
+}
+
+static void check_lies(struct input *input)
+{
+    struct harness h = {.sequence = 0};
+    input->bytes = 0;
+    open_harness(&h);
+    check_early(&h);
+    open_transport(&h);
+    check_packets(&h, input);
+    check_taken(&h, input);
+    check_parts(&h, input);
+    check_records(&h, input);
+    close_harness(&h);
+}
+
 int main(int argc, char **argv)
 {
     static struct input seed, input;
     const int runs = argc > 1 ? atoi(argv[1]) : 3000;
     unsigned random = 1;
+    check_lies(&input);
     build_seed(&seed);
     for (int i = 0; i < runs; i++) {
         input = seed;
