@@ -350,14 +350,14 @@ static void flood(struct harness *h, const uint8_t *data, size_t bytes)
     if (bytes < sizeof head || bytes > sizeof message)
         return;
     memcpy(message, data, bytes);
-    for (uint64_t i = 0; i < 300; i++) {
-        memcpy(&head, message, sizeof head);
-        head.number++;
-        head.comm += i % 3 == 2;
+    memcpy(&head, data, sizeof head);
+    for (uint64_t i = 0; i < 300; i++, head.number++) {
+        struct shoal_network_head other = head;
+        other.comm += 1 + i % 3;
+        memcpy(message, &other, sizeof other);
+        hear(h, message, bytes, true);
         memcpy(message, &head, sizeof head);
         hear(h, message, bytes, true);
-        head.comm -= i % 3 == 2;
-        memcpy(message, &head, sizeof head);
     }
 }
 
@@ -441,13 +441,14 @@ static void add_packet(struct input *input, enum piece what, uint64_t number, ui
                 sizeof body.packet + bytes);
 }
 
-static void add_part(struct input *input, uint64_t number, uint64_t offset, uint64_t parts)
+static void add_part(struct input *input, unsigned slot, uint64_t number, uint64_t offset, uint64_t parts)
 {
     struct {
         struct shoal_network_part part;
         unsigned char data[64];
     } body = {.part = {offset, parts}};
-    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_DATA, .number = number}, &body,
+    add_message(input, HEAR_MESSAGE,
+                (struct shoal_network_head){.kind = SHOAL_NETWORK_DATA, .number = number, .slot = (uint16_t)slot}, &body,
                 sizeof body);
 }
 
@@ -465,9 +466,9 @@ static void build_seed(struct input *input)
     add_piece(input, HEAR_WRITTEN, &immediate, sizeof immediate);
     add_record(input, 2, 0);
     add_record(input, 3, 800);
-    add_part(input, 1, 0, 2);
-    add_part(input, 1, SLOT_BYTES - 64, 2);
-    add_part(input, 2, 64, 1);
+    add_part(input, 0, 1, 0, 2);
+    add_part(input, 0, 1, SLOT_BYTES - 64, 2);
+    add_part(input, 0, 2, 64, 1);
     add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any */
     for (uint64_t n = 4; n > 0; n--)
         add_packet(input, HEAR_MESSAGE, n - 1, n % 2 ? 64 : 0);
@@ -476,7 +477,7 @@ static void build_seed(struct input *input)
                 "", 0);
     add_piece(input, ACT, acts, sizeof acts);
     add_packet(input, FLOOD, 4, 1024);
-    add_part(input, 3, UINT64_MAX - 63, 1);
+    add_part(input, 0, 3, UINT64_MAX - 63, 1);
     add_piece(input, ACT, acts, sizeof acts);
 }
 
@@ -535,13 +536,25 @@ static void check_parts(struct harness *h, struct input *input)
     const enum shoal_status status = h->transport->ops->reserve_window(h->transport, SLOTS, SLOT_BYTES);
     assert(status == SHOAL_OK);
     unsigned char *window = h->transport->ops->window(h->transport, 0, 0);
-    add_part(input, 1, 0, 1);
+    add_part(input, 0, 1, 0, 1);
     run_input(h, input);
     assert(h->transport->ops->counter(h->transport, 1, 0) == 1);
     memset(window, 0x5A, SLOT_BYTES);
-    add_part(input, 1, 0, 1);
+    add_part(input, 0, 1, 0, 1);
     run_input(h, input);
     assert(window[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
+}
+
+/* Nor is what lies outside the slot. */
+static void check_places(struct harness *h, struct input *input)
+{
+    unsigned char *window = h->transport->ops->window(h->transport, 0, 1);
+    memset(window - 64, 0x5A, 64); /* behind slot 0 */
+    add_part(input, 1, 1, UINT64_MAX - 63, 1);
+    add_part(input, 1, 1, SLOT_BYTES - 63, 1);
+    add_part(input, SLOTS, 1, 0, 1);
+    run_input(h, input);
+    assert(window[-64] == 0x5A && h->transport->ops->counter(h->transport, 1, 1) == 0);
 }
 
 /* A record that comes after its operation leaves the payload of a later one alone. */
@@ -581,6 +594,7 @@ static void check_lies(struct input *input)
     check_packets(&h, input);
     check_taken(&h, input);
     check_parts(&h, input);
+    check_places(&h, input);
     check_records(&h, input);
     close_harness(&h);
 }
