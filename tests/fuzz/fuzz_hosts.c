@@ -1,5 +1,5 @@
-/* Throws bytes at what hears from the network, below the endpoint: messages of any content, immediates of any value. The endpoint
- * and the control tree are made by hand here, so nothing is opened. With clang:
+/* Throws bytes at what hears from the network, below the endpoint: messages of any content, immediates of any value. The
+ * endpoint and the control tree are made by hand here, so nothing is opened. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
  * and without it as a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>

@@ -1,6 +1,7 @@
-/* Bad weather, for tests (SHOAL_SHUFFLE): stands between an endpoint and the network, and hands on late and in random order what
- * the endpoint hears; it refuses to send now and then. So order, credits and repetition are tested over providers that happen to
- * keep order. Nothing is lost or doubled, failures are handed on at once. A seed gives the same order for the same input.
+/* Bad weather, for tests (SHOAL_SHUFFLE): stands between an endpoint and the network, and hands on late and in random order
+ * what the endpoint hears; it refuses to send now and then. So order, credits and repetition are tested over providers that
+ * happen to keep order. Nothing is lost or doubled, failures are handed on at once. A seed gives the same order for the same
+ * input.
  *
  * One thread at a time. It knows no clock: it is told the time. */
 #ifndef SHOAL_TRANSPORT_FABRIC_SHUFFLE_H
