@@ -162,7 +162,8 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
                   const void *data)
 {
     request->record->arrived = shoal_clock_ticks();
-    if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type) {
+    const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* it may come from a stranger */
+    if (packet->count != request->call.count || packet->type != (uint32_t)request->call.type || !is_whole) {
         mismatch(engine, request, packet);
         return;
     }

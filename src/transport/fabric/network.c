@@ -480,7 +480,7 @@ static bool is_refused(struct shoal_network *network)
 /* To a peer that is lost or cannot be reached nothing is sent any more: its communicators fail by themselves. */
 static bool is_sent_to(const struct shoal_network_peer *peer)
 {
-    return !peer->broken_ns && !shoal_control_is_lost(peer->control, peer->world_rank);
+    return !peer->broken_ns && !(peer->control && shoal_control_is_lost(peer->control, peer->world_rank));
 }
 
 static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_load *load, const void *data,

@@ -75,7 +75,7 @@ struct shoal_network_peer {
     struct shoal_peer_name name;
     struct shoal_fabric_address address;
     shoal_fabric_peer at;
-    struct shoal_control *control; /* of the world it was met in, */
+    struct shoal_control *control; /* of the world it was met in; NULL: nobody tells when it is lost */
     int world_rank;                /* and its rank there */
     uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
     char broken[256];              /* how */
