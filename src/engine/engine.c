@@ -392,9 +392,11 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     if (!request->circle && request->sequence - engine->completed_by_all <= kept)
         return true;
     const uint64_t completed = find_completed_by_all(engine, request->circle);
+    if (engine->is_broken) /* then the request is gone */
+        return false;
     if (!request->circle)
         engine->completed_by_all = completed;
-    return !engine->is_broken && request->sequence - completed <= kept;
+    return request->sequence - completed <= kept;
 }
 
 /* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
