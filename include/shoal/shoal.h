@@ -134,7 +134,7 @@ struct shoal_comm_options {
  * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm) or PMI-1 (MPICH). With none of them: a communicator of
  * size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
- * ERR_UNSUPPORTED when ranks are on different hosts (this version joins the ranks of one host). */
+ * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status
 shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
@@ -576,8 +576,7 @@ SHOAL_API void shoal_print_topology(FILE *out);
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
 
 /* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers
- * there or why it was rejected, and which would be taken. This version joins the ranks of one host: it is for finding out
- * beforehand.
+ * there or why it was rejected, and which would be taken.
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
 

@@ -509,11 +509,9 @@ static bool has_left(const struct shoal_engine *engine, unsigned slot)
 
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
 {
-    if (step->peer == engine->rank) /* own puts: transports copy what they are given */
-        return true;
-    const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
     if (step->peer == engine->rank) /* for its puts */
         return has_left(engine, slot);
+    const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }

@@ -30,10 +30,10 @@ void shoal_fabric_library_close(struct shoal_fabric_library *library)
     (void)library;
 }
 
-void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                 struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
+void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
-    (void)library, (void)nic, (void)providers_out;
+    (void)library, (void)nic, (void)wanted, (void)providers_out;
 }
 
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,

@@ -184,6 +184,21 @@ void shoal_fabric_providers_find(const struct shoal_fabric_library *library, con
     }
 }
 
+void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
+{
+    bool is_found = false;
+    for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
+        struct shoal_fabric_provider *provider = &providers_out[i];
+        *provider = (struct shoal_fabric_provider){.name = known[i].name, .is_on_request = known[i].is_on_request};
+        const bool is_meant = wanted[0] ? strcmp(wanted, provider->name) == 0 : !provider->is_on_request;
+        if (!is_meant || is_found)
+            continue;
+        find_one(library, nic, provider);
+        is_found = provider->way != SHOAL_FABRIC_REJECTED;
+    }
+}
+
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
                                  struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS])
 {

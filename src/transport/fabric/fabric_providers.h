@@ -22,6 +22,9 @@ struct shoal_fabric_provider {
  * otherwise (efa) are not bound to it. */
 void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
                                  struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
+/* The same, but asks only until the one that shoal_fabric_providers_choose will take is found. */
+void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS]);
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
                                  struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS]);
 

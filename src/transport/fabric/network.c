@@ -77,7 +77,7 @@ static enum shoal_status open_node(struct shoal_network *network, const struct s
     char reason[1200];
     uint16_t low, high;
     (void)shoal_settings_parse_ports(options->settings->ports, &low, &high); /* checked when settings were read */
-    shoal_fabric_providers_find(&network->library, options->nic, network->providers);
+    shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, network->providers);
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)
         return shoal_log_fail(network->log, SHOAL_ERR_UNSUPPORTED, "fabric", "%s", reason);
