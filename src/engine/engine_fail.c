@@ -403,10 +403,10 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     int first = -1, named = 0, step, peer = -1;
     text[0] = 0;
     find_step(engine, request, &step, &peer);
-    if (peer >= 0)
-        peer = find_stopped(engine, peer);
     if (is_message(request->call.kind))
         peer = request->call.root;
+    if (peer >= 0)
+        peer = find_stopped(engine, peer);
     for (int r = 0; r < engine->size; r++) {
         const bool is_missing = peer >= 0 ? r == peer : !is_message(request->call.kind) && is_waited_for(engine, request, r);
         struct shoal_peer_name name;
