@@ -25,7 +25,7 @@ BUILDS = {
     "plain": ("build", "gcc", [], None),
     "clang": ("build-clang", "clang", [], {"unit", "sim", "contract"}),
     "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", "-Dbuildtype=debugoptimized"],
-             {"unit", "sim", "contract", "multi", "fault", "fuzz", "control"}),
+             {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
     "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", "-Dbuildtype=debugoptimized"], {"threads", "contract", "control"}),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"],
