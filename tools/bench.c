@@ -75,11 +75,6 @@ static const char help_text[] =
     "\n"
     "Exit codes: 0 success, 1 a worker failed or an element was wrong, 2 the arguments make no sense.\n";
 
-static bool is_launched(void)
-{
-    return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK");
-}
-
 /* ---- Environment of the workers ------------------------------------------------------------------------------------------ */
 
 static void number_export(const char *name, size_t value)
@@ -248,7 +243,7 @@ int shoal_tool_bench(int argc, char **argv)
         fputs(help_text, stdout);
         return tool_output_finish("bench", 0);
     }
-    if (is_launched())
+    if (tool_is_launched())
         return bench_worker_run(&options, NULL);
     struct bench_area *area = bench_area_create();
     if (!area) {

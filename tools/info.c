@@ -79,18 +79,6 @@ static int table_print(enum shoal_status (*print)(FILE *out))
     return status == SHOAL_OK ? 0 : status == SHOAL_ERR_ARGUMENT ? TOOL_EXIT_USAGE : 1;
 }
 
-/* What the launchers tell their ranks. */
-static bool is_in_job(void)
-{
-    static const char *const sizes[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        const char *value = getenv(sizes[i]);
-        if (value && atoi(value) > 1)
-            return true;
-    }
-    return false;
-}
-
 static enum shoal_status host_print(const struct shoal_comm *comm, int host)
 {
     struct shoal_place place = SHOAL_PLACE_INIT;
@@ -149,7 +137,7 @@ static int part_print(int id, bool is_first)
         return table_print(shoal_print_algorithms);
     if (id == OPTION_PROVIDERS)
         return table_print(shoal_print_providers);
-    if (is_in_job())
+    if (tool_is_launched())
         return job_print();
     shoal_print_topology(stdout);
     return 0;

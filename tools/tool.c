@@ -237,6 +237,11 @@ const char *tool_type_name(enum shoal_type type)
     return "no type";
 }
 
+bool tool_is_launched(void)
+{
+    return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK");
+}
+
 int tool_output_finish(const char *command, int code)
 {
     errno = 0;

@@ -65,6 +65,9 @@ const char *tool_type_name(enum shoal_type type);
 /* The word of a NULL-terminated list that text was probably meant to be; NULL when none is near. */
 const char *tool_word_nearest(const char *text, const char *const *words);
 
+/* Whether a launcher (shoal run, torchrun, mpirun, srun) has started this process as one of its ranks. */
+bool tool_is_launched(void);
+
 /* Flushes stdout; returns code, or 1 with a line on stderr when what was printed could not be written. */
 int tool_output_finish(const char *command, int code);
 

@@ -84,6 +84,15 @@ enum shoal_status shoal_address_list_find(const char *host, const char *what, ui
     return SHOAL_OK;
 }
 
+int shoal_address_listen(int fd, const struct shoal_address *address)
+{
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (address->socket.ss_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int));
+    const bool does = bind(fd, (const struct sockaddr *)&address->socket, address->bytes) == 0 && listen(fd, SOMAXCONN) == 0;
+    return does ? 0 : -errno;
+}
+
 void shoal_address_port_put(struct shoal_address *address, uint16_t port)
 {
     if (address->socket.ss_family == AF_INET6)

@@ -29,6 +29,9 @@ bool shoal_address_parse(const char *text, char host[SHOAL_ADDRESS_HOST_MAX], ui
 SHOAL_MUST_USE enum shoal_status shoal_address_list_find(const char *host, const char *what, uint64_t deadline_ns,
                                                          struct shoal_log *log, struct shoal_address_list *list_out);
 
+/* Makes a new TCP socket listen at exactly this address. 0 or -errno. */
+int shoal_address_listen(int fd, const struct shoal_address *address);
+
 void shoal_address_port_put(struct shoal_address *address, uint16_t port);
 bool shoal_address_is_loopback(const struct shoal_address *address);
 

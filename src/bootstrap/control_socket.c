@@ -107,14 +107,11 @@ int shoal_control_socket_listen(const struct shoal_address *address)
     const int fd = open_noted(address->socket.ss_family);
     if (fd < 0)
         return fd;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-    if (address->socket.ss_family == AF_INET6)
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int));
-    if (bind(fd, (const struct sockaddr *)&address->socket, address->bytes) == 0 && listen(fd, SOMAXCONN) == 0)
+    const int error = shoal_address_listen(fd, address);
+    if (error == 0)
         return fd;
-    const int error = errno;
     shoal_control_socket_close(fd);
-    return -error;
+    return error;
 }
 
 int shoal_control_socket_accept(int listener)

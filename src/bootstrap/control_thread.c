@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/process.h"
 
 #define ACCEPT_PAUSE_MS 100
 #define HELD_UP_MS 500 /* this thread did not run for so long: nobody else's silence counts */
@@ -181,18 +182,12 @@ static void look_at_watched(struct shoal_control *control, uint64_t now_ns)
     }
 }
 
-/* Field 3 of /proc/PID/stat (proc(5)); field 2 is a name in parentheses, which may hold anything. */
+/* By a signal, or by who traces it. */
 static bool is_stopped_process(int pid)
 {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    const size_t got = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file)
-        fclose(file);
-    text[got] = 0;
-    const char *name_end = strrchr(text, ')');
-    return name_end && (strncmp(name_end, ") T", 3) == 0 || strncmp(name_end, ") t", 3) == 0);
+    int ignored;
+    const char state = shoal_process_read_stat(pid, &ignored);
+    return state == 'T' || state == 't';
 }
 
 /* A rank that is alone on its host is found by its silence only. */

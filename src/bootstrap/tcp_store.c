@@ -45,14 +45,11 @@ static int listen_at(const struct shoal_address *address)
     const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-    if (address->socket.ss_family == AF_INET6)
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){1}, sizeof(int));
-    if (bind(fd, (const struct sockaddr *)&address->socket, address->bytes) == 0 && listen(fd, SOMAXCONN) == 0)
+    const int error = shoal_address_listen(fd, address);
+    if (error == 0)
         return fd;
-    const int error = errno;
     close(fd);
-    return -error;
+    return error;
 }
 
 static void port_text(const struct shoal_tcp_place *place, char *text, size_t text_bytes)

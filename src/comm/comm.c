@@ -41,14 +41,6 @@ struct recipe {
     const struct shoal_comm_options *options;
 };
 
-static int find_first_elsewhere(const struct recipe *recipe)
-{
-    int rank = 0;
-    while (rank < recipe->size && recipe->members[rank].host == recipe->members[recipe->rank].host)
-        rank++;
-    return rank;
-}
-
 /* Under the lock. */
 static enum shoal_status create_transport(struct shoal_context *context, const struct recipe *recipe,
                                           struct shoal_transport **transport_out)
@@ -82,7 +74,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
 
 static enum shoal_status join(struct shoal_context *context, const struct recipe *recipe, struct shoal_transport *transport)
 {
-    const bool is_apart = find_first_elsewhere(recipe) < recipe->size;
+    const bool is_apart = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
     for (;;) {
         int socket = -1;
         shoal_driver_lock(&context->driver);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/process.h"
 
 #define MAGIC UINT64_C(0x5348304c4c494e4b) /* "SH0LLINK" */
 #define FDS_MAX 2
@@ -475,26 +476,6 @@ static int number_of(int pidfd)
     return pid > 0 ? pid : 0;
 }
 
-/* Fields of /proc/PID/stat (proc(5)): the second is the program's name in parentheses, which may hold anything. */
-#define FIELD_NAME 2
-#define FIELD_EXIT_CODE 52
-
-char shoal_link_read_stat(int pid, int *exit_code_out)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    const size_t got = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file)
-        fclose(file);
-    text[got] = 0;
-    const char *name_end = strrchr(text, ')'), *at = name_end;
-    for (int field = FIELD_NAME; at && field < FIELD_EXIT_CODE; field++)
-        at = strchr(at + 1, ' ');
-    *exit_code_out = at ? (int)strtol(at, NULL, 10) : 0;
-    return name_end && name_end[1] == ' ' ? name_end[2] : '?';
-}
-
 /* The kernel asks of who reads this link what it asks of who reads an exit code: else the code reads as 0. */
 static bool may_read_exit_code(int pid)
 {
@@ -508,7 +489,7 @@ static bool may_read_exit_code(int pid)
 static bool read_uncollected(int pidfd, int *exit_code_out)
 {
     const int pid = number_of(pidfd);
-    return pid && shoal_link_read_stat(pid, exit_code_out) == 'Z' && (*exit_code_out != 0 || may_read_exit_code(pid)) &&
+    return pid && shoal_process_read_stat(pid, exit_code_out) == 'Z' && (*exit_code_out != 0 || may_read_exit_code(pid)) &&
            number_of(pidfd) == pid;
 }
 

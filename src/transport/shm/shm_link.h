@@ -84,8 +84,5 @@ bool shoal_link_has_ended(int pidfd, int socket);
 /* Of a process that has ended: "was killed by signal 9 (Killed)", "exited with code 3". False when the kernel does not tell
  * now; text says why. */
 bool shoal_link_how_ended(int pidfd, char *text, size_t bytes);
-/* The state letter of a process, '?' when it is not visible here; the exit code of one that ended, as waitpid gives it, 0 where
- * that must not be seen. */
-char shoal_link_read_stat(int pid, int *exit_code_out);
 
 #endif

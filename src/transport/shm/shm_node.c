@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/process.h"
 #include "bootstrap/auth.h"
 #include "transport/shm/shm_link.h"
 
@@ -623,7 +624,7 @@ bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
 void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes)
 {
     int exit_code;
-    const char letter = shoal_link_read_stat(peer->name.pid, &exit_code);
+    const char letter = shoal_process_read_stat(peer->name.pid, &exit_code);
     snprintf(text, bytes, "%s",
              letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"
              : letter == 'Z'                ? "ended, not yet reaped"
