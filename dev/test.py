@@ -46,8 +46,14 @@ SANITIZERS = {
 }
 
 
+FAILURE_LINES = 60  # of a failed case, told again at the end
+
+
 class Count:
     passed = failed = skipped = 0
+
+    def __init__(self):
+        self.failures = []
 
     def add(self, other):
         self.passed += other.passed
@@ -146,6 +152,19 @@ def count_cases(code, output, excuses):
     return count, skips
 
 
+def failures_of(output):
+    """Each failed case with the lines that follow its verdict; without one, how the output ends."""
+    lines = output.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("not ok")]
+    if not starts:
+        return ["\n    ".join(["no case failed; its last lines:", *lines[-FAILURE_LINES:]])]
+    told = []
+    for start in starts:
+        end = next((i for i in range(start + 1, len(lines)) if re.match(r"(not )?ok\b", lines[i])), len(lines))
+        told.append("\n    ".join(lines[start:end][:FAILURE_LINES]))
+    return told
+
+
 def run_timed(test, directory):
     start = time.time()
     return *run(test, directory), time.time() - start
@@ -162,6 +181,8 @@ def report(name, test, result, options, total):
           f"{seconds:.1f} s{reason}", flush=True)
     for skip in skips:
         print(f"       skipped: {skip}")
+    if count.failed:
+        total.failures += [f"FAILED {name}/{test['name']}{ending}: {failure}" for failure in failures_of(output)]
     if count.failed or options.verbose:
         print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
 
@@ -197,8 +218,10 @@ def main():
         elif build(name):
             run_build(name, options, total)
         else:
-            print(f"FAILED build {name}")
+            total.failures.append(f"FAILED build {name}")
             total.failed += 1
+    for failure in total.failures:  # again, where one looks first
+        print(failure)
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
 
