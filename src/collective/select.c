@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "collective/collective.h"
+#include "collective/rounds.h"
 
 /* ---- When a row fits ----------------------------------------------------------------------------------------------------- */
 
@@ -44,10 +45,13 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
     }
 #define BY_RULE "several hosts, by a rule"
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
+#define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
 static const struct shoal_row rows[] = {
     {SHOAL_KIND_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
      "n written, p*n read per rank; one exchange"},
+    {SHOAL_KIND_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
+     "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_KIND_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
     {SHOAL_KIND_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false, is_small_for_hosts,
@@ -81,6 +85,8 @@ static const struct shoal_row rows[] = {
     {SHOAL_KIND_BROADCAST, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "n sent by root's host, (H-2)/(H-1)*n by others, n received by these, in 2 crossings"},
     {SHOAL_KIND_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN, "n/p written, n read per rank"},
+    {SHOAL_KIND_ALLGATHER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
+     "(H-1)/H*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_KIND_ALLGATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
     {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
@@ -107,8 +113,10 @@ static const struct shoal_row rows[] = {
     {SHOAL_KIND_ALLTOALL, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
      "n/p sent to and received from each rank elsewhere, in 1 crossing"},
     {SHOAL_KIND_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
-    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
-     "several hosts", "log2 H crossings, rounded up"},
+    {SHOAL_KIND_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
+     "several hosts, where that halves the records", "log2 H crossings; H not a power of two: 2 more"},
+    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL, BY_RULE,
+     "log2 H crossings, rounded up, after meeting"},
     {SHOAL_KIND_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
      "one exchange of cache lines"},
     {SHOAL_KIND_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
@@ -162,8 +170,16 @@ static bool can_go_direct(const struct shoal_selection *selection)
            (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_ELSEWHERE);
 }
 
+/* A rank sends all that its host holds. */
+static bool can_go_in_rounds(const struct shoal_selection *selection)
+{
+    return is_over_hosts(selection) && !selection->is_uneven && selection->bytes <= SHOAL_PAYLOAD_MAX;
+}
+
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row)
 {
+    if (shoal_row_is_in_rounds(row))
+        return can_go_in_rounds(selection);
     if (!row->build)
         return can_go_direct(selection);
     return row->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
@@ -196,6 +212,8 @@ bool shoal_select_is_direct(const struct shoal_selection *selection)
     const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
     if (!is_over_hosts(selection) && is_bare)
         return true;
+    if (SHOAL_UNLIKELY(is_over_hosts(selection)) && shoal_select_rounds(selection))
+        return true;
     if (!can_go_direct(selection))
         return false;
     const bool has_rules = shoal_select_has_rules(selection);
@@ -203,6 +221,36 @@ bool shoal_select_is_direct(const struct shoal_selection *selection)
     if (rule)
         return !shoal_select_find(rule->kind, rule->name)->build;
     return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
+}
+
+static int ranks_per_host(const struct shoal_selection *selection)
+{
+    return (selection->size + selection->hosts - 1) / selection->hosts;
+}
+
+size_t shoal_select_rounds_limit(const struct shoal_selection *selection)
+{
+    return selection->direct_bytes / (size_t)ranks_per_host(selection);
+}
+
+/* A crossing costs about as much as two records that the processor sends, unless these cost next to nothing. */
+static bool rounds_pay(const struct shoal_selection *selection)
+{
+    if (selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE)
+        return true;
+    const int rounds = shoal_rounds_count(selection->hosts), records = selection->size - ranks_per_host(selection);
+    return !selection->sends_cheaply && rounds < records && 2 * rounds <= records + 1;
+}
+
+const struct shoal_row *shoal_select_rounds(const struct shoal_selection *selection)
+{
+    if (!can_go_in_rounds(selection))
+        return NULL;
+    const struct shoal_rule *rule = shoal_select_has_rules(selection) ? shoal_select_rule(selection) : NULL;
+    const struct shoal_row *row = shoal_select_find(selection->kind, rule ? rule->name : "rounds");
+    if (!row || !shoal_row_is_in_rounds(row))
+        return NULL;
+    return rule || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? row : NULL;
 }
 
 const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,

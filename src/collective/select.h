@@ -23,13 +23,19 @@ struct shoal_row {
     const char *name;
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
-    shoal_plan_build_fn build;             /* NULL: direct, the data travel beside the arrival records */
+    shoal_plan_build_fn build;             /* NULL: the data travel beside the arrival records */
     bool is_cut; /* the piece is cut among the ranks: without windows a piece may be `size` times larger */
     /* NULL: always; of the rows that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
     const char *when; /* for people: when it is chosen */
     const char *cost; /* for people: what it moves; n bytes, p ranks */
 };
+
+/* Without a plan: between hosts the data travel in rounds (rounds.h). */
+static inline bool shoal_row_is_in_rounds(const struct shoal_row *row)
+{
+    return !row->build && row->where == SHOAL_WHERE_HOSTS;
+}
 
 /* What is asked of the table. */
 struct shoal_selection {
@@ -39,6 +45,8 @@ struct shoal_selection {
     size_t bytes;         /* of the larger operand, all parts */
     size_t payload_bytes; /* what the rank that gives most would publish beside its arrival record */
     size_t direct_bytes;  /* the setting */
+    bool is_uneven;       /* operands are in parts of different lengths */
+    bool sends_cheaply;   /* over several hosts: a record costs far less than the way to a host and back */
     const struct shoal_rules *rules;
 };
 
@@ -48,8 +56,14 @@ size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 /* Whether rules are heeded: not in calls that have nothing to move. */
 bool shoal_select_has_rules(const struct shoal_selection *selection);
 
-/* Whether the call goes the direct way. Known to each rank before anything is exchanged. */
+/* Whether the call goes without a plan. Known to each rank before anything is exchanged. */
 bool shoal_select_is_direct(const struct shoal_selection *selection);
+
+/* The row of such a call that goes in rounds; NULL: it does not. */
+const struct shoal_row *shoal_select_rounds(const struct shoal_selection *selection);
+
+/* The most bytes that go in rounds where no rule says otherwise. */
+size_t shoal_select_rounds_limit(const struct shoal_selection *selection);
 
 /* The next rule that speaks of such a call, from number *at on, which moves behind it; NULL: none. */
 const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at);

@@ -333,7 +333,9 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
 /* Why a row that a rule names is passed over. */
 static void explain_unable(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
 {
-    if (row->build)
+    if (shoal_row_is_in_rounds(row) && inquiry->hosts > 1)
+        fprintf(out, "it serves parts of one length, together up to %d bytes\n", SHOAL_PAYLOAD_MAX);
+    else if (row->build || shoal_row_is_in_rounds(row))
         fprintf(out, "it serves %s\n", row->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
     else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
         fprintf(out, "a giver has more than %d bytes\n", SHOAL_PAYLOAD_MAX);
@@ -360,6 +362,12 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_row *r
     }
     if (inquiry->row->shape.is_empty) {
         fprintf(out, "because: %s\n", row->when);
+        return;
+    }
+    if (shoal_row_is_in_rounds(row)) {
+        const size_t limit = shoal_select_rounds_limit(selection);
+        fprintf(out, "because there are %zu byte%s, no more than %zu; %s\n", selection->bytes, plural(selection->bytes), limit,
+                row->when);
         return;
     }
     fprintf(out, "because a giver has %zu byte%s, %s than direct's %zu", selection->payload_bytes,
@@ -392,12 +400,17 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
 
 static void explain_direct(const struct inquiry *inquiry, FILE *out)
 {
-    const struct shoal_row *row = shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_row *rounds = inquiry->hosts > 1 ? shoal_select_rounds(&inquiry->selection) : NULL;
+    const struct shoal_row *row = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
     const bool has_rules = shoal_select_has_rules(&inquiry->selection);
     const struct shoal_rule *rule = has_rules ? shoal_select_rule(&inquiry->selection) : NULL;
     if (has_rules)
         explain_passed_over(inquiry, rule, out);
     explain_choice(inquiry, row, rule, SHOAL_REACH_STAGED, out);
+    if (rounds) {
+        fputs("no plan: a rank sends what its host holds beside its arrival record, in rounds between hosts\n", out);
+        return;
+    }
     fputs(inquiry->row->shape.is_empty
               ? "no plan: every rank publishes an arrival record and waits for those of all others\n"
               : "no plan: who gives publishes data beside its arrival record; who takes reads it there\n",

@@ -124,6 +124,8 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     engine->ops->destroy(engine->transport, engine->is_finalized);
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
+    free(engine->nobody);
+    free(engine->rounds_scratch);
     free(engine->sources);
     free(engine->dests);
     free(engine->slot_base);
@@ -131,6 +133,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     while (engine->circles) {
         struct shoal_circle *circle = engine->circles;
         engine->circles = circle->next;
+        shoal_rounds_fini(&circle->rounds);
         free(circle);
     }
     free(engine);
@@ -267,6 +270,8 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
                                     .bytes = request->bytes,
                                     .payload_bytes = most_payload_bytes(engine, request),
                                     .direct_bytes = engine->settings->direct_bytes,
+                                    .is_uneven = request->call.layout && !request->call.layout->tensors,
+                                    .sends_cheaply = engine->transport->sends_cheaply,
                                     .rules = engine->rules};
 }
 
@@ -304,6 +309,8 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
     request->circle = NULL;
+    request->round = -1;
+    request->has_sent = false;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
@@ -331,6 +338,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     }
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection);
+    request->in_rounds = SHOAL_UNLIKELY(engine->hosts > 1) ? shoal_select_rounds(&selection) : NULL;
     request->needed = find_needed(engine, request);
     request->payload_bytes = is_with_notices(call) ? (size_t)engine->size * sizeof *call->layout->notices
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
@@ -358,7 +366,7 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     while (engine->agreed_sequence < last) {
         const uint64_t sequence = engine->agreed_sequence + 1;
         for (int r = 0; r < engine->size; r++) {
-            if (r == engine->rank || !shoal_circle_has(engine->met[sequence % SHOAL_ARRIVALS], r))
+            if (r == engine->rank || !shoal_circle_hears(engine->met[sequence % SHOAL_ARRIVALS], r))
                 continue;
             const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
             if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
@@ -386,7 +394,8 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
 /* A record and a payload may be overwritten when every rank has completed the operation they belonged to. */
 static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
+    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     if (engine->active_count == SHOAL_ACTIVE_MAX)
         return false;
     if (!request->circle && request->sequence - engine->completed_by_all <= kept)
@@ -441,6 +450,14 @@ static uint32_t detail_of(const struct shoal_call *call)
     return detail;
 }
 
+/* Who elsewhere gets the record now; NULL: all. In rounds they get it later, with what has been gathered. */
+static const uint8_t *find_receivers(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    if (request->in_rounds)
+        return engine->nobody;
+    return request->circle ? request->circle->has : NULL;
+}
+
 static void announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -463,7 +480,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
     engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
     engine->met[request->sequence % SHOAL_ARRIVALS] = request->circle;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
-                        request->circle ? request->circle->has : NULL);
+                        find_receivers(engine, request));
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
 }
@@ -476,9 +493,11 @@ static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_requ
     shoal_engine_fail(engine, &failure);
 }
 
+/* Finds whom a request meets that does not meet all. */
 static bool meet(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const enum shoal_status status = shoal_engine_prepare_apart(engine, request);
+    const enum shoal_status status =
+        request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_apart(engine, request);
     if (status != SHOAL_OK)
         fail_to_prepare(engine, request, status);
     return status == SHOAL_OK;
@@ -489,7 +508,8 @@ static bool announce_queued(struct shoal_engine *engine)
     bool did = false;
     while (!engine->is_broken && engine->queue_head) {
         struct shoal_request *request = engine->queue_head;
-        if (SHOAL_UNLIKELY(engine->hosts > 1) && !request->is_direct && !request->circle && !meet(engine, request))
+        if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->circle &&
+            !meet(engine, request))
             return true;
         if (!may_announce(engine, request))
             break;
@@ -514,7 +534,7 @@ static bool announce_queued(struct shoal_engine *engine)
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer) &&
-           shoal_circle_has(request->circle, peer);
+           shoal_circle_hears(request->circle, peer);
 }
 
 /* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
@@ -525,7 +545,7 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     record->arrived = shoal_clock_ticks();
     record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
     for (int r = 0; r < engine->size && request->needed == SHOAL_NEEDED_ALL; r++) {
-        if (r == engine->rank || !shoal_circle_has(request->circle, r))
+        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
@@ -575,13 +595,37 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
     return true;
 }
 
-/* Requests start in order: when one waits for a rank, so do those after it. */
+/* True when it moved. Done when all that it hears have arrived, round by round. */
+static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const bool did = shoal_engine_advance_rounds(engine, request);
+    if (engine->is_broken || request->round < request->circle->rounds.count)
+        return did;
+    request->next_missing = engine->size;
+    if (agree_up_to(engine, request->sequence - 1))
+        engine->agreed_sequence = request->sequence;
+    if (engine->is_broken)
+        return true;
+    blame(engine, request);
+    request->record->algorithm = request->in_rounds->name;
+    request->record->done = request->record->arrived;
+    request->state = SHOAL_REQUEST_DONE;
+    return true;
+}
+
+/* Requests start in order: when one waits for a rank, so do those after it. But rounds of several go on side by side. */
 static bool start_arrived(struct shoal_engine *engine)
 {
     bool did = false;
     for (struct shoal_request *request = engine->active_head; request; request = request->next) {
         if (request->state != SHOAL_REQUEST_ANNOUNCED)
             continue;
+        if (SHOAL_UNLIKELY(request->in_rounds != NULL)) {
+            did |= advance_rounds(engine, request);
+            if (engine->is_broken)
+                return true;
+            continue;
+        }
         if (!have_all_arrived(engine, request))
             return did || engine->is_broken;
         did = true;

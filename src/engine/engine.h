@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 #include "base/log.h"
+#include "collective/rounds.h"
 #include "collective/select.h"
 #include "device/kernels.h"
 #include "engine/layout.h"
@@ -59,9 +60,12 @@ struct shoal_request {
     struct shoal_arrival arrival; /* own */
     const struct shoal_shape *shape;
     size_t element_bytes;
-    size_t bytes;         /* of the larger operand; of a message */
-    size_t payload_bytes; /* what this rank publishes beside its arrival record */
-    bool is_direct;
+    size_t bytes;                      /* of the larger operand; of a message */
+    size_t payload_bytes;              /* what this rank publishes beside its arrival record */
+    bool is_direct;                    /* no plan: data travel beside the records */
+    const struct shoal_row *in_rounds; /* and between hosts in rounds, by that row; NULL: at once */
+    int round;                         /* of them; -1: the ranks of this host are waited for */
+    bool has_sent;                     /* what the round sends */
     int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the circle), one peer, or (the own rank) nobody */
     const struct shoal_circle *circle; /* NULL: all ranks */
     int next_missing;                  /* the lowest rank that has not been seen to arrive */
@@ -85,7 +89,9 @@ struct shoal_circle {
     struct shoal_circle *next;
     const struct shoal_row *row;
     int root;
-    uint8_t has[]; /* [size] */
+    struct shoal_rounds rounds; /* of a row that goes in rounds */
+    uint8_t *hears;             /* [size] whose records come; of ranks elsewhere not all that are sent this rank's */
+    uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
 };
 
 /* One run of a plan over one piece. */
@@ -156,6 +162,8 @@ struct shoal_engine {
     struct shoal_descriptor called[SHOAL_ARRIVALS]; /* own calls of late, by sequence */
     const struct shoal_circle *met[SHOAL_ARRIVALS]; /* and their circles */
     struct shoal_circle *circles;
+    uint8_t *nobody;      /* [size] of zeros */
+    char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
 
@@ -266,6 +274,16 @@ void shoal_packed_free(struct shoal_packed **list);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_pieces(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+/* What the rank has given for a direct operation, in a row. */
+const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
+/* An entry for a circle of that row and root that meets nobody yet; NULL: no memory. */
+struct shoal_circle *shoal_engine_add_circle(struct shoal_engine *engine, const struct shoal_row *row, int root);
+/* The circle that was made before, NULL: none. */
+const struct shoal_circle *shoal_engine_find_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root);
+
+/* rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
 static inline bool shoal_engine_is_here(const struct shoal_engine *engine, int rank)
 {
@@ -275,6 +293,11 @@ static inline bool shoal_engine_is_here(const struct shoal_engine *engine, int r
 static inline bool shoal_circle_has(const struct shoal_circle *circle, int rank)
 {
     return SHOAL_LIKELY(!circle) || circle->has[rank];
+}
+
+static inline bool shoal_circle_hears(const struct shoal_circle *circle, int rank)
+{
+    return SHOAL_LIKELY(!circle) || circle->hears[rank];
 }
 
 /* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a window for what they put. */

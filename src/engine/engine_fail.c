@@ -386,6 +386,8 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_reques
 {
     if (peer == engine->rank || !shoal_circle_has(request->circle, peer))
         return false;
+    if (request->in_rounds && request->state == SHOAL_REQUEST_ANNOUNCED)
+        return peer == request->next_missing;
     if (waits_for_one(engine, request) && !may_be_held_back(engine, request))
         return peer == request->needed;
     const bool is_queued = request->state == SHOAL_REQUEST_QUEUED;
@@ -479,6 +481,8 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
         return false;
     if (call->state == SHOAL_REQUEST_RUNNING)
         return is_step_for(engine, call, peer);
+    if (call->in_rounds && call->state == SHOAL_REQUEST_ANNOUNCED)
+        return peer == call->next_missing;
     if (call->state == SHOAL_REQUEST_QUEUED)
         return true;
     return call->state == SHOAL_REQUEST_ANNOUNCED && (call->needed == SHOAL_NEEDED_ALL || call->needed == peer) &&
@@ -515,7 +519,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     for (unsigned i = 0; i < engine->depth; i++)
         mark = mark * 31 + engine->pieces[i].step;
     if (engine->active_head)
-        mark = mark * 31 + (uint64_t)engine->active_head->next_missing;
+        mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
     return mark * 31 + engine->message_count;
 }
 

@@ -18,8 +18,8 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     return call->layout->given_scratch;
 }
 
-/* What a rank has given, in a row. Of tensors the own input was packed again by the caller. */
-static const char *given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
+/* Of tensors the own input was packed again by the caller. */
+const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     if (from == engine->rank)
         return request->call.layout && request->call.layout->tensors ? request->call.layout->given_scratch
@@ -46,7 +46,7 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
     void *const dest = has_tensors ? call->layout->taken_scratch : call->output;
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] = given_by(engine, request, r) + at;
+        engine->sources[r] = shoal_engine_given_by(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
                                                   shoal_engine_argument(engine, call), SHOAL_STORES_CACHED);
     if (has_tensors)
@@ -60,7 +60,7 @@ static void copy_payload(struct shoal_engine *engine, const struct shoal_request
     const size_t count = shoal_call_length(call, engine->rank, from, engine->rank);
     if (!count)
         return;
-    const char *given = given_by(engine, request, from) + own_part_at(engine, request);
+    const char *given = shoal_engine_given_by(engine, request, from) + own_part_at(engine, request);
     if (call->layout) {
         shoal_call_unpack(call, engine->rank, request->element_bytes, part, count, given);
         return;
@@ -221,7 +221,7 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank || !shoal_circle_has(request->circle, r))
+        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
             continue;
         const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
         request->call.count = shoal_max_size(request->call.count, (size_t)count);
@@ -229,22 +229,41 @@ static void agree_on_count(struct shoal_engine *engine, struct shoal_request *re
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
 }
 
+const struct shoal_circle *shoal_engine_find_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root)
+{
+    const struct shoal_circle *circle = engine->circles;
+    while (circle && (circle->row != row || circle->root != root))
+        circle = circle->next;
+    return circle;
+}
+
+struct shoal_circle *shoal_engine_add_circle(struct shoal_engine *engine, const struct shoal_row *row, int root)
+{
+    struct shoal_circle *circle = calloc(1, sizeof *circle + 2 * (size_t)engine->size);
+    if (!circle)
+        return NULL;
+    circle->row = row;
+    circle->root = root;
+    circle->hears = circle->has + engine->size;
+    circle->next = engine->circles;
+    engine->circles = circle;
+    return circle;
+}
+
 /* Partners do not depend on whose operands are shared. */
 static enum shoal_status find_circle(struct shoal_engine *engine, const struct shoal_row *row, struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const int root = request->call.root;
-    for (const struct shoal_circle *known = engine->circles; known && !request->circle; known = known->next)
-        request->circle = known->row == row && known->root == root ? known : NULL;
+    request->circle = shoal_engine_find_circle(engine, row, root);
     if (request->circle)
         return SHOAL_OK;
-    struct shoal_circle *circle = calloc(1, sizeof *circle + (size_t)engine->size);
     struct shoal_plan plan;
     shoal_plan_init(&plan, engine->rank, engine->size);
     row->build(&plan, &view, engine->rank, root);
-    if (!circle || plan.status != SHOAL_OK) {
+    struct shoal_circle *circle = plan.status == SHOAL_OK ? shoal_engine_add_circle(engine, row, root) : NULL;
+    if (!circle) {
         const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
-        free(circle);
         shoal_plan_fini(&plan);
         return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name,
                               engine->size, engine->hosts,
@@ -253,11 +272,8 @@ static enum shoal_status find_circle(struct shoal_engine *engine, const struct s
     shoal_plan_find_partners(&plan, &view, circle->has);
     shoal_plan_fini(&plan);
     for (int r = 0; r < engine->size; r++)
-        circle->has[r] |= shoal_engine_is_here(engine, r);
-    circle->row = row;
-    circle->root = root;
-    circle->next = engine->circles;
-    request->circle = engine->circles = circle;
+        circle->hears[r] = circle->has[r] |= shoal_engine_is_here(engine, r);
+    request->circle = circle;
     return SHOAL_OK;
 }
 

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "collective/rounds.h"
+
 /* ---- Acts ---------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status append(struct shoal_script *script, struct shoal_act act)
@@ -178,6 +180,64 @@ static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
     return bytes ? append_work(script, bytes, bytes) : SHOAL_OK;
 }
 
+/* ---- In rounds ----------------------------------------------------------------------------------------------------------- */
+
+/* What goes beside a record to or from a host that holds those parts. */
+static uint64_t round_bytes(const struct shoal_case *asked, struct shoal_ranks held)
+{
+    const uint64_t part = asked->count * asked->element_bytes;
+    return asked->view.shape->is_output_cut ? part * (uint64_t)held.count : part;
+}
+
+/* Two sums are read and one is written; parts are copied. */
+static uint64_t round_work_bytes(const struct shoal_case *asked, uint64_t bytes)
+{
+    return (asked->view.shape->is_reduced ? 3 : 2) * bytes;
+}
+
+static enum shoal_status append_round(struct shoal_cast *cast, int rank, const struct shoal_round *round)
+{
+    const struct shoal_case *asked = cast->asked;
+    struct shoal_script *script = &cast->ranks[rank].meet;
+    const uint64_t sent = SHOAL_RECORD_BYTES + round_bytes(asked, round->held);
+    for (int i = 0; i < round->to.count; i++)
+        SHOAL_TRY(append(script, (struct shoal_act){SHOAL_ACT_SEND, round->to.at[i], 0, {sent, sent}}));
+    if (round->from < 0)
+        return SHOAL_OK;
+    note_heard(cast, rank, round->from);
+    SHOAL_TRY(append_wait(script, round->from, 1));
+    const uint64_t work = round_work_bytes(asked, round_bytes(asked, round->came));
+    return work ? append_work(script, work, work) : SHOAL_OK;
+}
+
+static enum shoal_status append_rounds(struct shoal_cast *cast, int rank, const struct shoal_rounds *rounds)
+{
+    struct shoal_script *script = &cast->ranks[rank].meet;
+    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    for (int i = 0; i < rounds->here.count; i++) {
+        if (rounds->here.at[i] == rank)
+            continue;
+        note_heard(cast, rank, rounds->here.at[i]);
+        SHOAL_TRY(append_wait(script, rounds->here.at[i], 1));
+    }
+    const uint64_t work = round_work_bytes(cast->asked, round_bytes(cast->asked, rounds->here));
+    if (work)
+        SHOAL_TRY(append_work(script, work, work));
+    for (int i = 0; i < rounds->count; i++)
+        SHOAL_TRY(append_round(cast, rank, &rounds->rounds[i]));
+    return SHOAL_OK;
+}
+
+static enum shoal_status build_rounds(struct shoal_cast *cast, int rank)
+{
+    struct shoal_rounds rounds;
+    if (!shoal_rounds_init(&rounds, &cast->asked->view, rank))
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status status = append_rounds(cast, rank, &rounds);
+    shoal_rounds_fini(&rounds);
+    return status;
+}
+
 /* ---- Planned ------------------------------------------------------------------------------------------------------------- */
 
 /* The same on all ranks. A barrier is one piece of nothing. */
@@ -244,7 +304,9 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
     if (!cast->ranks || !cast->index || !cast->loads)
         return SHOAL_ERR_MEMORY;
     for (int rank = 0; rank < asked->view.size; rank++) {
-        SHOAL_TRY(asked->row ? build_planned(cast, rank) : build_direct(cast, rank));
+        SHOAL_TRY(!asked->row                          ? build_direct(cast, rank)
+                  : shoal_row_is_in_rounds(asked->row) ? build_rounds(cast, rank)
+                                                       : build_planned(cast, rank));
         trim(&cast->ranks[rank].meet);
         trim(&cast->ranks[rank].piece);
     }

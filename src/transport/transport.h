@@ -120,6 +120,11 @@ struct shoal_transport_ops {
     void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes,
                    const uint8_t *partners);
 
+    /* Sends this rank's record to one rank elsewhere that `partners` left out, with data of its own; once for each peer. The same
+     * holds as for arrive. NULL where all are on one host. */
+    void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_arrival *record, const void *payload,
+                      size_t bytes);
+
     /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. Of a rank
      * elsewhere `posted` is when the record was heard. */
     const struct shoal_arrival *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
@@ -211,6 +216,7 @@ struct shoal_transport {
     int rank;
     int size;
     const uint16_t *host; /* host[rank], for the view: equal numbers reach each other by load and store. NULL: all do */
+    bool sends_cheaply;   /* a record to a rank elsewhere costs the processor far less than the way there */
 };
 
 #endif

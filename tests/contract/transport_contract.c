@@ -94,19 +94,24 @@ static uint8_t hints_of(uint64_t sequence)
     return sequence % 2 ? SHOAL_HINT_PLANNED : 0;
 }
 
+static struct shoal_arrival record_of(int rank, uint64_t sequence)
+{
+    return (struct shoal_arrival){.descriptor = {.sequence = sequence,
+                                                 .count = sequence * 3,
+                                                 .root = (int16_t)rank,
+                                                 .kind = SHOAL_KIND_ALLREDUCE,
+                                                 .type = SHOAL_FLOAT32,
+                                                 .priority = 7,
+                                                 .hints = hints_of(sequence)},
+                                  .input = (uint64_t)rank << 40 | 5,
+                                  .output = sequence};
+}
+
 static void arrive_at_some(struct contract_world *world, int rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
 {
     unsigned char payload[SHOAL_PAYLOAD_MAX];
+    const struct shoal_arrival record = record_of(rank, sequence);
     fill(payload, bytes, rank, sequence);
-    const struct shoal_arrival record = {.descriptor = {.sequence = sequence,
-                                                        .count = sequence * 3,
-                                                        .root = (int16_t)rank,
-                                                        .kind = SHOAL_KIND_ALLREDUCE,
-                                                        .type = SHOAL_FLOAT32,
-                                                        .priority = 7,
-                                                        .hints = hints_of(sequence)},
-                                         .input = (uint64_t)rank << 40 | 5,
-                                         .output = sequence};
     at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, partners);
     at(world, rank)->ops->flush(at(world, rank));
     memset(payload, 0xEE, sizeof(payload));
@@ -314,6 +319,32 @@ static void record_goes_to_partners_and_ranks_of_this_host(void **state)
 
 #define MEETINGS 400
 #define MEETINGS_AT_ONCE 8
+
+/* In rounds: the same record with other data for each rank elsewhere, the longest last. */
+static void record_goes_to_one_rank_after_the_other(void **state)
+{
+    static const uint16_t hosts[] = {0, 0, 1, 1};
+    static const uint8_t nobody[4];
+    static const size_t bytes[] = {0, 10, SHOAL_PAYLOAD_INLINE, SHOAL_PAYLOAD_MAX};
+    struct contract_world world;
+    open_or_skip(&world, state, 4, hosts, 0);
+    arrive_at_some(&world, 0, 1, bytes[1], nobody);
+    assert_arrived(&world, 1, 0, 1, bytes[1]);
+    for (int rank = 2; rank < 4; rank++) {
+        const struct shoal_arrival record = record_of(0, 1);
+        unsigned char payload[SHOAL_PAYLOAD_MAX];
+        for (int i = 0; i < 1000; i++)
+            pump(&world);
+        assert_null(arrival(&world, rank, 0, 1));
+        fill(payload, bytes[rank], 0, 1);
+        at(&world, 0)->ops->arrive_at(at(&world, 0), rank, &record, payload, bytes[rank]);
+        at(&world, 0)->ops->flush(at(&world, 0));
+        memset(payload, 0xEE, sizeof payload);
+    }
+    for (int rank = 2; rank < 4; rank++)
+        assert_arrived(&world, rank, 0, 1, bytes[rank]);
+    close_world(&world);
+}
 
 /* Whether ranks are partners in an operation: in long stretches they are seldom. */
 static bool are_partners(uint64_t n, int a, int b)
@@ -994,6 +1025,7 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(arrival_ring_reuse_after_completion, state),
         cmocka_unit_test_prestate(completed_is_monotonic, state),
         cmocka_unit_test_prestate(record_goes_to_partners_and_ranks_of_this_host, state),
+        cmocka_unit_test_prestate(record_goes_to_one_rank_after_the_other, state),
         cmocka_unit_test_prestate(operations_with_any_partners_do_not_stall, state),
         cmocka_unit_test_prestate(what_is_flushed_comes_without_its_sender, state),
         cmocka_unit_test_prestate(counter_counts_each_signal_once, state),

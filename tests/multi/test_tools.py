@@ -239,11 +239,13 @@ def explain_shows_plans_over_hosts():
         expect(not peer or int(peer.group(1)) in (1, 17, 25), line)
     expect(max(map(len, out.partition("\nrank 9")[0].splitlines())) <= 128, out)
     out = explain("barrier", "--hosts", "3", "--ranks-per-host", "8")
-    expect("algorithm dissemination, because of several hosts" in out and "\nrank 0:\n" in out, out)
+    expect("algorithm rounds, because: several hosts" in out and "in rounds between hosts\n" in out, out)
+    out = explain("allreduce", "--hosts", "4", "--bytes", "16K")
+    expect("algorithm rounds, because there are 16384 bytes, no more than 16384; several hosts" in out, out)
     expect("algorithm direct" in explain("barrier", "--hosts", "3"), "a barrier of 3 ranks")
     expect("over 3 ranks on 3 hosts\n" in explain("broadcast", "--hosts", "3"))
     expect("over 5 ranks on 2 hosts\n" in explain("broadcast", "--hosts", "2", "--ranks", "5"))
-    expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "8K"))
+    expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "32K"))
 
 
 # ---- Rules ----
@@ -277,6 +279,10 @@ def explain_over_hosts_follows_the_rules():
     expect("(owners) cannot serve" in out and "algorithm direct, because of the rule SHOAL_ALGORITHMS:2\n" in out, out)
     expect("algorithm dissemination, because of the rule SHOAL_ALGORITHMS:1\n" in
            explain("barrier", "--hosts", "3", env=rules("barrier=dissemination")))
+    env = rules("allreduce=rounds,allgather=mesh")
+    expect("(rounds) cannot serve this call: it serves parts of one length, together up to 16384 bytes\n" in
+           explain("allreduce", "--hosts", "4", "--bytes", "1M", env=env))
+    expect("(rounds) cannot serve this call: it serves several hosts\n" in explain("allreduce", "--bytes", "1K", env=env))
 
 
 def explain_names_rules_that_cannot_serve():

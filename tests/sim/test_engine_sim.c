@@ -414,9 +414,11 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
         "SHOAL_ALGORITHMS=all-reduce=ring,all-gather=ring,reduce-scatter=ring",
         "SHOAL_ALGORITHMS=all-reduce=doubling,all-gather=bruck",
         "SHOAL_ALGORITHMS=all-reduce=halving,barrier=dissemination",
+        "SHOAL_ALGORITHMS=all-reduce=rounds,all-gather=rounds,barrier=rounds",
+        "SHOAL_ALGORITHMS=all-reduce=direct,all-gather=direct,barrier=direct",
     };
     (void)state;
-    for (uint64_t seed = 1; seed <= 90; seed++) {
+    for (uint64_t seed = 1; seed <= 150; seed++) {
         const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
                                          rules[seed % SHOAL_COUNT_OF(rules)], NULL};
         const int size = 2 + (int)(seed % 9);

@@ -47,7 +47,7 @@ static void list_rows(void)
 {
     for (int i = 0; shoal_select_row(i); i++) {
         const struct shoal_row *row = shoal_select_row(i);
-        if (row->where == SHOAL_WHERE_HOSTS && on_hosts_count < ROWS_MAX)
+        if (row->where == SHOAL_WHERE_HOSTS && row->build && on_hosts_count < ROWS_MAX)
             on_hosts[on_hosts_count++] = (struct algorithm){row->name, row->build, row->kind, true};
     }
 }

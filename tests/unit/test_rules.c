@@ -134,7 +134,8 @@ static const struct wrong {
         {"exchange=direct", "SHOAL_ALGORITHMS, rule 1: there is no collective \"exchange\"; there are all-reduce, reduce, "
                             "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
         {"reduce=ring", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners, mesh"},
-        {"barrier=owners", "SHOAL_ALGORITHMS, rule 1: barrier has no algorithm \"owners\"; it has direct, dissemination"},
+        {"barrier=owners",
+         "SHOAL_ALGORITHMS, rule 1: barrier has no algorithm \"owners\"; it has direct, rounds, dissemination"},
         {"reduce=owners-shared",
          "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"owners-shared\"; it has direct, at-root, owners, mesh"},
         {"reduce=", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"\"; it has direct, at-root, owners, mesh"},
@@ -398,8 +399,10 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
                                                   .direct_bytes = 1024,
                                                   .rules = &rules};
         const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
-        const struct shoal_row *row = shoal_select_is_direct(&selection) ? shoal_select_find(wanted->kind, "direct")
-                                                                         : shoal_select_plan(&selection, &view, 0, NULL);
+        const struct shoal_row *rounds = selection.hosts > 1 ? shoal_select_rounds(&selection) : NULL;
+        const struct shoal_row *row = rounds                               ? rounds
+                                      : shoal_select_is_direct(&selection) ? shoal_select_find(wanted->kind, "direct")
+                                                                           : shoal_select_plan(&selection, &view, 0, NULL);
         if (strcmp(row->name, wanted->wanted) != 0)
             fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text, shoal_kind_row(wanted->kind)->name,
                      wanted->bytes, wanted->size, wanted->hosts, row->name, wanted->wanted);
@@ -411,14 +414,18 @@ static void rules_and_table_over_hosts(void **state)
 {
     static const struct case_of_hosts table[] = {
         {SHOAL_KIND_ALLREDUCE, 8, 0, 65536, "owners"},    {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
-        {SHOAL_KIND_ALLREDUCE, 8, 2, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 16, 2, 256, "direct"},
-        {SHOAL_KIND_ALLREDUCE, 17, 2, 256, "mesh"},       {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "mesh"},
-        {SHOAL_KIND_ALLREDUCE, 72, 8, 256, "mesh"},       {SHOAL_KIND_ALLREDUCE, 72, 9, 65535, "doubling"},
+        {SHOAL_KIND_ALLREDUCE, 2, 2, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 4, 2, 256, "rounds"},
+        {SHOAL_KIND_ALLREDUCE, 3, 3, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 4, 4, 256, "rounds"},
+        {SHOAL_KIND_ALLREDUCE, 5, 5, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 6, 3, 256, "direct"},
+        {SHOAL_KIND_ALLREDUCE, 17, 5, 256, "rounds"},     {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "mesh"},
+        {SHOAL_KIND_ALLREDUCE, 72, 8, 113, "rounds"},     {SHOAL_KIND_ALLREDUCE, 72, 8, 114, "mesh"},
+        {SHOAL_KIND_ALLREDUCE, 72, 9, 65535, "doubling"}, {SHOAL_KIND_ALLGATHER, 4, 4, 1024, "rounds"},
+        {SHOAL_KIND_REDUCE, 4, 4, 256, "direct"},         {SHOAL_KIND_REDUCE, 17, 4, 256, "mesh"},
         {SHOAL_KIND_ALLREDUCE, 72, 9, 65536, "mesh"},     {SHOAL_KIND_REDUCE, 3, 3, 65536, "mesh"},
         {SHOAL_KIND_REDUCE_SCATTER, 3, 3, 65536, "mesh"}, {SHOAL_KIND_BROADCAST, 3, 3, 65536, "mesh"},
         {SHOAL_KIND_ALLGATHER, 3, 3, 65536, "mesh"},      {SHOAL_KIND_GATHER, 3, 3, 65536, "pairs"},
         {SHOAL_KIND_SCATTER, 3, 3, 65536, "pairs"},       {SHOAL_KIND_ALLTOALL, 3, 3, 65536, "pairs"},
-        {SHOAL_KIND_BARRIER, 16, 2, 0, "direct"},         {SHOAL_KIND_BARRIER, 17, 2, 0, "dissemination"},
+        {SHOAL_KIND_BARRIER, 3, 3, 0, "direct"},          {SHOAL_KIND_BARRIER, 17, 5, 0, "rounds"},
         {SHOAL_KIND_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_KIND_EXCHANGE, 16, 2, 8192, "direct"},
         {SHOAL_KIND_EXCHANGE, 17, 2, 8, "mesh"}};
     static const struct case_of_hosts ruled[] = {
@@ -426,11 +433,18 @@ static void rules_and_table_over_hosts(void **state)
         {SHOAL_KIND_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_KIND_ALLGATHER, 17, 2, 16384, "bruck"},
         {SHOAL_KIND_ALLGATHER, 17, 1, 16385, "copies"}, {SHOAL_KIND_BARRIER, 4, 2, 0, "dissemination"},
         {SHOAL_KIND_BARRIER, 4, 1, 0, "direct"}};
+    static const struct case_of_hosts in_rounds[] = {{SHOAL_KIND_ALLREDUCE, 2, 2, 16384, "rounds"},
+                                                     {SHOAL_KIND_ALLREDUCE, 2, 2, 16385, "mesh"},
+                                                     {SHOAL_KIND_ALLGATHER, 3, 3, 16384, "rounds"},
+                                                     {SHOAL_KIND_BARRIER, 3, 3, 0, "rounds"},
+                                                     {SHOAL_KIND_ALLREDUCE, 4, 1, 256, "direct"}};
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(table); i++)
         expect_over_hosts("", &table[i]);
     for (size_t i = 0; i < SHOAL_COUNT_OF(ruled); i++)
         expect_over_hosts("allreduce=owners,allreduce=ring,allgather=direct,allgather=bruck,barrier=dissemination", &ruled[i]);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(in_rounds); i++)
+        expect_over_hosts("allreduce=rounds,allgather=rounds,barrier=rounds", &in_rounds[i]);
 }
 
 static void rules_are_printed(void **state)

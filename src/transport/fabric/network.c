@@ -548,6 +548,11 @@ bool shoal_network_writes(const struct shoal_network *network)
     return network->provider->way == SHOAL_FABRIC_WRITES && !shoal_fabric_node_registers_sources(network->node);
 }
 
+bool shoal_network_sends_cheaply(const struct shoal_network *network)
+{
+    return shoal_fabric_node_registers_sources(network->node);
+}
+
 enum shoal_status shoal_network_register(struct shoal_network *network, void *memory, size_t bytes,
                                          struct shoal_fabric_memory *memory_out)
 {

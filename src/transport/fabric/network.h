@@ -132,6 +132,9 @@ bool shoal_network_is_full(const struct shoal_network_peer *peer);
 
 /* Whether the provider writes into peers' memory; else data go by messages. */
 bool shoal_network_writes(const struct shoal_network *network);
+/* Whether a message costs the processor next to nothing: providers that drive the adapter themselves want sources registered,
+ * others make a system call for each. */
+bool shoal_network_sends_cheaply(const struct shoal_network *network);
 SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *network, void *memory, size_t bytes,
                                                         struct shoal_fabric_memory *memory_out);
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);

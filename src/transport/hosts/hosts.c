@@ -157,6 +157,12 @@ static void arrive(struct shoal_transport *transport, const struct shoal_arrival
     hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);
 }
 
+static void arrive_at(struct shoal_transport *transport, int peer, const struct shoal_arrival *record, const void *payload,
+                      size_t bytes)
+{
+    send_record(hosts_of(transport), peer, record, payload, bytes);
+}
+
 static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -841,6 +847,7 @@ static void destroy(struct shoal_transport *transport, bool finalized)
 static const struct shoal_transport_ops ops = {
     .name = "hosts",
     .arrive = arrive,
+    .arrive_at = arrive_at,
     .arrival = arrival,
     .expect = expect,
     .payload = payload_of,
@@ -967,7 +974,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     hosts->world = options->world;
     hosts->slots = options->shm.slots;
     hosts->slot_bytes = options->shm.slot_bytes;
-    hosts->transport = (struct shoal_transport){&ops, options->shm.rank, options->shm.size, NULL};
+    hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
     enum shoal_status status = allocate(hosts, options);
     if (status == SHOAL_OK)
         status = make_local(hosts, node, options);
@@ -976,6 +983,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
         return status;
     }
     hosts->transport.host = hosts->host;
+    hosts->transport.sends_cheaply = shoal_network_sends_cheaply(hosts->network);
     hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, NULL};
     hosts->membership = (struct shoal_world_member){
         .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};

@@ -583,7 +583,7 @@ enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct sho
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm",
                               "no room for a communicator of %d ranks (at most %d on a host)", options->size,
                               SHOAL_SHM_PEERS_MAX);
-    shm->transport = (struct shoal_transport){&ops, options->rank, options->size, NULL};
+    shm->transport = (struct shoal_transport){.ops = &ops, .rank = options->rank, .size = options->size};
     shm->node = node;
     shm->slots = options->slots;
     shm->comm = options->comm;

@@ -349,19 +349,53 @@ static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *partn
     return !partners || partners[peer] || reaches(rank->sim, rank->transport.rank, peer);
 }
 
-/* What the caller of arrive guarantees. */
-static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
+/* What whoever sends a record guarantees. */
+static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t bytes)
 {
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    if (rank->links[peer].completed + kept < sequence)
+        note_breach(rank->sim, "rank %d arrives at operation %llu, but has seen rank %d complete only %llu",
+                    rank->transport.rank, (unsigned long long)sequence, peer, (unsigned long long)rank->links[peer].completed);
+}
+
+static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
+{
     if (sequence <= rank->arrived)
         note_breach(rank->sim, "rank %d arrives at operation %llu after %llu", rank->transport.rank,
                     (unsigned long long)sequence, (unsigned long long)rank->arrived);
     for (int peer = 0; peer < rank->transport.size; peer++)
-        if (sees_arrival(rank, peer, partners) && rank->links[peer].completed + kept < sequence)
-            note_breach(rank->sim, "rank %d arrives at operation %llu, but has seen rank %d complete only %llu",
-                        rank->transport.rank, (unsigned long long)sequence, peer,
-                        (unsigned long long)rank->links[peer].completed);
+        if (sees_arrival(rank, peer, partners))
+            check_letter(rank, peer, sequence, bytes);
     rank->arrived = sequence;
+}
+
+static void send_letter(struct rank *rank, int peer, const struct shoal_arrival *record, const void *payload, size_t bytes)
+{
+    const bool beside = bytes > SHOAL_PAYLOAD_INLINE;
+    struct shoal_sim_event *letter = event_create(rank, peer, SHOAL_SIM_ARRIVAL, payload, beside ? bytes : 0);
+    if (!letter)
+        return;
+    letter->record = *record;
+    if (!beside && bytes > 0)
+        memcpy(letter->record.payload, payload, bytes);
+    if (peer == rank->transport.rank)
+        letter_deliver(rank, letter);
+    else
+        post(rank->sim, letter);
+}
+
+static void op_arrive_at(struct shoal_transport *transport, int peer, const struct shoal_arrival *record, const void *payload,
+                         size_t bytes)
+{
+    struct rank *rank = rank_of(transport);
+    const uint64_t sequence = record->descriptor.sequence;
+    if (bytes > SHOAL_PAYLOAD_MAX || reaches(rank->sim, transport->rank, peer) || sequence > rank->arrived) {
+        note_breach(rank->sim, "rank %d arrives at operation %llu with %zu bytes for rank %d alone", transport->rank,
+                    (unsigned long long)sequence, bytes, peer);
+        return;
+    }
+    check_letter(rank, peer, sequence, bytes);
+    send_letter(rank, peer, record, payload, bytes);
 }
 
 static void op_arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
@@ -373,20 +407,9 @@ static void op_arrive(struct shoal_transport *transport, const struct shoal_arri
         return;
     }
     check_arrival(rank, record->descriptor.sequence, bytes, partners);
-    const bool beside = bytes > SHOAL_PAYLOAD_INLINE;
     for (int peer = 0; peer < transport->size; peer++) {
-        struct shoal_sim_event *letter = sees_arrival(rank, peer, partners)
-                                             ? event_create(rank, peer, SHOAL_SIM_ARRIVAL, payload, beside ? bytes : 0)
-                                             : NULL;
-        if (!letter)
-            continue;
-        letter->record = *record;
-        if (!beside && bytes > 0)
-            memcpy(letter->record.payload, payload, bytes);
-        if (peer == transport->rank)
-            letter_deliver(rank, letter);
-        else
-            post(rank->sim, letter);
+        if (sees_arrival(rank, peer, partners))
+            send_letter(rank, peer, record, payload, bytes);
     }
 }
 
@@ -691,6 +714,7 @@ static void op_destroy(struct shoal_transport *transport, bool finalized)
 static const struct shoal_transport_ops sim_ops = {
     .name = "sim",
     .arrive = op_arrive,
+    .arrive_at = op_arrive_at,
     .arrival = op_arrival,
     .payload = op_payload,
     .complete = op_complete,
@@ -796,7 +820,7 @@ static enum shoal_status rank_init(struct shoal_sim *sim, int number)
 {
     struct rank *rank = &sim->ranks[number];
     const int size = sim->options.size;
-    rank->transport = (struct shoal_transport){&sim_ops, number, size, sim->host};
+    rank->transport = (struct shoal_transport){&sim_ops, number, size, sim->host, false};
     rank->sim = sim;
     rank->held_end = &rank->held;
     rank->arrived = sim->options.counter_start;

@@ -1,0 +1,180 @@
+#include "collective/rounds.h"
+
+#include <stdlib.h>
+
+#include "collective/hosts.h"
+
+struct builder {
+    struct shoal_rounds *rounds;
+    struct shoal_hosts hosts;
+    int powers; /* P */
+    uint16_t *next;
+};
+
+static int largest_power(int hosts)
+{
+    int powers = 1;
+    while (2 * powers <= hosts)
+        powers *= 2;
+    return powers;
+}
+
+int shoal_rounds_count(int hosts)
+{
+    int rounds = 0;
+    for (int powers = largest_power(hosts); powers > 1; powers /= 2)
+        rounds++;
+    return rounds + (largest_power(hosts) < hosts ? 2 : 0);
+}
+
+/* The host beyond the powers that hands over to `host`, or the one that a host beyond them hands over to; -1: none. */
+static int find_stand_by(const struct builder *builder, int host)
+{
+    const int other = host < builder->powers ? host + builder->powers : host - builder->powers;
+    return other < builder->hosts.count ? other : -1;
+}
+
+/* ---- Lists of ranks ------------------------------------------------------------------------------------------------------ */
+
+static void append_members(struct builder *builder, int host)
+{
+    for (int i = builder->hosts.start[host]; i < builder->hosts.start[host + 1]; i++)
+        *builder->next++ = builder->hosts.member[i];
+}
+
+static struct shoal_ranks list_since(const struct builder *builder, const uint16_t *start)
+{
+    return (struct shoal_ranks){start, (int)(builder->next - start)};
+}
+
+static struct shoal_ranks list_host(struct builder *builder, int host)
+{
+    const uint16_t *start = builder->next;
+    append_members(builder, host);
+    return list_since(builder, start);
+}
+
+/* The ranks of a host that this rank serves. */
+static struct shoal_ranks list_served(struct builder *builder, int host)
+{
+    const struct shoal_hosts *hosts = &builder->hosts;
+    const int stride = shoal_hosts_size(hosts, hosts->own);
+    const uint16_t *start = builder->next;
+    for (int local = hosts->local; local < shoal_hosts_size(hosts, host); local += stride)
+        *builder->next++ = hosts->member[hosts->start[host] + local];
+    return list_since(builder, start);
+}
+
+/* What a host among the powers holds before the round of that distance: of each of its group, and of who handed over to it. */
+static struct shoal_ranks list_held(struct builder *builder, int host, int distance)
+{
+    const int first = host / distance * distance;
+    const uint16_t *start = builder->next;
+    for (int member = first; member < first + distance; member++) {
+        append_members(builder, member);
+        if (find_stand_by(builder, member) >= 0)
+            append_members(builder, find_stand_by(builder, member));
+    }
+    return list_since(builder, start);
+}
+
+static int served_by(const struct builder *builder, int host)
+{
+    const struct shoal_hosts *hosts = &builder->hosts;
+    return hosts->member[hosts->start[host] + hosts->local % shoal_hosts_size(hosts, host)];
+}
+
+/* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
+
+static struct shoal_round *append(struct builder *builder, struct shoal_round round)
+{
+    struct shoal_round *added = &builder->rounds->rounds[builder->rounds->count++];
+    *added = round;
+    return added;
+}
+
+/* A host beyond the powers: what it has goes to its partner, and the result comes back. */
+static void stand_by(struct builder *builder)
+{
+    const int own = builder->hosts.own, partner = find_stand_by(builder, own);
+    append(builder, (struct shoal_round){.from = served_by(builder, partner),
+                                         .to = list_served(builder, partner),
+                                         .held = list_host(builder, own),
+                                         .came = list_held(builder, 0, builder->powers),
+                                         .is_result = true});
+}
+
+static void take_over(struct builder *builder, int partner)
+{
+    append(builder, (struct shoal_round){
+                        .from = served_by(builder, partner), .came = list_host(builder, partner), .is_own_first = true});
+}
+
+static void hand_back(struct builder *builder, int partner)
+{
+    append(builder, (struct shoal_round){
+                        .from = -1, .to = list_served(builder, partner), .held = list_held(builder, 0, builder->powers)});
+}
+
+static void exchange(struct builder *builder, int distance)
+{
+    const int own = builder->hosts.own, other = own ^ distance;
+    append(builder, (struct shoal_round){.from = served_by(builder, other),
+                                         .to = list_served(builder, other),
+                                         .held = list_held(builder, own, distance),
+                                         .came = list_held(builder, other, distance),
+                                         .is_own_first = own < other,
+                                         .is_last_sum = 2 * distance == builder->powers});
+}
+
+static void build(struct builder *builder)
+{
+    const int partner = find_stand_by(builder, builder->hosts.own);
+    builder->rounds->here = list_host(builder, builder->hosts.own);
+    if (builder->hosts.own >= builder->powers) {
+        stand_by(builder);
+        return;
+    }
+    if (partner >= 0)
+        take_over(builder, partner);
+    for (int distance = 1; distance < builder->powers; distance *= 2)
+        exchange(builder, distance);
+    if (partner >= 0)
+        hand_back(builder, partner);
+}
+
+bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *view, int rank)
+{
+    struct builder builder = {.rounds = rounds};
+    struct shoal_plan plan;
+    *rounds = (struct shoal_rounds){.count = 0};
+    shoal_plan_init(&plan, rank, view->size);
+    const bool is_apart = shoal_hosts_find(&builder.hosts, &plan, view, rank, 0);
+    shoal_plan_fini(&plan);
+    builder.powers = largest_power(builder.hosts.count);
+    /* Served: at most all ranks of another host in each round. Held and came: what is held doubles from round to round. */
+    rounds->pool = calloc((size_t)view->size * (4 + SHOAL_ROUNDS_MAX), sizeof *rounds->pool);
+    if (!rounds->pool)
+        return false;
+    builder.next = rounds->pool;
+    if (is_apart)
+        build(&builder);
+    return true;
+}
+
+void shoal_rounds_fini(struct shoal_rounds *rounds)
+{
+    free(rounds->pool);
+    rounds->pool = NULL;
+}
+
+void shoal_rounds_find_partners(const struct shoal_rounds *rounds, uint8_t *partners)
+{
+    for (int i = 0; i < rounds->count; i++) {
+        const struct shoal_round *round = &rounds->rounds[i];
+        if (round->from >= 0)
+            partners[round->from] = 1;
+        for (int j = 0; j < round->to.count; j++)
+            partners[round->to.at[j]] = 1;
+    }
+}

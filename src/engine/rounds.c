@@ -1,0 +1,221 @@
+/* Direct operations over several hosts whose data travel in rounds (collective/rounds.h). Sums are made where the result is to
+ * be, parts are gathered there; so what is sent next lies there, too. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* ---- Whom a request meets ------------------------------------------------------------------------------------------------ */
+
+static bool allocate_scratch(struct shoal_engine *engine)
+{
+    if (!engine->nobody)
+        engine->nobody = calloc((size_t)engine->size, 1);
+    if (!engine->rounds_scratch)
+        engine->rounds_scratch = malloc(SHOAL_PAYLOAD_MAX);
+    return engine->nobody && engine->rounds_scratch;
+}
+
+static void mark_circle(struct shoal_engine *engine, struct shoal_circle *circle)
+{
+    const struct shoal_rounds *rounds = &circle->rounds;
+    shoal_rounds_find_partners(rounds, circle->has);
+    for (int i = 0; i < rounds->here.count; i++)
+        circle->has[rounds->here.at[i]] = circle->hears[rounds->here.at[i]] = 1;
+    for (int i = 0; i < rounds->count; i++) {
+        if (rounds->rounds[i].from >= 0)
+            circle->hears[rounds->rounds[i].from] = 1;
+    }
+    circle->hears[engine->rank] = 1;
+}
+
+enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host};
+    request->circle = shoal_engine_find_circle(engine, request->in_rounds, 0);
+    if (request->circle)
+        return SHOAL_OK;
+    struct shoal_circle *circle = shoal_engine_add_circle(engine, request->in_rounds, 0);
+    if (!circle || !allocate_scratch(engine) || !shoal_rounds_init(&circle->rounds, &view, engine->rank))
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for the rounds of %d ranks", engine->size);
+    mark_circle(engine, circle);
+    request->circle = circle;
+    return SHOAL_OK;
+}
+
+/* Where sums and parts gather. */
+static void *result_of(const struct shoal_request *request)
+{
+    const struct shoal_layout *layout = request->call.layout;
+    return layout ? layout->taken_scratch : request->call.output;
+}
+
+static size_t part_bytes(const struct shoal_request *request)
+{
+    return request->call.count * request->element_bytes;
+}
+
+/* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
+
+static void reduce(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_op op, int count)
+{
+    void *const sum = result_of(request);
+    engine->kernels->reduce[request->call.type][op](&sum, 1, engine->sources, count, request->call.count,
+                                                    shoal_engine_argument(engine, &request->call), SHOAL_STORES_CACHED);
+}
+
+/* An average divides in the last sum; what is scaled is scaled where inputs are read. */
+static void sum_here(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_ranks *here = &request->circle->rounds.here;
+    if (request->call.layout)
+        shoal_engine_pack(engine, request);
+    for (int i = 0; i < here->count; i++)
+        engine->sources[i] = shoal_engine_given_by(engine, request, here->at[i]);
+    reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
+}
+
+static void add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round,
+                const void *came)
+{
+    const enum shoal_op op = request->call.op;
+    const bool is_sum = op == SHOAL_SCALED_SUM || (op == SHOAL_AVG && !round->is_last_sum);
+    void *const sum = result_of(request);
+    if (round->is_result) {
+        memcpy(sum, came, request->bytes);
+        return;
+    }
+    engine->sources[round->is_own_first ? 0 : 1] = sum;
+    engine->sources[round->is_own_first ? 1 : 0] = came;
+    reduce(engine, request, is_sum ? SHOAL_SUM : op, 2);
+}
+
+/* ---- Parts --------------------------------------------------------------------------------------------------------------- */
+
+static void put_part(const struct shoal_request *request, int part, const char *data)
+{
+    const size_t bytes = part_bytes(request);
+    char *const to = (char *)result_of(request) + (size_t)part * bytes;
+    if (to != data) /* in place */
+        memcpy(to, data, bytes);
+}
+
+static void gather_here(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_ranks *here = &request->circle->rounds.here;
+    if (request->call.layout)
+        shoal_engine_pack(engine, request);
+    for (int i = 0; i < here->count; i++)
+        put_part(request, here->at[i], shoal_engine_given_by(engine, request, here->at[i]));
+}
+
+static const void *collect_parts(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_ranks parts)
+{
+    const size_t bytes = part_bytes(request);
+    const char *from = result_of(request);
+    for (int i = 0; i < parts.count; i++)
+        memcpy(engine->rounds_scratch + (size_t)i * bytes, from + parts.at[i] * bytes, bytes);
+    return engine->rounds_scratch;
+}
+
+static void put_parts(const struct shoal_request *request, struct shoal_ranks parts, const char *data)
+{
+    for (int i = 0; i < parts.count; i++)
+        put_part(request, parts.at[i], data + (size_t)i * part_bytes(request));
+}
+
+/* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
+
+/* What goes beside the record to or from a host that holds those parts. */
+static size_t bytes_of(const struct shoal_request *request, struct shoal_ranks held)
+{
+    return request->shape->is_output_cut ? (size_t)held.count * part_bytes(request) : request->bytes;
+}
+
+static void send_held(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
+{
+    const size_t bytes = bytes_of(request, round->held);
+    const void *data = NULL;
+    if (bytes && round->to.count)
+        data = request->shape->is_output_cut ? collect_parts(engine, request, round->held) : result_of(request);
+    for (int i = 0; i < round->to.count; i++)
+        engine->ops->arrive_at(engine->transport, round->to.at[i], &request->arrival, data, bytes);
+    engine->must_flush |= round->to.count > 0;
+}
+
+static void take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
+{
+    const size_t bytes = bytes_of(request, round->came);
+    if (!bytes)
+        return;
+    const void *came = engine->ops->payload(engine->transport, round->from, request->sequence, bytes);
+    if (request->shape->is_output_cut)
+        put_parts(request, round->came, came);
+    else
+        add(engine, request, round, came);
+}
+
+/* False: it has not come, or it differs, and the engine is broken. */
+static bool has_come(struct shoal_engine *engine, struct shoal_request *request, int rank)
+{
+    request->next_missing = rank;
+    if (rank == engine->rank)
+        return true;
+    const struct shoal_arrival *other = engine->ops->arrival(engine->transport, rank, request->sequence);
+    return other && shoal_engine_agrees(engine, request, rank, other);
+}
+
+static bool begin_here(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_ranks *here = &request->circle->rounds.here;
+    for (int i = 0; i < here->count; i++) {
+        if (!has_come(engine, request, here->at[i]))
+            return false;
+    }
+    if (!request->bytes)
+        return true;
+    if (request->shape->is_output_cut)
+        gather_here(engine, request);
+    else
+        sum_here(engine, request);
+    return true;
+}
+
+static bool end_round(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_round *round)
+{
+    if (!request->has_sent)
+        send_held(engine, request, round);
+    request->has_sent = true;
+    if (round->from < 0)
+        return true;
+    if (!has_come(engine, request, round->from))
+        return false;
+    take(engine, request, round);
+    return true;
+}
+
+/* To the tensors of a call that has several. */
+static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_call *call = &request->call;
+    const int parts = request->shape->is_output_cut ? engine->size : 1;
+    for (int part = 0; part < parts && call->layout && request->bytes; part++)
+        shoal_call_unpack(call, engine->rank, request->element_bytes, part, call->count,
+                          (const char *)result_of(request) + (size_t)part * part_bytes(request));
+}
+
+bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const struct shoal_rounds *rounds = &request->circle->rounds;
+    bool did = false;
+    for (; request->round < rounds->count; request->round++) {
+        const bool is_over =
+            request->round < 0 ? begin_here(engine, request) : end_round(engine, request, &rounds->rounds[request->round]);
+        if (!is_over)
+            return did;
+        request->has_sent = false;
+        did = true;
+    }
+    give_result(engine, request);
+    return did;
+}
