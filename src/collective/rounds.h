@@ -1,10 +1,10 @@
 /* Small operations over several hosts: data travel beside the arrival records, as in direct ones, but in rounds between hosts
  * (recursive doubling), so that a rank sends some log2 H records rather than one to each rank elsewhere.
  *
- * First the ranks of a host see each other's data. From then on each of them holds what its host holds; rank l of a host sends it
- * to those ranks of another whose local number, modulo the ranks of its own host, is l: so each rank hears one. Of H hosts the
- * first P take part, the largest power of two; each of the others hands what it holds to one of these, and gets the result in
- * the end. In round r hosts at distance 2^r exchange all they hold.
+ * First the ranks of a host see each other's data. From then on each of them holds what its host holds; rank l of a host sends
+ * it to those ranks of another whose local number, modulo the ranks of its own host, is l: so each rank hears one. Of H hosts
+ * the first P take part, the largest power of two; each of the others hands what it holds to one of these, and gets the result
+ * in the end. In round r hosts at distance 2^r exchange all they hold.
  *
  * A rank sends to another at most once: one record of an operation is enough for a pair. Any thread. */
 #ifndef SHOAL_COLLECTIVE_ROUNDS_H

@@ -120,8 +120,8 @@ struct shoal_transport_ops {
     void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes,
                    const uint8_t *partners);
 
-    /* Sends this rank's record to one rank elsewhere that `partners` left out, with data of its own; once for each peer. The same
-     * holds as for arrive. NULL where all are on one host. */
+    /* Sends this rank's record to one rank elsewhere that `partners` left out, with data of its own; once for each peer. The
+     * same holds as for arrive. NULL where all are on one host. */
     void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_arrival *record, const void *payload,
                       size_t bytes);
 
