@@ -295,9 +295,13 @@ enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_ki
 
 /* ---- Pieces -------------------------------------------------------------------------------------------------------------- */
 
-size_t shoal_select_part_bytes(size_t piece_bytes, int size)
+/* Up to so many ranks a block between hosts is large enough: 5 KiB and more of a piece of 256 KiB. */
+#define RANKS_OF_A_PIECE 256
+
+size_t shoal_select_part_bytes(size_t piece_bytes, int size, int hosts)
 {
-    return shoal_max_size(piece_bytes, (size_t)size * SHOAL_CACHE_LINE);
+    const size_t pieces = hosts > 1 ? ((size_t)size + RANKS_OF_A_PIECE - 1) / RANKS_OF_A_PIECE : 1;
+    return shoal_max_size(piece_bytes * pieces, (size_t)size * SHOAL_CACHE_LINE);
 }
 
 /* No row has more than two places for each rank in each of three regions. */
@@ -324,8 +328,8 @@ size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *
         return piece_bytes * (row->is_cut ? size : 1) / element_bytes;
     const bool is_cut = shape->is_input_cut || shape->is_output_cut;
     if (plan->places)
-        return piece_of_places(plan, shoal_select_part_bytes(piece_bytes, plan->size), element_bytes, is_cut);
+        return piece_of_places(plan, shoal_select_part_bytes(piece_bytes, plan->size, 2), element_bytes, is_cut);
     const bool in_parts = is_cut && plan->window_of > 1;
-    const size_t bytes = shoal_select_part_bytes(piece_bytes, plan->size) / (in_parts ? size : 1);
+    const size_t bytes = shoal_select_part_bytes(piece_bytes, plan->size, 1) / (in_parts ? size : 1);
     return bytes / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE / element_bytes;
 }

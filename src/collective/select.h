@@ -91,8 +91,9 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
 /* Parts of a window that any row may use, at most. */
 int shoal_select_parts(int size, int hosts);
 
-/* Bytes of one part of a window: room for a piece, or for the smallest piece of each rank's part. The same on all ranks. */
-size_t shoal_select_part_bytes(size_t piece_bytes, int size);
+/* Bytes of one part of a window: room for a piece, or for the smallest piece of each rank's part. The same on all ranks. Over
+ * several hosts it grows with the ranks among which it is cut: else messages would cost more than what they carry. */
+size_t shoal_select_part_bytes(size_t piece_bytes, int size, int hosts);
 
 /* How many elements of a whole, or of each part, one piece of a plan has. */
 size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes);

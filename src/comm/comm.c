@@ -46,7 +46,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                           struct shoal_transport **transport_out)
 {
     const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
-    const size_t part_bytes = shoal_select_part_bytes(context->settings.piece_bytes, recipe->size);
+    const size_t part_bytes = shoal_select_part_bytes(context->settings.piece_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
                                           .world = recipe->world,

@@ -185,7 +185,7 @@ static uint64_t window_bytes(const struct shoal_diagnosis *diagnosis)
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
     const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
     const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
-    const size_t part = shoal_select_part_bytes(diagnosis->settings.piece_bytes, size);
+    const size_t part = shoal_select_part_bytes(diagnosis->settings.piece_bytes, size, hosts);
     return diagnosis->settings.depth * shoal_shm_window_stride(part * (size_t)shoal_select_parts(size, hosts));
 }
 

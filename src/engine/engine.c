@@ -56,7 +56,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->size = options->transport->size;
     count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
-    engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size);
+    engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
     const enum shoal_status status = allocate(engine);

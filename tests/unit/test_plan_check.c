@@ -461,7 +461,7 @@ static void check_room(const struct group *group, int hosts)
         const size_t stride = shoal_place_stride(piece, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->window_of);
         assert_true(piece > 0);
         assert_true((size_t)plan->places * stride * element <=
-                    (size_t)plan->parts * shoal_select_part_bytes(piece_bytes, group->view.size));
+                    (size_t)plan->parts * shoal_select_part_bytes(piece_bytes, group->view.size, group->view.host ? 2 : 1));
     }
 }
 
