@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "multi"))
 
-from cluster import Cluster, Impossible, Job, Layout, clean_environment, require  # noqa: E402
+from cluster import INTERFACE, Cluster, Impossible, Job, Layout, clean_environment, require, tried  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
@@ -213,6 +213,61 @@ def abort_job(word):
     hosts, start = looping(word, ["abort"])
     with hosts as cluster, start(cluster) as job:
         expect_blamed(job, job.ranks, [job.layout.size - 1], ("SHOAL_ERR_ABORTED",), START_S)
+
+
+# ---- Broken links ----------------------------------------------------------------------------------------------------------
+
+PORT_OF_DATA = 40000  # and of its control tree the next one; ten further on for the next rank of the host
+
+
+def ports_of(layout):
+    def of_rank(rank):
+        first = PORT_OF_DATA + 10 * layout.local_of(rank)
+        return {"SHOAL_PORTS": f"{first}-{first + 1}"}
+    return of_rank
+
+
+def add_rules(host, *rules):
+    for rule in rules:
+        if why := tried(*host.enter(), "ip", "rule", *rule.split()):
+            raise Impossible(f"no firewall: ip rule {rule}: {why}")
+
+
+def drop(host, ports):
+    """Without a word, what comes for these ports. Whether an address is its own a host asks first, unless told otherwise."""
+    add_rules(host, "add pref 100 lookup local", "del pref 0",
+              *[f"add pref 50 iif {INTERFACE} ipproto tcp dport {port} blackhole" for port in ports])
+
+
+def reject(host, ports):
+    """With a word at once, what goes to these ports."""
+    add_rules(host, *[f"add pref 50 ipproto tcp dport {port} prohibit" for port in ports])
+
+
+def broken_link(word, break_link, cause, **environment):
+    """The first that is sent does not come through, though all else does: each rank names both hosts, where they are, and the
+    cause, long before the deadline."""
+    layout = Layout(word)
+    with Cluster(len(layout.sizes)) as cluster:
+        for host in cluster.hosts:
+            break_link(host, [PORT_OF_DATA + 10 * local for local in range(max(layout.sizes))])
+        environment = {"SHOAL_TIMEOUT_MS": 60000, "SHOAL_LOG": "info", **environment}
+        with Job(cluster, layout, [PROGRAM, "loop", "0"], environment, ports_of(layout)).start() as job:
+            wait_for(lambda: all("communicator world" in rank.output() for rank in job.ranks), START_S,
+                     lambda: f"a communicator\n{job.told()}")
+            expect_blamed(job, job.ranks, range(layout.size), LOST)
+            for rank in job.ranks:
+                expect_link_named(job, rank, cause)
+
+
+def expect_link_named(job, rank, cause):
+    blamed, host, text = last_words(rank)[1:]
+    port = PORT_OF_DATA + 10 * job.layout.local_of(blamed)
+    there = f"{job.cluster.address(job.layout.host_of[blamed])}:{port}"
+    match = re.search(rf"on {host}\) cannot be reached at {re.escape(there)} from (h\d+) \(([\d.]+):\d+\)", text)
+    expect(match and match[1] != host, "the two hosts and addresses are not named", job.told())
+    expect(match[2] == job.cluster.address(int(match[1][1:]) - 1), "the wrong address is named", job.told())
+    expect(f"port {port}: {cause}" in text and "firewall" in text and "SHOAL_PORTS" in text, "the cause is not named", job.told())
 
 
 # ---- Faults at the start ---------------------------------------------------------------------------------------------------
@@ -415,6 +470,9 @@ CASES = [
     *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0))],
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
     case("aborted_2x2", abort_job, "2x2"),
+    *[case(f"firewall_that_drops_{word}", broken_link, word, drop, "no answer") for word in ("2x1", "3x2")],
+    case("firewall_that_drops_2x2_tcp_ofi_rxm", broken_link, "2x2", drop, "no answer", SHOAL_PROVIDER="tcp;ofi_rxm"),
+    case("firewall_that_rejects_2x1", broken_link, "2x1", reject, "forbidden here"),
     case("wrong_secret_on_one", wrong_secret, "2x1"),
     case("settings_differ", settings_differ, "2x1"),
     case("master_out_of_reach", no_master, "2x1"),

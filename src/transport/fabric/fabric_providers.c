@@ -13,10 +13,17 @@
 /* Best first. The last one is better at nothing, but unlike the others: for tests, when it is named. */
 static const struct {
     const char *name;
-    bool is_on_request;
+    bool is_on_request, is_over_tcp;
 } known[SHOAL_FABRIC_PROVIDERS] = {
-    {"efa", false}, {"verbs;ofi_rxm", false}, {"tcp", false}, {"net", false}, {"tcp;ofi_rxm", false}, {"udp;ofi_rxd", true},
+    {"efa", false, false}, {"verbs;ofi_rxm", false, false}, {"tcp", false, true},
+    {"net", false, true},  {"tcp;ofi_rxm", false, true},    {"udp;ofi_rxd", true, false},
 };
+
+static struct shoal_fabric_provider row_of(int i)
+{
+    return (struct shoal_fabric_provider){
+        .name = known[i].name, .is_on_request = known[i].is_on_request, .is_over_tcp = known[i].is_over_tcp};
+}
 
 /* ---- Asking -------------------------------------------------------------------------------------------------------------- */
 
@@ -179,7 +186,7 @@ void shoal_fabric_providers_find(const struct shoal_fabric_library *library, con
                                  struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
-        providers_out[i] = (struct shoal_fabric_provider){.name = known[i].name, .is_on_request = known[i].is_on_request};
+        providers_out[i] = row_of(i);
         find_one(library, nic, &providers_out[i]);
     }
 }
@@ -190,7 +197,7 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
     bool is_found = false;
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
         struct shoal_fabric_provider *provider = &providers_out[i];
-        *provider = (struct shoal_fabric_provider){.name = known[i].name, .is_on_request = known[i].is_on_request};
+        *provider = row_of(i);
         const bool is_meant = wanted[0] ? strcmp(wanted, provider->name) == 0 : !provider->is_on_request;
         if (!is_meant || is_found)
             continue;

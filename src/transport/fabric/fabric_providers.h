@@ -12,6 +12,7 @@ struct shoal_fabric_provider {
     const char *name; /* as libfabric calls it; static storage */
     enum shoal_fabric_way way;
     bool is_on_request;   /* taken only when SHOAL_PROVIDER names it */
+    bool is_over_tcp;     /* its endpoint listens for TCP connections at its address */
     char text[240];       /* what it offers, or why it was rejected */
     struct fi_info *info; /* NULL where rejected; the caller frees it with the library's freeinfo */
 };

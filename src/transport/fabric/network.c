@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,7 @@ struct shoal_network {
     struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
     struct shoal_network_peer **peers;
     size_t peer_count;
+    struct shoal_links links;
     struct shoal_network_channel *channels;
     struct counters *counters; /* [counters_capacity]; the first is never given away */
     uint32_t counters_used, counters_capacity;
@@ -91,6 +93,16 @@ static void on_message(void *arg, const void *data, size_t bytes);
 static void on_written(void *arg, uint32_t immediate);
 static void on_left(void *arg, void *owner);
 static void on_failed(void *arg, void *owner, const char *text);
+static void on_link_broken(void *arg, struct shoal_link *link, const char *text);
+
+/* Of other providers than those over TCP no link is tested: there is no address to test it from. */
+static void open_links(struct shoal_network *network)
+{
+    network->links = (struct shoal_links){.arg = network, .broken = on_link_broken};
+    if (!network->provider->is_over_tcp ||
+        !shoal_link_read_address(shoal_fabric_node_address(network->node), &network->links.from))
+        network->links.from.socket.ss_family = AF_UNSPEC;
+}
 
 static struct shoal_fabric_handler handler_of(struct shoal_network *network)
 {
@@ -121,6 +133,8 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
+    if (status == SHOAL_OK)
+        open_links(network);
     if (status == SHOAL_OK)
         status = open_shuffle(network, options->settings->shuffle);
     if (status != SHOAL_OK) {
@@ -167,6 +181,7 @@ void shoal_network_close(struct shoal_network *network)
         shoal_fabric_node_stop(network->node);
     free_orphans(network);
     shoal_fabric_node_close(network->node);
+    shoal_links_close(&network->links);
     shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
@@ -414,30 +429,52 @@ static void on_message(void *arg, const void *data, size_t bytes)
         keep_early(network, data, bytes);
 }
 
-static void on_left(void *arg, void *owner)
+static void count_left(struct shoal_network_load *load)
 {
-    struct shoal_network_load *load = owner;
-    (void)arg;
     --*load->count;
     --*load->total;
     load->peer->sending -= load->is_messages;
+}
+
+static void on_left(void *arg, void *owner)
+{
+    struct shoal_network *network = arg;
+    struct shoal_network_load *load = owner;
+    count_left(load);
+    if (SHOAL_UNLIKELY(load->peer->link.state != SHOAL_LINK_SETTLED))
+        shoal_link_settle(&network->links, &load->peer->link);
+}
+
+static void break_peer(struct shoal_network *network, struct shoal_network_peer *peer, const char *text)
+{
+    if (!peer->broken_ns)
+        peer->broken_ns = shoal_clock_ns();
+    snprintf(peer->broken, sizeof peer->broken, "%s", text);
+    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "process %d on %s: %s", peer->name.pid, peer->name.host, text);
+}
+
+/* It is known better now than from the provider. */
+static void on_link_broken(void *arg, struct shoal_link *link, const char *text)
+{
+    break_peer(arg, (void *)((char *)link - offsetof(struct shoal_network_peer, link)), text);
 }
 
 static void on_failed(void *arg, void *owner, const char *text)
 {
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
+    char how[256];
     if (!load) {
         shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
         return;
     }
-    on_left(network, load);
+    count_left(load);
     if (load->peer->broken_ns)
         return;
-    load->peer->broken_ns = shoal_clock_ns();
-    snprintf(load->peer->broken, sizeof load->peer->broken, "%s", text);
-    shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "process %d on %s: %s", load->peer->name.pid, load->peer->name.host,
-                   text);
+    snprintf(how, sizeof how,
+             "%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)", text);
+    break_peer(network, load->peer, how);
+    shoal_link_hurry(&network->links, &load->peer->link);
 }
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
@@ -483,12 +520,20 @@ static bool is_sent_to(const struct shoal_network_peer *peer)
     return !peer->broken_ns && !(peer->control && shoal_control_is_lost(peer->control, peer->world_rank));
 }
 
+/* With the first that is sent to a peer its link is tried. */
+static void try_link(struct shoal_network *network, struct shoal_network_peer *peer)
+{
+    if (SHOAL_UNLIKELY(peer->link.state == SHOAL_LINK_NEW))
+        shoal_link_try(&network->links, &peer->link, &peer->address, shoal_clock_ns());
+}
+
 static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_load *load, const void *data,
                                   size_t bytes)
 {
     struct shoal_network_peer *peer = load->peer;
     if (!is_sent_to(peer))
         return SHOAL_OK;
+    try_link(network, peer);
     if (peer->sending >= SENDING_MAX || is_refused(network))
         return SHOAL_PENDING;
     const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, load);
@@ -569,6 +614,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
     struct shoal_network_load *load = write->load;
     if (!is_sent_to(load->peer))
         return SHOAL_OK;
+    try_link(network, load->peer);
     if (is_refused(network))
         return SHOAL_PENDING;
     const enum shoal_status status =
@@ -623,6 +669,8 @@ bool shoal_network_poll(struct shoal_network *network)
         did = true;
     if (network->false_wakes < FALSE_WAKES_MAX)
         judge_wake(network, did);
+    if (SHOAL_UNLIKELY(network->links.open))
+        shoal_links_look(&network->links, shoal_clock_ns());
     return send_waiting(network) || did;
 }
 

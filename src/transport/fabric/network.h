@@ -9,7 +9,7 @@
 #include <sys/uio.h>
 
 #include "bootstrap/control.h"
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/link.h"
 #include "transport/transport.h"
 
 struct shoal_network;
@@ -78,10 +78,11 @@ struct shoal_network_peer {
     struct shoal_control *control; /* of the world it was met in; NULL: nobody tells when it is lost */
     int world_rank;                /* and its rank there */
     uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
-    char broken[256];              /* how */
-    unsigned waiting;              /* messages to it that wait to be sent */
-    unsigned sending;              /* and that have not left */
-    uint64_t refused;              /* the number of the round of sending that it takes no more in */
+    char broken[256];              /* how, and the likely cause */
+    struct shoal_link link;
+    unsigned waiting; /* messages to it that wait to be sent */
+    unsigned sending; /* and that have not left */
+    uint64_t refused; /* the number of the round of sending that it takes no more in */
 };
 
 /* Who hears what comes for one communicator. */

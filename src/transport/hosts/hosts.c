@@ -669,13 +669,11 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
     }
     if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
         return false;
-    char address[128];
-    shoal_network_print_address(hosts->network, &peer->address, address, sizeof address);
-    snprintf(text, bytes,
-             "cannot be reached from %.63s at %.100s, though it lives (%.120s): does a firewall keep the ports closed "
-             "(SHOAL_PORTS), or is "
-             "it the wrong interface (SHOAL_NIC)?",
-             hosts->log->host, address, peer->broken);
+    char here[128], there[128];
+    shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), here, sizeof here);
+    shoal_network_print_address(hosts->network, &peer->address, there, sizeof there);
+    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", there, hosts->log->host,
+             here, peer->broken);
     return true;
 }
 

@@ -1,0 +1,285 @@
+/* Links that are tested, over the loopback interface: those that are answered, refused, and not answered. Time is what the
+ * test says it is, the kernel's answers are real. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "transport/fabric/link.h"
+
+#define BEGIN_NS (1000 * SHOAL_NS_PER_S)
+#define PATIENCE_MS 5000
+
+/* A link from 127.0.0.2 to a socket of ours, and what was told of it. */
+struct trial {
+    struct shoal_links links;
+    struct shoal_link link;
+    int socket;
+    struct shoal_fabric_address to;
+    uint64_t now_ns;
+    unsigned told;
+    char text[SHOAL_LINK_TEXT_MAX];
+};
+
+static void on_broken(void *arg, struct shoal_link *link, const char *text)
+{
+    struct trial *trial = arg;
+    assert_ptr_equal(link, &trial->link);
+    assert_int_equal(link->state, SHOAL_LINK_SETTLED);
+    trial->told++;
+    snprintf(trial->text, sizeof trial->text, "%s", text);
+}
+
+static struct shoal_fabric_address address_of(const char *text, uint16_t port)
+{
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+    struct shoal_fabric_address address = {.bytes = sizeof in};
+    assert_int_equal(inet_pton(AF_INET, text, &in.sin_addr), 1);
+    memcpy(address.at, &in, sizeof in);
+    return address;
+}
+
+/* Bound to a port, which refuses connections until it listens. */
+static struct trial open_trial(void)
+{
+    struct trial trial = {.now_ns = BEGIN_NS, .socket = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+    const struct shoal_fabric_address from = address_of("127.0.0.2", 1), any = address_of("127.0.0.1", 0);
+    struct sockaddr_in bound;
+    socklen_t bytes = sizeof bound;
+    assert_true(shoal_link_read_address(&from, &trial.links.from));
+    assert_int_equal(bind(trial.socket, (const struct sockaddr *)(const void *)any.at, any.bytes), 0);
+    assert_int_equal(getsockname(trial.socket, (struct sockaddr *)&bound, &bytes), 0);
+    trial.to = address_of("127.0.0.1", ntohs(bound.sin_port));
+    return trial;
+}
+
+/* Once it lies where it stays. */
+static void begin(struct trial *trial)
+{
+    trial->links.arg = trial;
+    trial->links.broken = on_broken;
+    shoal_link_try(&trial->links, &trial->link, &trial->to, trial->now_ns);
+}
+
+static void close_trial(struct trial *trial)
+{
+    shoal_links_close(&trial->links);
+    close(trial->socket);
+}
+
+static void look_after(struct trial *trial, uint64_t pause_ms)
+{
+    trial->now_ns += pause_ms * SHOAL_NS_PER_MS;
+    shoal_links_look(&trial->links, trial->now_ns);
+}
+
+/* Until the kernel has answered; the trial's time stands still but for what lies between two looks. */
+static void await(struct trial *trial)
+{
+    for (int i = 0; i < PATIENCE_MS && trial->link.state == SHOAL_LINK_ASKED; i++) {
+        poll(NULL, 0, 1);
+        look_after(trial, 5);
+        assert_true(trial->now_ns < BEGIN_NS + 4 * SHOAL_NS_PER_S);
+    }
+}
+
+/* Whether somebody has connected, and from where. */
+static bool is_asked(struct trial *trial, char from[INET_ADDRSTRLEN])
+{
+    struct sockaddr_in peer;
+    socklen_t bytes = sizeof peer;
+    const int fd = accept(trial->socket, (struct sockaddr *)&peer, &bytes);
+    if (fd < 0)
+        return false;
+    close(fd);
+    inet_ntop(AF_INET, &peer.sin_addr, from, INET_ADDRSTRLEN);
+    return true;
+}
+
+/* ---- Links that are there ------------------------------------------------------------------------------------------------ */
+
+static void link_that_leaves_in_time_is_not_asked(void **state)
+{
+    struct trial trial = open_trial();
+    char from[INET_ADDRSTRLEN];
+    (void)state;
+    assert_int_equal(listen(trial.socket, 4), 0);
+    begin(&trial);
+    look_after(&trial, 1990);
+    assert_int_equal(trial.link.state, SHOAL_LINK_TRIED);
+    shoal_link_settle(&trial.links, &trial.link);
+    look_after(&trial, 60000);
+    assert_null(trial.links.open);
+    assert_false(is_asked(&trial, from));
+    assert_int_equal(trial.told, 0);
+    close_trial(&trial);
+}
+
+/* Nobody accepts: the process there is busy. */
+static void link_to_a_busy_process_is_there(void **state)
+{
+    struct trial trial = open_trial();
+    char from[INET_ADDRSTRLEN];
+    (void)state;
+    assert_int_equal(listen(trial.socket, 4), 0);
+    begin(&trial);
+    look_after(&trial, 2001);
+    await(&trial);
+    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
+    assert_null(trial.links.open);
+    assert_int_equal(trial.told, 0);
+    assert_true(is_asked(&trial, from));
+    assert_string_equal(from, "127.0.0.2"); /* as the endpoint sends */
+    close_trial(&trial);
+}
+
+/* A rank that computes does not look for long, and then all has taken too long. */
+static void link_that_is_looked_at_late_is_there(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    assert_int_equal(listen(trial.socket, 4), 0);
+    begin(&trial);
+    look_after(&trial, 60000);
+    assert_int_equal(poll(&(struct pollfd){trial.socket, POLLIN, 0}, 1, PATIENCE_MS), 1);
+    poll(NULL, 0, 20);
+    look_after(&trial, 60000);
+    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
+    assert_int_equal(trial.told, 0);
+    close_trial(&trial);
+}
+
+/* ---- Links that are broken ----------------------------------------------------------------------------------------------- */
+
+static void link_that_is_refused_is_told(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    begin(&trial);
+    look_after(&trial, 2001);
+    await(&trial);
+    assert_int_equal(trial.told, 1);
+    assert_non_null(strstr(trial.text, "refused"));
+    assert_non_null(strstr(trial.text, "SHOAL_PORTS"));
+    assert_null(trial.links.open);
+    close_trial(&trial);
+}
+
+/* A full queue of connections that nobody accepts: the kernel drops more, as a firewall does. */
+static void link_without_an_answer_is_told(void **state)
+{
+    struct trial trial = open_trial();
+    int others[2];
+    char port[16];
+    (void)state;
+    assert_int_equal(listen(trial.socket, 0), 0);
+    begin(&trial);
+    for (int i = 0; i < 2; i++) {
+        others[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(others[i], (const struct sockaddr *)&trial.link.to.socket, trial.link.to.bytes);
+        poll(&(struct pollfd){others[i], POLLOUT, 0}, 1, 100);
+    }
+    look_after(&trial, 2001);
+    look_after(&trial, 2900);
+    assert_int_equal(trial.link.state, SHOAL_LINK_ASKED);
+    assert_int_equal(trial.told, 0);
+    look_after(&trial, 101);
+    assert_int_equal(trial.told, 1);
+    snprintf(port, sizeof port, "port %u", ntohs(((const struct sockaddr_in *)(const void *)&trial.link.to.socket)->sin_port));
+    assert_non_null(strstr(trial.text, port));
+    assert_non_null(strstr(trial.text, "no answer"));
+    assert_non_null(strstr(trial.text, "a firewall drops"));
+    close(others[0]);
+    close(others[1]);
+    close_trial(&trial);
+}
+
+static void link_without_a_route_is_told(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    trial.to = address_of("255.255.255.255", 4000); /* to everybody: no TCP connection leads there */
+    begin(&trial);
+    look_after(&trial, 2001);
+    assert_int_equal(trial.told, 1);
+    assert_non_null(strstr(trial.text, "no route from here"));
+    assert_non_null(strstr(trial.text, "SHOAL_NIC"));
+    close_trial(&trial);
+}
+
+static void link_is_asked_at_once_when_the_provider_fails(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    begin(&trial);
+    look_after(&trial, 1);
+    shoal_link_hurry(&trial.links, &trial.link);
+    look_after(&trial, 1);
+    await(&trial);
+    assert_int_equal(trial.told, 1);
+    assert_true(trial.now_ns < BEGIN_NS + SHOAL_NS_PER_S);
+    close_trial(&trial);
+}
+
+/* ---- The rest ------------------------------------------------------------------------------------------------------------ */
+
+static void link_of_other_addresses_is_left_alone(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    trial.to = (struct shoal_fabric_address){.bytes = 32, .at = {0xfe, 0x80}}; /* as efa has them */
+    begin(&trial);
+    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
+    assert_null(trial.links.open);
+    trial.to = address_of("127.0.0.1", 1);
+    trial.links.from.socket.ss_family = AF_INET6;
+    begin(&trial);
+    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
+    assert_null(trial.links.open);
+    close_trial(&trial);
+}
+
+static void link_leaves_no_descriptor(void **state)
+{
+    struct trial trial = open_trial();
+    (void)state;
+    const int next = dup(trial.socket);
+    close(next);
+    assert_int_equal(listen(trial.socket, 4), 0);
+    begin(&trial);
+    look_after(&trial, 2001);
+    assert_int_equal(trial.link.state, SHOAL_LINK_ASKED);
+    assert_int_equal(trial.link.fd, next);
+    shoal_links_close(&trial.links);
+    assert_int_equal(fcntl(next, F_GETFD), -1);
+    assert_int_equal(errno, EBADF);
+    close_trial(&trial);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(link_that_leaves_in_time_is_not_asked),
+        cmocka_unit_test(link_to_a_busy_process_is_there),
+        cmocka_unit_test(link_that_is_looked_at_late_is_there),
+        cmocka_unit_test(link_that_is_refused_is_told),
+        cmocka_unit_test(link_without_an_answer_is_told),
+        cmocka_unit_test(link_without_a_route_is_told),
+        cmocka_unit_test(link_is_asked_at_once_when_the_provider_fails),
+        cmocka_unit_test(link_of_other_addresses_is_left_alone),
+        cmocka_unit_test(link_leaves_no_descriptor),
+    };
+    return cmocka_run_group_tests_name("link", tests, NULL, NULL);
+}
