@@ -267,7 +267,8 @@ def expect_link_named(job, rank, cause):
     match = re.search(rf"on {host}\) cannot be reached at {re.escape(there)} from (h\d+) \(([\d.]+):\d+\)", text)
     expect(match and match[1] != host, "the two hosts and addresses are not named", job.told())
     expect(match[2] == job.cluster.address(int(match[1][1:]) - 1), "the wrong address is named", job.told())
-    expect(f"port {port}: {cause}" in text and "firewall" in text and "SHOAL_PORTS" in text, "the cause is not named", job.told())
+    expect(all(word in text for word in (f"port {port}: {cause}", "firewall", "SHOAL_PORTS")), "the cause is not named",
+           job.told())
 
 
 # ---- Faults at the start ---------------------------------------------------------------------------------------------------
