@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "transport/fabric/fabric_shuffle.h"
+#include "transport/fabric/fork.h"
 
 /* A message that waits to be sent. */
 struct waiting {
@@ -133,8 +134,10 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
-    if (status == SHOAL_OK)
+    if (status == SHOAL_OK) {
+        shoal_fabric_fork_note(network, shoal_network_address(network));
         open_links(network);
+    }
     if (status == SHOAL_OK)
         status = open_shuffle(network, options->settings->shuffle);
     if (status != SHOAL_OK) {
@@ -181,6 +184,7 @@ void shoal_network_close(struct shoal_network *network)
         shoal_fabric_node_stop(network->node);
     free_orphans(network);
     shoal_fabric_node_close(network->node);
+    shoal_fabric_fork_forget(network);
     shoal_links_close(&network->links);
     shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
@@ -241,6 +245,7 @@ enum shoal_status shoal_network_meet(struct shoal_network *network, const struct
         return status;
     }
     network->peers[network->peer_count++] = peer;
+    shoal_fabric_fork_note(network, &peer->address);
     *peer_out = peer;
     return SHOAL_OK;
 }

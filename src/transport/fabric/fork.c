@@ -1,0 +1,158 @@
+#include "transport/fabric/fork.h"
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "transport/fabric/link.h"
+
+struct entry {
+    const void *owner;
+    struct shoal_address address;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    struct entry *entries;
+    size_t count, capacity;
+} noted = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static pthread_once_t noted_once = PTHREAD_ONCE_INIT;
+
+/* ---- In a forked child, where little but system calls is allowed --------------------------------------------------------- */
+
+static bool is_same_ipv4(const struct sockaddr_in *a, const struct sockaddr_in *b)
+{
+    return a->sin_port == b->sin_port && a->sin_addr.s_addr == b->sin_addr.s_addr;
+}
+
+static bool is_same_ipv6(const struct sockaddr_in6 *a, const struct sockaddr_in6 *b)
+{
+    return a->sin6_port == b->sin6_port && memcmp(&a->sin6_addr, &b->sin6_addr, sizeof a->sin6_addr) == 0;
+}
+
+static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family)
+        return false;
+    return a->ss_family == AF_INET6 ? is_same_ipv6((const void *)a, (const void *)b)
+                                    : is_same_ipv4((const void *)a, (const void *)b);
+}
+
+static bool is_noted(const struct sockaddr_storage *address)
+{
+    if (address->ss_family != AF_INET && address->ss_family != AF_INET6)
+        return false;
+    for (size_t i = 0; i < noted.count; i++) {
+        if (is_same(&noted.entries[i].address.socket, address))
+            return true;
+    }
+    return false;
+}
+
+static void close_if_noted(int fd)
+{
+    struct sockaddr_storage side = {.ss_family = AF_UNSPEC};
+    socklen_t bytes = sizeof side;
+    if (getsockname(fd, (struct sockaddr *)&side, &bytes) != 0)
+        return; /* no socket */
+    bool is_ours = is_noted(&side);
+    bytes = sizeof side;
+    if (!is_ours && getpeername(fd, (struct sockaddr *)&side, &bytes) == 0)
+        is_ours = is_noted(&side);
+    if (is_ours)
+        close(fd);
+}
+
+/* As getdents64 writes it. */
+struct name {
+    uint64_t inode;
+    int64_t offset;
+    uint16_t bytes;
+    uint8_t type;
+    char text[];
+};
+
+/* opendir would take memory, whose lock a thread of the parent may hold. */
+static void close_noted(void)
+{
+    char names[4096] __attribute__((aligned(8)));
+    const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long bytes;
+    while (folder >= 0 && (bytes = syscall(SYS_getdents64, folder, names, sizeof names)) > 0) {
+        for (long at = 0; at < bytes;) {
+            const struct name *name = (const void *)(names + at);
+            if (isdigit((unsigned char)name->text[0]))
+                close_if_noted(atoi(name->text));
+            at += name->bytes;
+        }
+    }
+    if (folder >= 0)
+        close(folder);
+}
+
+static void after_fork_in_child(void)
+{
+    if (noted.count)
+        close_noted();
+    noted.count = 0;
+    pthread_mutex_unlock(&noted.lock);
+}
+
+/* ---- Before -------------------------------------------------------------------------------------------------------------- */
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&noted.lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&noted.lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* Without memory for it nothing is lost but this. */
+static void append(const struct entry *entry)
+{
+    if (noted.count == noted.capacity) {
+        const size_t capacity = noted.capacity ? 2 * noted.capacity : 64;
+        struct entry *entries = reallocarray(noted.entries, capacity, sizeof *entries);
+        if (!entries)
+            return;
+        noted.entries = entries;
+        noted.capacity = capacity;
+    }
+    noted.entries[noted.count++] = *entry;
+}
+
+void shoal_fabric_fork_note(const void *owner, const struct shoal_fabric_address *address)
+{
+    struct entry entry = {.owner = owner};
+    if (!shoal_link_read_address(address, &entry.address))
+        return;
+    pthread_once(&noted_once, watch_forks);
+    pthread_mutex_lock(&noted.lock);
+    append(&entry);
+    pthread_mutex_unlock(&noted.lock);
+}
+
+void shoal_fabric_fork_forget(const void *owner)
+{
+    size_t kept = 0;
+    pthread_mutex_lock(&noted.lock);
+    for (size_t i = 0; i < noted.count; i++) {
+        if (noted.entries[i].owner != owner)
+            noted.entries[kept++] = noted.entries[i];
+    }
+    noted.count = kept;
+    pthread_mutex_unlock(&noted.lock);
+}
