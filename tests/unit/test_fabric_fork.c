@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -48,21 +49,81 @@ static void close_side(struct side *side)
     shoal_log_fini(&side->log);
 }
 
-/* A message from one to the other, so that they are connected. */
-static void connect_sides(struct side *from, struct side *to)
+/* A message to the one at that address, so that they are connected. */
+static void send_to(struct side *side, const struct shoal_fabric_address *address)
 {
-    struct shoal_network_peer known = {.address = *shoal_network_address(to->network)}, *peer;
+    struct shoal_network_peer known = {.address = *address}, *peer;
     const struct shoal_network_head head = {.comm = 7};
     unsigned count = 0, total = 0;
-    assert_int_equal(shoal_network_meet(from->network, &known, &peer), SHOAL_OK);
+    assert_int_equal(shoal_network_meet(side->network, &known, &peer), SHOAL_OK);
     struct shoal_network_load load = {peer, &count, &total, true};
     const uint64_t begun_ns = shoal_clock_ns();
-    assert_int_equal(shoal_network_send(from->network, &load, &head, NULL, 0), SHOAL_OK);
+    assert_int_equal(shoal_network_send(side->network, &load, &head, NULL, 0), SHOAL_OK);
     while (count > 0) {
         assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
-        shoal_network_poll(from->network);
-        shoal_network_poll(to->network);
+        shoal_network_poll(side->network);
     }
+}
+
+/* ---- Other processes ----------------------------------------------------------------------------------------------------- */
+
+/* A child that writes something, and then waits, and polls if it can, until the pipe ends. */
+struct child {
+    pid_t pid;
+    int from, to;
+};
+
+static void wait_for_end(int from, struct side *side)
+{
+    struct pollfd entry = {from, POLLIN, 0};
+    while (poll(&entry, 1, 1) == 0) {
+        if (side)
+            shoal_network_poll(side->network);
+    }
+}
+
+/* True in the child. */
+static bool start_child(struct child *child)
+{
+    int up[2], down[2];
+    assert_int_equal(pipe(up), 0);
+    assert_int_equal(pipe(down), 0);
+    child->pid = fork();
+    assert_true(child->pid >= 0);
+    const bool is_child = child->pid == 0;
+    child->from = is_child ? down[0] : up[0];
+    child->to = is_child ? up[1] : down[1];
+    close(is_child ? down[1] : up[1]);
+    close(is_child ? up[0] : down[0]);
+    return is_child;
+}
+
+static void end_child(const struct child *child)
+{
+    int state;
+    close(child->to);
+    close(child->from);
+    assert_int_equal(waitpid(child->pid, &state, 0), child->pid);
+    assert_int_equal(state, 0);
+}
+
+/* An endpoint in a process of its own; false where there is no libfabric. */
+static bool start_peer(struct child *child, struct shoal_fabric_address *address_out)
+{
+    struct side side;
+    memset(address_out, 0, sizeof *address_out);
+    if (start_child(child)) {
+        if (open_side(&side, "SHOAL_PORTS=23482") == SHOAL_OK) {
+            *address_out = *shoal_network_address(side.network);
+            const bool is_told = write(child->to, address_out, sizeof *address_out) == sizeof *address_out;
+            wait_for_end(child->from, &side);
+            close_side(&side);
+            _exit(!is_told);
+        }
+        _exit(write(child->to, address_out, sizeof *address_out) != sizeof *address_out);
+    }
+    assert_int_equal(read(child->from, address_out, sizeof *address_out), sizeof *address_out);
+    return address_out->bytes > 0;
 }
 
 static int count_sockets(void)
@@ -77,82 +138,68 @@ static int count_sockets(void)
     return count;
 }
 
-/* A child that says how many internet sockets it has, and then stays until the pipe ends. */
-static pid_t fork_counter(int *pipe_out, int *count_out)
+/* Says how many internet sockets it has. */
+static void start_counter(struct child *child, int *count_out)
 {
-    int up[2], down[2];
-    assert_int_equal(pipe(up), 0);
-    assert_int_equal(pipe(down), 0);
-    const pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
+    if (start_child(child)) {
         const int count = count_sockets();
-        char byte;
-        close(down[1]);
-        _exit(write(up[1], &count, sizeof count) != sizeof count || read(down[0], &byte, 1) != 0);
+        const bool is_told = write(child->to, &count, sizeof count) == sizeof count;
+        wait_for_end(child->from, NULL);
+        _exit(!is_told);
     }
-    assert_int_equal(read(up[0], count_out, sizeof *count_out), sizeof *count_out);
-    close(up[0]);
-    close(up[1]);
-    close(down[0]);
-    *pipe_out = down[1];
-    return child;
+    assert_int_equal(read(child->from, count_out, sizeof *count_out), sizeof *count_out);
 }
 
-static void end_counter(pid_t child, int pipe)
-{
-    int state;
-    close(pipe);
-    assert_int_equal(waitpid(child, &state, 0), child);
-    assert_int_equal(state, 0);
-}
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
 static void fork_child_keeps_no_socket_of_an_endpoint(void **state)
 {
-    struct side first, second;
-    int pipe, count;
+    struct shoal_fabric_address address;
+    struct child peer, counter;
+    struct side side;
+    int count;
     (void)state;
-    const enum shoal_status status = open_side(&first, "SHOAL_PORTS=23481");
-    if (status == SHOAL_ERR_UNSUPPORTED) { /* no libfabric */
-        shoal_log_fini(&first.log);
+    if (!start_peer(&peer, &address)) {
+        end_child(&peer);
         skip();
     }
-    assert_int_equal(status, SHOAL_OK);
-    assert_int_equal(open_side(&second, "SHOAL_PORTS=23482"), SHOAL_OK);
-    connect_sides(&first, &second);
+    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
+    send_to(&side, &address);
     const int of_others = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(count_sockets() >= 5); /* two listen, two are connected */
-    const pid_t child = fork_counter(&pipe, &count);
+    assert_true(count_sockets() >= 3); /* that, one that listens, one that is connected */
+    start_counter(&counter, &count);
     assert_int_equal(count, 1);
-    connect_sides(&first, &second); /* here all goes on */
+    send_to(&side, &address); /* here all goes on */
     close(of_others);
-    close_side(&first);
-    close_side(&second);
-    assert_int_equal(open_side(&first, "SHOAL_PORTS=23481"), SHOAL_OK); /* its port is free though the child lives */
-    close_side(&first);
-    end_counter(child, pipe);
+    close_side(&side);
+    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK); /* its port is free though the child lives */
+    close_side(&side);
+    end_child(&counter);
+    end_child(&peer);
 }
 
-static void fork_child_keeps_what_was_closed_before(void **state)
+/* Another's socket, where an endpoint was before. */
+static void fork_child_keeps_what_is_not_the_endpoints(void **state)
 {
-    struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(23481)};
+    struct sockaddr_in own;
+    struct child counter;
     struct side side;
-    int pipe, count;
+    int count;
     (void)state;
     const enum shoal_status status = open_side(&side, "SHOAL_PORTS=23481");
-    if (status == SHOAL_ERR_UNSUPPORTED) {
+    if (status == SHOAL_ERR_UNSUPPORTED) { /* no libfabric */
         shoal_log_fini(&side.log);
         skip();
     }
     assert_int_equal(status, SHOAL_OK);
     memcpy(&own, shoal_network_address(side.network)->at, sizeof own);
     close_side(&side);
-    const int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* another's, where the endpoint was */
+    const int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(other, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     assert_int_equal(bind(other, (const struct sockaddr *)&own, sizeof own), 0);
-    const pid_t child = fork_counter(&pipe, &count);
+    start_counter(&counter, &count);
     assert_int_equal(count, 1);
-    end_counter(child, pipe);
+    end_child(&counter);
     close(other);
 }
 
@@ -160,7 +207,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fork_child_keeps_no_socket_of_an_endpoint),
-        cmocka_unit_test(fork_child_keeps_what_was_closed_before),
+        cmocka_unit_test(fork_child_keeps_what_is_not_the_endpoints),
     };
     return cmocka_run_group_tests_name("fabric_fork", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* The sockets that libfabric opens, in forked children: a child that keeps them open keeps a port in use, and connections up,
  * after this process has ended. They are told by their addresses: one side is an endpoint of this process or of a peer. A child
- * closes them at once; it may not use them. Whoever forks by other means than fork() (clone, vfork) keeps them open. Any thread. */
+ * closes them at once; it may not use them. Whoever forks by other means than fork() (clone, vfork) keeps them open. Any
+ * thread. */
 #ifndef SHOAL_TRANSPORT_FABRIC_FORK_H
 #define SHOAL_TRANSPORT_FABRIC_FORK_H
 
