@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 K, M = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M]
 QUICK_SIZES = [8, 4 * K, 256 * K, 16 * M, 64 * M]
-HOSTS_SIZES = [64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M]
+HOSTS_SIZES = [64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M]
 RUN_TIMEOUT_S = 300
 TRIES = 3
 CORES = len(os.sched_getaffinity(0))
@@ -123,7 +123,7 @@ def hosts(name, collective, layout, rate="", sizes=()):
     """Shoal's own bench cannot pin ranks that others start, so nobody's are pinned."""
     ranks = bench_hosts.emulated.Layout(layout).size
     title = f"{COLLECTIVES[collective].title}, emulated hosts {layout}, {rate or 'unshaped'}, {PLAIN.text}"
-    return Suite(f"hosts-{name}", title[0].upper() + title[1:], ranks, PLAIN.options, False, "hosts", collective, 3, 4,
+    return Suite(f"hosts-{name}", title[0].upper() + title[1:], ranks, PLAIN.options, False, "hosts", collective, 3, 2,
                  sizes or tuple(HOSTS_SIZES), layout, rate)
 
 

@@ -174,7 +174,7 @@ class Cluster:
         host.run("ip", "link", "set", INTERFACE, "up")
         if self.rate:
             for place, device in ((self.switch, port), (host, INTERFACE)):
-                place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", "256kb",
+                place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", "72kb",
                           "latency", "20ms")
 
     def join_ipv6(self, host, number):
