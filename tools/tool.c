@@ -237,9 +237,16 @@ const char *tool_type_name(enum shoal_type type)
     return "no type";
 }
 
+/* srun's only task is a shell more often than a rank. */
+static bool is_one_of_tasks(void)
+{
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
+    return getenv("SLURM_PROCID") && tasks && strcmp(tasks, "1") != 0;
+}
+
 bool tool_is_launched(void)
 {
-    return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK");
+    return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK") || is_one_of_tasks();
 }
 
 int tool_output_finish(const char *command, int code)

@@ -131,8 +131,8 @@ struct shoal_comm_options {
     }
 
 /* Makes the communicator of all workers of the job, from the environment: the variables of `shoal run` and torchrun (RANK,
- * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm) or PMI-1 (MPICH). With none of them: a communicator of
- * size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
+ * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. With none of
+ * them: a communicator of size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
  * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status

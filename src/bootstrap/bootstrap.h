@@ -10,7 +10,7 @@
 struct shoal_bootstrap {
     int rank;
     int size;
-    const char *launcher;     /* "torchrun or shoal run", "PMIx", "PMI-1", "address", "store", "single"; static storage */
+    const char *launcher; /* "torchrun or shoal run", "PMIx", "PMI-1", "srun", "address", "store", "single"; static storage */
     struct shoal_store store; /* the three callbacks; keys as in the public header */
     bool has_secret;          /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
@@ -26,7 +26,8 @@ struct shoal_bootstrap {
 /* MASTER_ADDR, where rank 0 is; NULL where it is not set. */
 const char *shoal_bootstrap_master(void);
 
-/* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; none: size 1.
+/* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; a task of srun
+ * (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST); none: size 1.
  * Errors are logged (room "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
  * not come), ERR_AUTH, ERR_SYSTEM, ERR_UNSUPPORTED. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,

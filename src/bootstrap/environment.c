@@ -4,6 +4,8 @@
 #include "bootstrap/sources.h"
 
 #define PORTS_AFTER_MASTER 16
+#define STEP_PORT 20000
+#define STEP_PORT_RANGES 700
 
 static const char *variable(const char *name)
 {
@@ -42,11 +44,10 @@ static uint64_t hash_text(uint64_t hash, const char *text)
 
 /* What tells this job from one on neighbouring ports. Not the size and not the secret: where these differ, people want to read
  * that. */
-static uint64_t hash_job(void)
+static uint64_t hash_job(const char *const *names, size_t count)
 {
-    static const char *const names[] = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"};
     uint64_t hash = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
+    for (size_t i = 0; i < count; i++)
         hash = hash_text(hash, variable(names[i]) ? variable(names[i]) : "");
     return hash;
 }
@@ -62,53 +63,130 @@ enum shoal_status shoal_environment_ports(const struct shoal_settings *settings,
     return SHOAL_OK;
 }
 
-static enum shoal_status find_ports(const struct shoal_settings *settings, struct shoal_log *log, struct shoal_tcp_place *place)
+static enum shoal_status put_ports(const struct shoal_settings *settings, long master_port, struct shoal_log *log,
+                                   struct shoal_tcp_place *place)
 {
-    long master_port = 0;
     int first = 0, count = 0;
-    bool is_set;
-    SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
-    if (settings->port == 0 && !is_set)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
     SHOAL_TRY(shoal_environment_ports(settings, (int)master_port, log, &first, &count));
     place->port = (uint16_t)first;
     place->port_count = (uint16_t)count;
     return SHOAL_OK;
 }
 
-static enum shoal_status open_tcp(const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
-                                  struct shoal_bootstrap *bootstrap)
+static enum shoal_status find_master(const struct shoal_settings *settings, int size, struct shoal_log *log,
+                                     struct shoal_tcp_place *place)
 {
-    struct shoal_tcp_place place = {.host = variable("MASTER_ADDR"), .what = "MASTER_ADDR", .job = hash_job()};
-    if (!place.host)
+    static const char *const job[] = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"};
+    long master_port = 0, local_size = 0;
+    bool is_set;
+    *place = (struct shoal_tcp_place){
+        .host = variable("MASTER_ADDR"), .what = "MASTER_ADDR", .job = hash_job(job, SHOAL_COUNT_OF(job))};
+    if (!place->host)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "RANK and WORLD_SIZE are set, but MASTER_ADDR is not; set it to the host of rank 0 on all ranks");
-    SHOAL_TRY(find_ports(settings, log, &place));
-    bool is_set;
-    long local_size = 0;
+    SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
+    if (settings->port == 0 && !is_set)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                              "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
     SHOAL_TRY(shoal_environment_number("LOCAL_WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX, log, &is_set, &local_size));
-    place.is_one_host = local_size == bootstrap->size;
-    return shoal_tcp_store_open(&place, settings, log, timeout_ms, bootstrap);
+    place->is_one_host = local_size == size;
+    return put_ports(settings, master_port, log, place);
 }
 
-static enum shoal_status open_variables(const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
-                                        struct shoal_bootstrap *bootstrap)
+/* The first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
+static bool find_first_node(const char *list, char node[SHOAL_ADDRESS_HOST_MAX])
+{
+    int used = 0;
+    while (*list && *list != ',' && used < SHOAL_ADDRESS_HOST_MAX) {
+        const bool is_range = *list == '[';
+        list += is_range;
+        const size_t bytes = strcspn(list, is_range ? "-,]" : "[,");
+        used += snprintf(node + used, (size_t)(SHOAL_ADDRESS_HOST_MAX - used), "%.*s", (int)bytes, list);
+        list += is_range ? strcspn(list, "]") : bytes;
+        list += is_range && *list == ']';
+    }
+    return used > 0 && used < SHOAL_ADDRESS_HOST_MAX;
+}
+
+static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_place *place)
+{
+    const char *nodes = variable("SLURM_STEP_NODELIST");
+    place->host = variable("MASTER_ADDR");
+    place->what = "MASTER_ADDR";
+    if (place->host)
+        return SHOAL_OK;
+    place->host = place->is_one_host ? "127.0.0.1" : place->node;
+    place->what = "SLURM_STEP_NODELIST (MASTER_ADDR overrules it)";
+    if (place->is_one_host || (nodes && find_first_node(nodes, place->node)))
+        return SHOAL_OK;
+    return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                          "srun started this, but SLURM_STEP_NODELIST is \"%.60s\", which does not begin with a host; set "
+                          "MASTER_ADDR to the host of rank 0 on all ranks",
+                          nodes ? nodes : "");
+}
+
+/* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are
+ * spread over some below those that the kernel gives out. */
+static enum shoal_status find_step(const struct shoal_settings *settings, int size, struct shoal_log *log,
+                                   struct shoal_tcp_place *place)
+{
+    static const char *const job[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
+    bool is_set;
+    long hosts = 0;
+    *place = (struct shoal_tcp_place){.job = hash_job(job, SHOAL_COUNT_OF(job))};
+    long master_port = STEP_PORT + (long)(place->job % STEP_PORT_RANGES) * (PORTS_AFTER_MASTER + 1);
+    SHOAL_TRY(shoal_environment_number("SLURM_STEP_NUM_NODES", 1, size, log, &is_set, &hosts));
+    place->is_one_host = hosts == 1;
+    SHOAL_TRY(find_step_host(log, place));
+    SHOAL_TRY(shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &master_port));
+    return put_ports(settings, master_port, log, place);
+}
+
+/* ---- the sources, in turn ---- */
+
+/* A launcher that tells each rank in variables who it is, and where ranks meet. */
+struct recipe {
+    const char *launcher, *rank, *size;
+    enum shoal_status (*find_place)(const struct shoal_settings *settings, int size, struct shoal_log *log,
+                                    struct shoal_tcp_place *place_out);
+};
+
+static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SIZE", find_master};
+static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", find_step};
+
+/* Of a batch script, and of what it starts without srun, this is no task: it has SLURM_PROCID alone. */
+bool shoal_step_is_present(void)
+{
+    return variable(by_step.rank) && variable(by_step.size);
+}
+
+static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log *log, struct shoal_bootstrap *bootstrap)
 {
     long rank = 0, size = 1;
     bool is_set;
-    bootstrap->launcher = "torchrun or shoal run";
-    SHOAL_TRY(shoal_environment_number("WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX, log, &is_set, &size));
-    SHOAL_TRY(shoal_environment_number("RANK", 0, SHOAL_BOOTSTRAP_SIZE_MAX - 1, log, &is_set, &rank));
+    SHOAL_TRY(shoal_environment_number(recipe->size, 1, SHOAL_BOOTSTRAP_SIZE_MAX, log, &is_set, &size));
+    SHOAL_TRY(shoal_environment_number(recipe->rank, 0, SHOAL_BOOTSTRAP_SIZE_MAX - 1, log, &is_set, &rank));
     if (rank >= size)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "RANK is %ld, but with WORLD_SIZE %ld may be 0 to %ld",
-                              rank, size, size - 1);
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "%s is %ld, but with %s %ld may be 0 to %ld", recipe->rank,
+                              rank, recipe->size, size, size - 1);
+    bootstrap->launcher = recipe->launcher;
     bootstrap->rank = (int)rank;
     bootstrap->size = (int)size;
     if (log->rank < 0)
         log->rank = bootstrap->rank;
+    return SHOAL_OK;
+}
+
+static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_settings *settings,
+                                        struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
+{
+    struct shoal_tcp_place place;
+    SHOAL_TRY(find_self(recipe, log, bootstrap));
     SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
-    return size == 1 ? shoal_single_store_open(log, bootstrap) : open_tcp(settings, log, timeout_ms, bootstrap);
+    if (bootstrap->size == 1)
+        return shoal_single_store_open(log, bootstrap);
+    SHOAL_TRY(recipe->find_place(settings, bootstrap->size, log, &place));
+    return shoal_tcp_store_open(&place, settings, log, timeout_ms, bootstrap);
 }
 
 /* PMIx and PMI-1 know rank and size only once they are open, and have no handshake. */
@@ -130,7 +208,7 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
 {
     const bool has_rank = variable("RANK") != NULL, has_size = variable("WORLD_SIZE") != NULL;
     if (has_rank && has_size)
-        return open_variables(settings, log, timeout_ms, bootstrap);
+        return open_variables(&by_name, settings, log, timeout_ms, bootstrap);
     if (shoal_pmix_is_present()) {
         bootstrap->launcher = "PMIx";
         SHOAL_TRY(shoal_pmix_store_open(log, timeout_ms, bootstrap));
@@ -141,10 +219,12 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
         SHOAL_TRY(shoal_pmi1_store_open(log, timeout_ms, bootstrap));
         return finish_private(settings, log, timeout_ms, bootstrap);
     }
+    if (shoal_step_is_present())
+        return open_variables(&by_step, settings, log, timeout_ms, bootstrap);
     if (has_rank || has_size)
         return shoal_log_fail(
             log, SHOAL_ERR_ARGUMENT, "bootstrap",
-            "%s is set, but %s is not; set both, or start the program with `shoal run -n N`, torchrun or mpirun",
+            "%s is set, but %s is not; set both, or start the program with `shoal run -n N`, torchrun, mpirun or srun",
             has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK");
     bootstrap->launcher = "single";
     bootstrap->size = 1;

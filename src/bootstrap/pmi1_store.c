@@ -255,8 +255,8 @@ static enum shoal_status greet(struct pmi1 *pmi)
     if (error == EPIPE || error == ECONNRESET)
         return shoal_log_fail(
             pmi->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
-            "the launcher has closed PMI-1 (PMI_FD=%d): under MPICH's mpirun a process can join once, and not after "
-            "MPI_Finalize; make further communicators with shoal_comm_split",
+            "the launcher has closed PMI-1 (PMI_FD=%d): under MPICH's mpirun and srun --mpi=pmi2 a process can join once, and "
+            "not after MPI_Finalize; make further communicators with shoal_comm_split",
             pmi->fd);
     if (error)
         return fail(pmi, "init", error);

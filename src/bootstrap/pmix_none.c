@@ -14,7 +14,7 @@ enum shoal_status shoal_pmix_check(struct shoal_log *log)
     return shoal_log_fail(
         log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
         "this program was started through PMIx (PMIX_NAMESPACE is set), but this build of Shoal is without it; "
-        "install libpmix-dev and build again, or start with `shoal run` or torchrun");
+        "install libpmix-dev and build again, or start with `shoal run`, torchrun or srun --mpi=none");
 }
 
 enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)

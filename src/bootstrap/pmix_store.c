@@ -53,7 +53,7 @@ static enum shoal_status load(struct pmix *pmix)
         return shoal_log_fail(
             pmix->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
             "this program was started through PMIx (PMIX_NAMESPACE is set), but libpmix cannot be loaded: %s; "
-            "install libpmix2, or start with `shoal run` or torchrun",
+            "install libpmix2, or start with `shoal run`, torchrun or srun --mpi=none",
             dlerror());
     const struct {
         const char *name;

@@ -4,6 +4,7 @@
 #ifndef SHOAL_BOOTSTRAP_SOURCES_H
 #define SHOAL_BOOTSTRAP_SOURCES_H
 
+#include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 
 /* More ranks than this are taken for a mistake. */
@@ -12,7 +13,8 @@
 /* Where the own store is: rank 0 takes the first free port, the others try them in turn. */
 struct shoal_tcp_place {
     const char *host;
-    const char *what; /* where the host came from, for messages: "MASTER_ADDR" */
+    const char *what;                  /* where the host came from, for messages: "MASTER_ADDR" */
+    char node[SHOAL_ADDRESS_HOST_MAX]; /* what host points to where it is part of a variable only */
     uint16_t port;
     uint16_t port_count;
     uint64_t job;     /* tells this job's server from one on a neighbouring port */
@@ -30,6 +32,9 @@ SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, 
 /* The ports that rank 0 tries in turn: SHOAL_PORT, or those after MASTER_PORT. */
 SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port,
                                                          struct shoal_log *log, int *first_out, int *count_out);
+
+/* Whether srun started this process as one of a step's tasks. */
+bool shoal_step_is_present(void);
 
 bool shoal_pmix_is_present(void);
 /* Whether this build has PMIx and its library can be loaded. */

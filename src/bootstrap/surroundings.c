@@ -41,17 +41,28 @@ static const char *find_launcher(void)
 {
     if (is_set("RANK") && is_set("WORLD_SIZE"))
         return "RANK and WORLD_SIZE";
-    return shoal_pmix_is_present() ? "PMIx" : shoal_pmi1_is_present() ? "PMI-1" : NULL;
+    if (shoal_pmix_is_present() || shoal_pmi1_is_present())
+        return shoal_pmix_is_present() ? "PMIx" : "PMI-1";
+    return shoal_step_is_present() ? "srun" : NULL;
+}
+
+/* srun names a step's tasks on this host: "2,3". */
+static int count_step_tasks(void)
+{
+    int count = is_set("SLURM_GTIDS");
+    for (const char *at = getenv("SLURM_GTIDS"); at && *at; at++)
+        count += *at == ',';
+    return count;
 }
 
 /* The first of the launchers' variables that is set. */
-static int find_local_size(struct reading *reading)
+static int find_local_size(struct reading *reading, bool is_step)
 {
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
         if (is_set(names[i]))
             return number_of(reading, names[i], 1, SHOAL_BOOTSTRAP_SIZE_MAX);
-    return 0;
+    return is_step ? count_step_tasks() : 0;
 }
 
 static void find_ports(struct reading *reading, struct shoal_surroundings *around)
@@ -97,9 +108,10 @@ void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)
 {
     struct reading reading = {.settings = settings, .tell = tell, .arg = arg};
     struct shoal_surroundings around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
+    const bool is_step = around.launcher && strcmp(around.launcher, "srun") == 0;
     shoal_log_init_quiet(&reading.log);
-    around.size = number_of(&reading, "WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX);
-    around.local_size = find_local_size(&reading);
+    around.size = number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX);
+    around.local_size = find_local_size(&reading, is_step);
     find_ports(&reading, &around);
     check_variables(&reading, &around);
     if (shoal_pmix_is_present())

@@ -6,7 +6,7 @@
 #include "base/log.h"
 
 struct shoal_surroundings {
-    const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1"; NULL: none. Static storage */
+    const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1", "srun"; NULL: none. Static storage */
     const char *master;                    /* MASTER_ADDR, NULL where it is not set */
     int size;                              /* of the job; 0: not known */
     int local_size;                        /* ranks on this host; 0: not known */

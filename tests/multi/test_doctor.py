@@ -21,7 +21,7 @@ SHOAL = os.environ["SHOAL_COMMAND"]
 RESOLVER = os.environ["SHOAL_TEST_RESOLVER"]
 FABRIC = os.environ.pop("SHOAL_TEST_FABRIC", "")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "PMI_FD",
-             "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+             "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS")
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}  # every machine has an interface that leads there
 
 
@@ -102,6 +102,9 @@ def variables_of_launchers_are_checked():
     told("error", "job", 'MASTER_PORT is "high"', MASTER_PORT="high", **LOCAL)
     told("ok", "job", "started through RANK and WORLD_SIZE, 2 ranks", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
          MASTER_PORT="29500", **LOCAL)
+    told("ok", "job", "started through srun, 2 ranks", SLURM_PROCID="3", SLURM_STEP_NUM_TASKS="4", SLURM_GTIDS="2,3")
+    told("error", "job", 'SLURM_STEP_NUM_TASKS is "some"', SLURM_PROCID="3", SLURM_STEP_NUM_TASKS="some")
+    told("ok", "job", "no launcher started this", SLURM_PROCID="0", SLURM_NTASKS="4")
 
 
 def libraries_that_cannot_be_loaded_are_told():

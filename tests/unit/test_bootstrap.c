@@ -616,6 +616,25 @@ static void run_job(uint16_t port, int size, const char *extra)
     }
 }
 
+/* A step of two tasks, on the host that the list begins with; each must end with OK. */
+static void run_step(const char *nodes, const char *hosts)
+{
+    struct child children[2];
+    char texts[2][64], lines[LINES_BYTES];
+    snprintf(texts[0], sizeof texts[0], "SLURM_JOB_ID=%d", (int)getpid());
+    for (int r = 0; r < 2; r++) {
+        snprintf(texts[1], sizeof texts[1], "SLURM_PROCID=%d", r);
+        const char *const variables[] = {texts[0], "SLURM_STEP_NUM_TASKS=2", texts[1], nodes, hosts, NULL};
+        children[r] = start_child(variables, false);
+    }
+    for (int r = 0; r < 2; r++) {
+        const enum shoal_status status = finish_child(&children[r], lines);
+        if (status != SHOAL_OK)
+            fail_msg("%s, rank %d: %s\n%s", nodes, r, shoal_status_name(status), lines);
+        assert_string_equal(lines, "srun\n");
+    }
+}
+
 /* First of all: the library must not be loaded yet in this process. */
 static void bootstrap_without_libsodium_refuses_a_secret(void **state)
 {
@@ -644,12 +663,25 @@ static void bootstrap_environment_joins_processes(void **state)
     run_job(port, 2, setting);
 }
 
+static void bootstrap_environment_joins_tasks_of_srun(void **state)
+{
+    (void)state;
+    run_step("SLURM_STEP_NODELIST=127.0.0.1,n2", "SLURM_STEP_NUM_NODES=2");
+    run_step("SLURM_STEP_NODELIST=127.0.0.[1-3,7],n2", "SLURM_STEP_NUM_NODES=2");
+    run_step("SLURM_STEP_NODELIST=127.[0,4-5].0.[1]", "SLURM_STEP_NUM_NODES=2");
+    run_step("SLURM_STEP_NODELIST=no.such.host.invalid", "SLURM_STEP_NUM_NODES=1");
+    run_step("SLURM_STEP_NODELIST=no.such.host.invalid", "MASTER_ADDR=127.0.0.1");
+}
+
 static void bootstrap_environment_without_variables_is_a_job_of_one(void **state)
 {
     (void)state;
     const char *const none[] = {NULL};
+    const char *const batch_script[] = {"SLURM_PROCID=0", "SLURM_NTASKS=3", "SLURM_JOB_NODELIST=n[1-3]", NULL};
     char lines[LINES_BYTES];
     assert_int_equal(run_child(none, lines), SHOAL_OK);
+    assert_string_equal(lines, "single\n");
+    assert_int_equal(run_child(batch_script, lines), SHOAL_OK);
     assert_string_equal(lines, "single\n");
 }
 
@@ -673,6 +705,10 @@ static void bootstrap_environment_that_makes_no_sense_is_named(void **state)
         {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=localhost", "MASTER_PORT=65535"}, "MASTER_PORT is 65535"},
         {{"RANK=0"}, "RANK is set, but WORLD_SIZE is not"},
         {{"WORLD_SIZE=2", "RANK="}, "WORLD_SIZE is set, but RANK is not"},
+        {{"SLURM_PROCID=2", "SLURM_STEP_NUM_TASKS=2"}, "SLURM_PROCID is 2, but with SLURM_STEP_NUM_TASKS 2 may be 0 to 1"},
+        {{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, "SLURM_STEP_NODELIST is \"\", which does not begin with a host"},
+        {{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NODELIST=192.0.2.[7-9],n1"},
+         "SLURM_STEP_NODELIST (MASTER_ADDR overrules it) is \"192.0.2.7\", which is no address of this host"},
     };
     char lines[LINES_BYTES];
     for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
@@ -791,6 +827,7 @@ int main(void)
         STORE_CASE(bootstrap_store_that_fails_is_an_error),
         STORE_CASE(bootstrap_store_value_of_another_length_is_a_mismatch),
         cmocka_unit_test(bootstrap_environment_joins_processes),
+        cmocka_unit_test(bootstrap_environment_joins_tasks_of_srun),
         cmocka_unit_test(bootstrap_environment_without_variables_is_a_job_of_one),
         cmocka_unit_test(bootstrap_environment_that_makes_no_sense_is_named),
         cmocka_unit_test(bootstrap_environment_passes_other_servers_by),
