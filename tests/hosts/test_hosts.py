@@ -6,16 +6,18 @@ the environment (SHOAL_PROVIDER, SHOAL_SHUFFLE) reach all ranks. Exit code 0: no
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "multi"))
 
-from cluster import INTERFACE, Cluster, Impossible, Job, Layout, clean_environment, require, tried  # noqa: E402
+from cluster import INTERFACE, IS_INSIDE, Cluster, Impossible, Job, Layout, clean_environment, require, tried  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
@@ -81,6 +83,41 @@ def exact_with_provider(word, provider):
     if not provider_is_here(provider):
         raise Skip(f"libfabric has no {provider} here")
     exact(word, SOME_GROUPS, SHOAL_PROVIDER=provider)
+
+
+NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--", "env")  # setpriv itself may still all
+
+
+def python_for_nobody():
+    """Ours may lie where nobody may look."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        if tried(*NOBODY, python, "-c", "") is None:
+            return python
+    raise Skip("no python3 here that an ordinary user may start")
+
+
+def copy_of_what_it_takes(folder):
+    """cluster.py, and the program with its library two folders above, as it was built."""
+    place = folder / "tests" / "hosts"
+    place.mkdir(parents=True)
+    folder.chmod(0o755)
+    for library in filter(Path.is_file, Path(COMMAND).resolve().parent.glob("libshoal.so*")):
+        shutil.copy(library, folder)
+    return [shutil.copy(file, place) for file in (Path(__file__).with_name("cluster.py"), PROGRAM)]
+
+
+def exact_as_an_ordinary_user(word):
+    """Who is root of no more than a user namespace. Many fewer capabilities, and other owners of what ranks look into."""
+    if IS_INSIDE in os.environ:
+        raise Skip("an ordinary user runs all of these already")
+    python = python_for_nobody()
+    with tempfile.TemporaryDirectory() as folder:
+        cluster, program = copy_of_what_it_takes(Path(folder))
+        done = subprocess.run([*NOBODY, python, cluster, "run", "--layout", word, "--", program, "exact", *SOME_GROUPS],
+                              cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=EXACT_S)
+    if done.returncode == 77:
+        raise Skip(f"as an ordinary user: {done.stderr.strip().removeprefix('skipped: ')}")
+    expect(done.returncode == 0 and done.stdout.count("exact: ") >= len(SOME_GROUPS), done.returncode, done.stdout, done.stderr)
 
 
 # ---- Hosts are apart -------------------------------------------------------------------------------------------------------
@@ -461,6 +498,7 @@ CASES = [
     case("exact_2x2_that_claims_to_be_one_host", exact, "2x2", SOME_GROUPS, of_rank=lambda rank: CLAIM),
     *[case(f"exact_{word}_{provider}", exact_with_provider, word, provider)
       for provider in ("tcp;ofi_rxm", "udp;ofi_rxd") for word in ("2x2", "3x1")],
+    case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
