@@ -9,7 +9,7 @@ packages_for() {
                 "libfabric-dev" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
     test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
-               "python3 iproute2 iperf3 util-linux groff-base cmark-gfm" ;;
+               "python3 iproute2 iperf3 util-linux groff-base cmark-gfm slurmctld slurmd slurm-client munge" ;;
     bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 iperf3 util-linux python3-venv" ;;
     docs) echo "python3 cmark-gfm" ;;
     aarch64) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;

@@ -1,0 +1,105 @@
+"""The launchers people use, over two emulated hosts (cluster.py) of two ranks: each must join them all, and results be exact.
+
+Prints TAP. SHOAL_HOST_RANK names the program of a rank. Words: only cases whose names contain one. A launcher that is not
+here is skipped. Exit code 0: none failed, 1: some did."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "multi"))
+
+from cluster import INTERFACE, Cluster, Impossible, clean_environment, require  # noqa: E402
+from slurm import Slurm  # noqa: E402
+from tap import Skip, expect, run_cases  # noqa: E402
+
+PROGRAM = os.path.abspath(os.environ.get("SHOAL_HOST_RANK", ""))
+RANK = [PROGRAM, "exact", "rows"]
+RUN_S = 60
+HOSTS, RANKS_EACH = 2, 2
+VARIABLES = {"SHOAL_LOG": "info", "SHOAL_SECRET": "secret"}
+
+
+def expect_joined(code, told, launcher):
+    """Every rank is done, and has been joined in this way."""
+    ranks = HOSTS * RANKS_EACH
+    expect(code == 0 and told.count("exact: rows: ") == ranks, f"exit code {code}", told)
+    expect(f"{ranks} ranks on {HOSTS} hosts" in told and f"joined by {launcher};" in told, f"not joined by {launcher}", told)
+
+
+def srun():
+    """As it comes, with PMI-1 and with PMIx, where this Slurm has them."""
+    with Cluster(HOSTS) as cluster, Slurm(cluster) as slurm:
+        known = slurm.srun("--mpi=list", timeout=RUN_S)
+        for mpi, launcher in (("none", "srun"), ("pmi2", "PMI-1"), ("pmix", "PMIx")):
+            if mpi in (known.stdout + known.stderr).split():
+                done = slurm.srun(f"--mpi={mpi}", f"-N{HOSTS}", f"-n{HOSTS * RANKS_EACH}", *RANK, timeout=RUN_S, **VARIABLES)
+                expect_joined(done.returncode, done.stdout + done.stderr, launcher)
+
+
+def mpirun(command, words, launcher):
+    """It reaches the hosts by a program in the place of ssh; words: those before the path of that."""
+    if not shutil.which(command):
+        raise Skip(f"{command} is not here")
+    with Cluster(HOSTS) as cluster, tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder, "agent")
+        agent.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve().with_name("cluster.py")} rsh "$@"\n')
+        agent.chmod(0o755)
+        hosts = ",".join(f"{cluster.address(number)}:{RANKS_EACH}" for number in range(HOSTS))
+        done = subprocess.run([*cluster.hosts[0].enter(), command, *words, agent, "--host", hosts, "-n",
+                               str(HOSTS * RANKS_EACH), *RANK], capture_output=True, text=True, timeout=RUN_S,
+                              stdin=subprocess.DEVNULL, env={**clean_environment(), **cluster.environment(), **VARIABLES})
+        expect_joined(done.returncode, done.stdout + done.stderr, launcher)
+
+
+def openmpi():
+    as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    passed_on = [word for name in VARIABLES for word in ("-x", name)]
+    mpirun("mpirun.openmpi", [*as_root, *passed_on, "--mca", "plm_rsh_agent"], "PMIx")
+
+
+def mpich():
+    mpirun("mpirun.mpich", ["-launcher", "rsh", "-iface", INTERFACE, "-launcher-exec"], "PMI-1")
+
+
+def torchrun():
+    command = shutil.which("torchrun")
+    if not command:
+        raise Skip("torchrun is not here")
+    with Cluster(HOSTS) as cluster:
+        agents = [subprocess.Popen([*host.enter(), command, "--no-python", "--nnodes", str(HOSTS), "--node-rank", str(number),
+                                    "--nproc-per-node", str(RANKS_EACH), "--master-addr", cluster.address(0), "--master-port",
+                                    "29500", "--", *RANK],
+                                   env={**clean_environment(), "OMP_NUM_THREADS": "1", **VARIABLES}, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                  for number, host in enumerate(cluster.hosts)]
+        told = "".join(agent.communicate(timeout=RUN_S)[0] for agent in agents)
+        expect_joined(sum(agent.returncode for agent in agents), told, "torchrun or shoal run")
+
+
+def case(function):
+    def run():
+        try:
+            function()
+        except Impossible as why:
+            raise Skip(str(why))
+    run.__name__ = f"{function.__name__}_over_{HOSTS}_hosts"
+    return run
+
+
+def main():
+    try:
+        if not os.path.isfile(PROGRAM):
+            raise Impossible("SHOAL_HOST_RANK does not name a program")
+        require()
+    except Impossible as why:
+        print(f"1..0 # SKIP {why}")
+        return sys.exit(77)
+    cases = [case(function) for function in (srun, torchrun, openmpi, mpich)]
+    return run_cases([one for one in cases if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
+
+
+if __name__ == "__main__":
+    main()
