@@ -96,33 +96,37 @@ static enum shoal_status find_master(const struct shoal_settings *settings, int 
 /* The first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
 static bool find_first_node(const char *list, char node[SHOAL_ADDRESS_HOST_MAX])
 {
-    int used = 0;
-    while (*list && *list != ',' && used < SHOAL_ADDRESS_HOST_MAX) {
+    size_t used = 0;
+    while (*list && *list != ',') {
         const bool is_range = *list == '[';
         list += is_range;
         const size_t bytes = strcspn(list, is_range ? "-,]" : "[,");
-        used += snprintf(node + used, (size_t)(SHOAL_ADDRESS_HOST_MAX - used), "%.*s", (int)bytes, list);
+        if (bytes >= SHOAL_ADDRESS_HOST_MAX - used)
+            return false;
+        memcpy(node + used, list, bytes);
+        used += bytes;
         list += is_range ? strcspn(list, "]") : bytes;
         list += is_range && *list == ']';
     }
-    return used > 0 && used < SHOAL_ADDRESS_HOST_MAX;
+    node[used] = 0;
+    return used > 0;
 }
 
 static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_place *place)
 {
-    const char *nodes = variable("SLURM_STEP_NODELIST");
+    const char *set = variable("SLURM_STEP_NODELIST"), *nodes = set ? set : "";
     place->host = variable("MASTER_ADDR");
     place->what = "MASTER_ADDR";
     if (place->host)
         return SHOAL_OK;
     place->host = place->is_one_host ? "127.0.0.1" : place->node;
     place->what = "SLURM_STEP_NODELIST (MASTER_ADDR overrules it)";
-    if (place->is_one_host || (nodes && find_first_node(nodes, place->node)))
+    if (place->is_one_host || find_first_node(nodes, place->node))
         return SHOAL_OK;
     return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                           "srun started this, but SLURM_STEP_NODELIST is \"%.60s\", which does not begin with a host; set "
                           "MASTER_ADDR to the host of rank 0 on all ranks",
-                          nodes ? nodes : "");
+                          nodes);
 }
 
 /* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are

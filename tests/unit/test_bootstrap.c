@@ -715,6 +715,11 @@ static void bootstrap_environment_that_makes_no_sense_is_named(void **state)
         assert_int_equal(run_child(cases[i].variables, lines), SHOAL_ERR_ARGUMENT);
         expect_line(lines, cases[i].said);
     }
+    char too_long[300] = "SLURM_STEP_NODELIST=";
+    memset(too_long + strlen(too_long), 'n', sizeof too_long - 1 - strlen(too_long));
+    const char *const variables[] = {"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2", too_long, NULL};
+    assert_int_equal(run_child(variables, lines), SHOAL_ERR_ARGUMENT);
+    expect_line(lines, "which does not begin with a host");
 }
 
 static void bootstrap_environment_passes_other_servers_by(void **state)
