@@ -1,7 +1,7 @@
 """The launchers people use, over two emulated hosts (cluster.py) of two ranks: each must join them all, and results be exact.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank. Words: only cases whose names contain one. A launcher that is not
-here is skipped. Exit code 0: none failed, 1: some did."""
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
+A launcher that is not here is skipped. Exit code 0: none failed, 1: some did."""
 import os
 import shutil
 import subprocess
@@ -16,6 +16,7 @@ from slurm import Slurm  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.path.abspath(os.environ.get("SHOAL_HOST_RANK", ""))
+COMMAND = os.path.abspath(os.environ.get("SHOAL_COMMAND", ""))
 RANK = [PROGRAM, "exact", "rows"]
 RUN_S = 60
 HOSTS, RANKS_EACH = 2, 2
@@ -37,6 +38,14 @@ def srun():
             if mpi in (known.stdout + known.stderr).split():
                 done = slurm.srun(f"--mpi={mpi}", f"-N{HOSTS}", f"-n{HOSTS * RANKS_EACH}", *RANK, timeout=RUN_S, **VARIABLES)
                 expect_joined(done.returncode, done.stdout + done.stderr, launcher)
+
+
+def srun_of_bench():
+    """Tasks are its ranks; a single task is a shell in which it starts its own."""
+    with Cluster(HOSTS) as cluster, Slurm(cluster) as slurm:
+        for tasks, words, ranks in ((HOSTS, [], f"{HOSTS} ranks on {HOSTS} hosts"), (1, ["-n", "3"], "3 ranks on 1 host")):
+            done = slurm.srun(f"-n{tasks}", f"-N{tasks}", COMMAND, "bench", "barrier", *words, timeout=RUN_S, **VARIABLES)
+            expect(done.returncode == 0 and f"barrier, {ranks}\n" in done.stdout, ranks, done)
 
 
 def mpirun(command, words, launcher):
@@ -91,13 +100,13 @@ def case(function):
 
 def main():
     try:
-        if not os.path.isfile(PROGRAM):
-            raise Impossible("SHOAL_HOST_RANK does not name a program")
+        if not os.path.isfile(PROGRAM) or not os.path.isfile(COMMAND):
+            raise Impossible("SHOAL_HOST_RANK and SHOAL_COMMAND do not name programs")
         require()
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
         return sys.exit(77)
-    cases = [case(function) for function in (srun, torchrun, openmpi, mpich)]
+    cases = [case(function) for function in (srun, srun_of_bench, torchrun, openmpi, mpich)]
     return run_cases([one for one in cases if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
 
 
