@@ -589,7 +589,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece
     if (is_apart && !(source = pack_block(engine, piece, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
     const enum shoal_status status =
-        engine->ops->put(engine->transport, step->peer, slot, 0, to.window_at, source, from.elements * request->element_bytes);
+        engine->ops->put(engine->transport, step->peer, slot, to.window_at, source, from.elements * request->element_bytes);
     if (is_apart && status != SHOAL_OK)
         free_first(&piece->packed);
     return status;

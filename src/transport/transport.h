@@ -155,11 +155,11 @@ struct shoal_transport_ops {
     /* The window slot of a rank that is reached by load and store (or the own), NULL when it is not. */
     void *(*window)(struct shoal_transport *, int rank, unsigned slot);
 
-    /* Copies bytes into a peer's memory that is not reached by load and store, then raises its counter. ERR_* on failure;
-     * PENDING when it cannot be taken now: try again. offset counts from the start of the peer's window slot, or, with
-     * location other than 0, from that location. The source may be overwritten when has_left says so of the slot. */
-    enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, shoal_location location, size_t offset,
-                             const void *source, size_t bytes);
+    /* Copies bytes into a peer's window slot, from offset on, where it is not reached by load and store; then raises its
+     * counter. ERR_* on failure; PENDING when it cannot be taken now: try again. The source may be overwritten when has_left
+     * says so of the slot. */
+    enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,
+                             size_t bytes);
 
     /* Whether all sources of the slot's puts may be overwritten. NULL: always. */
     bool (*has_left)(struct shoal_transport *, unsigned slot);

@@ -223,8 +223,7 @@ int main(int argc, char **argv)
     if (!has_libfabric())
         return 77;
     for (size_t i = 0; i < SHOAL_COUNT_OF(weathers); i++) {
-        const struct contract_factory factory = {
-            weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy, true};
+        const struct contract_factory factory = {weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy};
         if (argc < 2 || strcmp(weathers[i].name, argv[1]) == 0)
             failed += contract_run(&factory);
     }

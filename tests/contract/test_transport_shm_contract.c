@@ -144,6 +144,6 @@ static void destroy(struct contract_world *world)
 
 int main(void)
 {
-    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy, false};
+    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
     return contract_run(&factory) > 0;
 }

@@ -72,7 +72,7 @@ static void destroy(struct contract_world *world)
 int main(void)
 {
     struct shoal_sim_options weather = {.delay_ns_max = 0};
-    struct contract_factory factory = {"transport_sim_in_order", &weather, make, pump, kill_rank, share, destroy, false};
+    struct contract_factory factory = {"transport_sim_in_order", &weather, make, pump, kill_rank, share, destroy};
     int failed = contract_run(&factory);
     factory.name = "transport_sim_delayed";
     for (weather.seed = 1; weather.seed <= 10; weather.seed++) {

@@ -202,12 +202,11 @@ static bool is_flushed(struct contract_world *world, int rank)
 }
 
 /* Puts, again and again while the transport is busy. */
-static void put(struct contract_world *world, int rank, int peer, unsigned slot, shoal_location location, size_t offset,
-                const void *source, size_t bytes)
+static void put(struct contract_world *world, int rank, int peer, unsigned slot, size_t offset, const void *source,
+                size_t bytes)
 {
     enum shoal_status status = SHOAL_PENDING;
-    UNTIL(world,
-          (status = at(world, rank)->ops->put(at(world, rank), peer, slot, location, offset, source, bytes)) != SHOAL_PENDING);
+    UNTIL(world, (status = at(world, rank)->ops->put(at(world, rank), peer, slot, offset, source, bytes)) != SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
     at(world, rank)->ops->flush(at(world, rank));
 }
@@ -699,37 +698,9 @@ static void put_bytes_arrive_before_counter(void **state)
     unsigned char source[1000];
     for (uint64_t n = 1; n <= 30; n++) {
         fill(source, sizeof(source), 0, n);
-        put(&world, 0, 1, 2, 0, 100, source, sizeof(source));
+        put(&world, 0, 1, 2, 100, source, sizeof(source));
         UNTIL(&world, counter(&world, 1, 0, 2) == n && has_left(&world, 0, 2));
         assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
-    }
-    close_world(&world);
-}
-
-static void put_to_a_location_arrives_before_counter(void **state)
-{
-    static const uint16_t hosts[] = {0, 1};
-    const struct contract_factory *factory = *state;
-    struct contract_world world;
-    if (factory->puts_to_windows_only) {
-        print_message("skipped: %s puts into windows only\n", factory->name);
-        skip();
-    }
-    open_or_skip(&world, state, 2, hosts, 0);
-    reserve_windows(&world);
-    unsigned char *shared = world.factory->share(&world, 1, SLOT_BYTES);
-    assert_non_null(shared);
-    const shoal_location location = at(&world, 1)->ops->locate(at(&world, 1), shared + 64, SLOT_BYTES - 64);
-    assert_true(location != 0);
-    unsigned char source[1000];
-    for (uint64_t n = 1; n <= 30; n++) {
-        fill(source, sizeof(source), 0, n);
-        put(&world, 0, 1, 2, 0, 100, source, sizeof(source));
-        put(&world, 0, 1, 3, location, 8, source, sizeof(source));
-        UNTIL(&world, counter(&world, 1, 0, 3) == n);
-        assert_filled(shared + 72, sizeof(source), 0, n);
-        assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
-        UNTIL(&world, counter(&world, 1, 0, 2) == n);
     }
     close_world(&world);
 }
@@ -764,7 +735,7 @@ static void play_round(struct contract_world *world, const struct round *round)
     const size_t bytes = put_bytes(round);
     for (uint64_t i = 0; i < round->puts; i++) {
         fill(source + i * bytes, bytes - i, 0, round->number * round->puts + i);
-        put(world, 0, 1, round->slot, 0, i * bytes, source + i * bytes, bytes - i);
+        put(world, 0, 1, round->slot, i * bytes, source + i * bytes, bytes - i);
         signal_peer(world, 0, 1, round->slot);
     }
     UNTIL(world, has_left(world, 0, round->slot));
@@ -827,7 +798,7 @@ static void sources_are_read_until_they_have_left(void **state)
         world.is_idle[1] = true;
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
             fill(sources[slot], LARGE_BYTES, (int)slot, n);
-            put(&world, 0, 1, slot, 0, 0, sources[slot], LARGE_BYTES);
+            put(&world, 0, 1, slot, 0, sources[slot], LARGE_BYTES);
         }
         world.is_idle[1] = false;
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
@@ -1039,7 +1010,6 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(window_is_reachable_on_the_same_host, state),
         cmocka_unit_test_prestate(window_elsewhere_is_not_reached, state),
         cmocka_unit_test_prestate(put_bytes_arrive_before_counter, state),
-        cmocka_unit_test_prestate(put_to_a_location_arrives_before_counter, state),
         cmocka_unit_test_prestate(raises_of_written_puts_count_in_order, state),
         cmocka_unit_test_prestate(raises_of_puts_in_messages_count_in_order, state),
         cmocka_unit_test_prestate(large_puts_are_whole_when_their_raise_counts, state),

@@ -39,9 +39,6 @@ struct contract_factory {
 
     /* Destroys the transports left in ranks, then the rest; may check that nothing is left behind. */
     void (*destroy)(struct contract_world *world);
-
-    /* Puts reach no memory but windows: cases of others are skipped. */
-    bool puts_to_windows_only;
 };
 
 /* Runs the whole list and returns how many cases failed. */

@@ -328,7 +328,7 @@ static void act(struct harness *h, uint8_t what)
     else if (what % 8 == 3)
         (void)ops->push(h->transport, peer, &packet, source);
     else if (what % 8 == 4)
-        (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, 0, source, sizeof source);
+        (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, source, sizeof source);
     else if (what % 8 == 5 && !ops->reserve_window(h->transport, SLOTS, SLOT_BYTES))
         post(h, 0);
 }

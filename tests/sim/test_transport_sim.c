@@ -86,7 +86,7 @@ static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned c
     for (int rank = 0; rank < size; rank++)
         for (int peer = 0; peer < size; peer++) {
             signal_peer(sim, rank, peer, 1);
-            const enum shoal_status status = at(sim, rank)->ops->put(at(sim, rank), peer, 0, 0, 8, &content, 1);
+            const enum shoal_status status = at(sim, rank)->ops->put(at(sim, rank), peer, 0, 8, &content, 1);
             assert_true(status == SHOAL_OK || status == SHOAL_PENDING);
         }
     drain(sim);
@@ -163,7 +163,7 @@ static bool lands_early(uint64_t seed)
     assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 2, 64), SHOAL_OK);
     const unsigned char *slot = at(sim, 1)->ops->window(at(sim, 1), 1, 1);
     assert_int_equal(slot[8], 0xFF);
-    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 1, 0, 8, word, sizeof(word)), SHOAL_OK);
+    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 1, 8, word, sizeof(word)), SHOAL_OK);
     signal_peer(sim, 0, 1, 0);
     assert_int_equal(slot[8], 0xFF);
     bool early = false;
@@ -193,7 +193,7 @@ static void sim_busy_puts_are_pending_now_and_then(void **state)
     assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
     uint64_t taken = 0;
     for (int n = 0; n < 200; n++)
-        taken += at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, 0, "x", 1) == SHOAL_OK;
+        taken += at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, "x", 1) == SHOAL_OK;
     drain(sim);
     assert_in_range(taken, 50, 150);
     assert_int_equal(counter(sim, 1, 0, 0), taken);
@@ -242,7 +242,7 @@ static void sim_lost_put_holds_back_every_later_raise(void **state)
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 1, .size = 2, .delay_ns_max = DELAY_NS});
     assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
     shoal_sim_drop_next(sim, 0, 1);
-    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, 0, "x", 1), SHOAL_OK);
+    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, "x", 1), SHOAL_OK);
     signal_peer(sim, 0, 1, 5);
     drain(sim);
     assert_int_equal(counter(sim, 1, 0, 0), 0);
@@ -449,8 +449,8 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
 
     sim = open_sim(options);
     assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
-    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, 60, "12345", 5), SHOAL_ERR_ARGUMENT);
-    assert_breach_and_close(sim, "not inside its memory");
+    assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 60, "12345", 5), SHOAL_ERR_ARGUMENT);
+    assert_breach_and_close(sim, "not inside its window");
 
     sim = open_sim(options);
     signal_peer(sim, 0, 1, SHOAL_DEPTH_MAX);

@@ -313,14 +313,14 @@ static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot
     return SHOAL_OK;
 }
 
-static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, shoal_location location, size_t offset,
-                             const void *source, size_t bytes)
+static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
+                             size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     const struct iovec from = {(void *)(uintptr_t)source, bytes};
     if (hosts->error != SHOAL_OK)
         return hosts->error;
-    if (location || is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
+    if (is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
                               offset);

@@ -165,10 +165,10 @@ static void *window(struct shoal_transport *transport, int rank, unsigned slot)
 }
 
 /* All memory is reached by load and store here; plans do not put. */
-static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, shoal_location location, size_t offset,
-                             const void *source, size_t bytes)
+static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
+                             size_t bytes)
 {
-    (void)slot, (void)location, (void)offset, (void)source, (void)bytes;
+    (void)slot, (void)offset, (void)source, (void)bytes;
     return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach",
                           shm_of(transport)->numbers[peer]);
 }

@@ -104,8 +104,8 @@ static void trace(struct shoal_sim *sim, const struct shoal_sim_event *event)
 {
     struct shoal_arrival record = event->record;
     record.descriptor.posted = 0;
-    const uint64_t words[] = {event->due,   (uint64_t)event->kind, (uint64_t)event->source, (uint64_t)event->dest, event->slot,
-                              event->value, event->location,       event->offset,           event->bytes};
+    const uint64_t words[] = {event->due,  (uint64_t)event->kind, (uint64_t)event->source, (uint64_t)event->dest,
+                              event->slot, event->value,          event->offset,           event->bytes};
     mix(sim, words, sizeof(words));
     mix(sim, &record, sizeof(record));
     mix(sim, event->data, event->bytes);
@@ -235,25 +235,28 @@ static bool reaches(const struct shoal_sim *sim, int rank, int peer)
     return !sim->host || sim->host[rank] == sim->host[peer];
 }
 
-/* The memory of a rank at a location, or, with location 0, in its window slot; NULL when the bytes do not lie inside. */
-static unsigned char *resolve(const struct rank *owner, unsigned slot, shoal_location location, size_t offset, size_t bytes)
+static bool is_inside(size_t offset, size_t bytes, size_t length)
 {
-    unsigned char *memory = NULL;
-    size_t length = 0;
-    if (location == 0 && owner->window && slot < owner->window_slots) {
-        memory = owner->window + slot * owner->slot_bytes;
-        length = owner->slot_bytes;
-    }
+    return offset <= length && bytes <= length - offset;
+}
+
+/* In a rank's window slot; NULL when the bytes do not lie inside. */
+static unsigned char *find_in_window(const struct rank *owner, unsigned slot, size_t offset, size_t bytes)
+{
+    if (!owner->window || slot >= owner->window_slots || !is_inside(offset, bytes, owner->slot_bytes))
+        return NULL;
+    return owner->window + slot * owner->slot_bytes + offset;
+}
+
+/* The memory of a rank at a location; NULL when the bytes do not lie inside. */
+static unsigned char *resolve(const struct rank *owner, shoal_location location, size_t bytes)
+{
     const size_t number = (size_t)(location >> OFFSET_BITS);
-    if (number > 0 && number <= owner->segment_count && owner->segments[number - 1].memory) {
-        const size_t begin = (size_t)(location & (SHOAL_SIM_SEGMENT_BYTES_MAX - 1));
-        const struct segment *segment = &owner->segments[number - 1];
-        if (begin > segment->bytes)
-            return NULL;
-        memory = segment->memory + begin;
-        length = segment->bytes - begin;
-    }
-    return memory && offset <= length && bytes <= length - offset ? memory + offset : NULL;
+    const size_t offset = (size_t)(location & (SHOAL_SIM_SEGMENT_BYTES_MAX - 1));
+    if (number == 0 || number > owner->segment_count)
+        return NULL;
+    const struct segment *segment = &owner->segments[number - 1];
+    return segment->memory && is_inside(offset, bytes, segment->bytes) ? segment->memory + offset : NULL;
 }
 
 static shoal_location op_locate(struct shoal_transport *transport, const void *address, size_t bytes)
@@ -280,7 +283,7 @@ static void *op_reach(struct shoal_transport *transport, int peer, shoal_locatio
         *error = SHOAL_ERR_UNSUPPORTED;
         return NULL;
     }
-    void *memory = location ? resolve(&sim->ranks[peer], 0, location, 0, bytes) : NULL;
+    void *memory = resolve(&sim->ranks[peer], location, bytes);
     if (!memory)
         *error = SHOAL_ERR_ARGUMENT;
     return memory;
@@ -314,7 +317,7 @@ static enum shoal_status op_reserve_window(struct shoal_transport *transport, un
 static void *op_window(struct shoal_transport *transport, int peer, unsigned slot)
 {
     const struct shoal_sim *sim = rank_of(transport)->sim;
-    return reaches(sim, transport->rank, peer) ? resolve(&sim->ranks[peer], slot, 0, 0, 0) : NULL;
+    return reaches(sim, transport->rank, peer) ? find_in_window(&sim->ranks[peer], slot, 0, 0) : NULL;
 }
 
 /* ---- Arrivals ---- */
@@ -478,16 +481,16 @@ static uint64_t op_counter(struct shoal_transport *transport, int peer, unsigned
     return is_slot(rank, slot) ? rank->links[peer].counters[slot] : 0;
 }
 
-static enum shoal_status op_put(struct shoal_transport *transport, int peer, unsigned slot, shoal_location location,
-                                size_t offset, const void *source, size_t bytes)
+static enum shoal_status op_put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
+                                size_t bytes)
 {
     struct rank *rank = rank_of(transport);
     struct shoal_sim *sim = rank->sim;
     if (!is_slot(rank, slot))
         return SHOAL_ERR_ARGUMENT;
-    if (!resolve(&sim->ranks[peer], slot, location, offset, bytes)) {
-        note_breach(sim, "rank %d puts %zu bytes to rank %d, slot %u, location %llx, offset %zu: not inside its memory",
-                    transport->rank, bytes, peer, slot, (unsigned long long)location, offset);
+    if (!find_in_window(&sim->ranks[peer], slot, offset, bytes)) {
+        note_breach(sim, "rank %d puts %zu bytes to rank %d, slot %u, offset %zu: not inside its window", transport->rank,
+                    bytes, peer, slot, offset);
         return SHOAL_ERR_ARGUMENT;
     }
     if (happens(sim, sim->options.busy_per_million))
@@ -496,7 +499,6 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
     if (!event)
         return SHOAL_ERR_MEMORY;
     event->slot = slot;
-    event->location = location;
     event->offset = offset;
     post(sim, event);
     op_signal(transport, peer, slot);
@@ -744,7 +746,7 @@ static const struct shoal_transport_ops sim_ops = {
 
 static void put_bytes(struct rank *dest, const struct shoal_sim_event *event)
 {
-    unsigned char *target = resolve(dest, event->slot, event->location, event->offset, event->bytes);
+    unsigned char *target = find_in_window(dest, event->slot, event->offset, event->bytes);
     if (target && event->bytes > 0)
         memcpy(target, event->data, event->bytes);
 }

@@ -26,7 +26,6 @@ struct shoal_sim_event {
     int dest;
     unsigned slot;
     uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate */
-    shoal_location location;
     size_t offset;
     size_t bytes; /* of data: what is put, the payload beside a record, or a packet with its bytes */
     struct shoal_arrival record;
