@@ -57,13 +57,10 @@ enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_f
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                          const struct shoal_fabric_memory *to, uint64_t offset, const void *source,
-                                          const struct shoal_fabric_memory *source_memory, size_t bytes, uint32_t immediate,
-                                          void *owner)
+enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const struct shoal_fabric_write *write)
 {
-    (void)node, (void)to, (void)source, (void)source_memory, (void)immediate, (void)owner;
-    assert(peer < SIZE && offset + bytes <= SLOTS * shoal_round_up(SLOT_BYTES, 1 << 21));
+    (void)node;
+    assert(write->peer < SIZE && write->offset + write->bytes <= SLOTS * shoal_round_up(SLOT_BYTES, 1 << 21));
     return SHOAL_PENDING;
 }
 
@@ -112,10 +109,10 @@ void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_f
     (void)node, (void)memory;
 }
 
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
+size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
-    (void)node;
-    return false;
+    (void)node, (void)source_memory;
+    return SIZE_MAX;
 }
 
 int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node)

@@ -1,8 +1,10 @@
-/* A libfabric that opens nothing, but answers fi_getinfo as the machine named in SHOAL_MOCK_FABRIC would: what Shoal makes of EFA
- * and InfiniBand can be tried where there is neither. Loaded through SHOAL_LIBFABRIC. */
+/* A libfabric that answers fi_getinfo as the machine named in SHOAL_MOCK_FABRIC would, and opens endpoints that reach each other
+ * in one process: what Shoal makes of EFA and InfiniBand can be tried where there is neither. Loaded through SHOAL_LIBFABRIC.
+ * What it answers is what the documents and sources of libfabric 1.17 to 2.6 say; it was never compared with hardware. */
+#include "mock_fabric.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
@@ -15,24 +17,27 @@
 #define EFA_MODES (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
 
 struct device {
-    const char *machine, *provider, *domain, *address; /* address NULL: not an IP address */
+    const char *machine, *provider, *fabric, *domain, *address; /* address NULL: not an IP address */
     enum fi_ep_type type;
     uint64_t caps;
     uint64_t modes;
     size_t data_bytes;
+    size_t message_bytes; /* the most one message takes, or says it takes; 0: anything */
 };
 
 static const struct device devices[] = {
-    {"aws", "efa", "rdmap0s6-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4},
-    {"aws", "efa", "rdmap0s6-dgrm", NULL, FI_EP_DGRAM, FI_MSG, EFA_MODES, 4},
-    {"aws", "tcp", "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8},
-    {"infiniband", "verbs;ofi_rxm", "mlx5_0", "10.1.0.5", FI_EP_RDM, WRITES, EFA_MODES, 4},
-    {"infiniband", "tcp;ofi_rxm", "eth0", "10.0.0.5", FI_EP_RDM, WRITES, FI_MR_LOCAL, 8},
-    {"infiniband", "net", "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8},
-    {"old", "tcp", "eth0", "10.0.0.5", FI_EP_MSG, WRITES, 0, 8},
-    {"old", "udp;ofi_rxd", "eth0", "10.0.0.5", FI_EP_RDM, FI_MSG, 0, 8},
-    {"no-immediate", "net", "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 0},
-    {"tagged-only", "net", "eth0", "10.0.0.5", FI_EP_RDM, FI_TAGGED, 0, 8},
+    {"aws", "efa", "efa-direct", "rdmap0s6-direct", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 1 << 30},
+    {"aws", "efa", "efa", "rdmap0s6-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
+    {"aws", "efa", "efa", "rdmap0s6-dgrm", NULL, FI_EP_DGRAM, FI_MSG, EFA_MODES, 4, 8 << 10},
+    {"short", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 8 << 10},
+    {"aws", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 0},
+    {"infiniband", "verbs;ofi_rxm", NULL, "mlx5_0", "10.1.0.5", FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
+    {"infiniband", "tcp;ofi_rxm", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, FI_MR_LOCAL, 8, 0},
+    {"infiniband", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 0},
+    {"old", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_MSG, WRITES, 0, 8, 0},
+    {"old", "udp;ofi_rxd", NULL, "eth0", "10.0.0.5", FI_EP_RDM, FI_MSG, 0, 8, 0},
+    {"no-immediate", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 0, 0},
+    {"tagged-only", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, FI_TAGGED, 0, 8, 0},
 };
 
 static const char *const built_in[] = {"efa", "verbs", "tcp", "net", "ofi_rxm", "udp"};
@@ -61,6 +66,7 @@ EXPORT void fi_freeinfo(struct fi_info *info)
         free(info->src_addr);
         free(info->domain_attr->name);
         free(info->fabric_attr->prov_name);
+        free(info->fabric_attr->name);
         free(info->tx_attr);
         free(info->rx_attr);
         free(info->ep_attr);
@@ -83,6 +89,7 @@ EXPORT struct fi_info *fi_dupinfo(const struct fi_info *info)
     *copy->ep_attr = *info->ep_attr;
     *copy->domain_attr = *info->domain_attr;
     copy->domain_attr->name = copy_text(info->domain_attr->name);
+    copy->fabric_attr->name = copy_text(info->fabric_attr->name);
     copy->fabric_attr->prov_name = copy_text(info->fabric_attr->prov_name);
     if (info->src_addr) {
         copy->src_addr = malloc(sizeof(struct sockaddr_in));
@@ -97,10 +104,13 @@ static struct fi_info *info_of(const struct device *device)
     struct fi_info *info = make_info();
     info->caps = device->caps;
     info->ep_attr->type = device->type;
+    info->ep_attr->max_msg_size = device->message_bytes ? device->message_bytes : SIZE_MAX;
     info->domain_attr->name = strdup(device->domain);
     info->domain_attr->mr_mode = (int)device->modes;
     info->domain_attr->cq_data_size = device->data_bytes;
     info->domain_attr->data_progress = device->modes ? FI_PROGRESS_MANUAL : FI_PROGRESS_AUTO;
+    info->domain_attr->mr_key_size = 8;
+    info->fabric_attr->name = copy_text(device->fabric);
     info->fabric_attr->prov_name = strdup(device->provider);
     info->addr_format = FI_ADDR_EFA;
     if (device->address) {
@@ -131,7 +141,8 @@ static int is_asked_for(const struct device *device, const struct fi_info *hints
     const char *machine = getenv("SHOAL_MOCK_FABRIC");
     return machine && !strcmp(machine, device->machine) && !strcmp(hints->fabric_attr->prov_name, device->provider) &&
            (hints->ep_attr->type == FI_EP_UNSPEC || hints->ep_attr->type == device->type) &&
-           (hints->caps & device->caps) == hints->caps &&
+           (hints->caps & (device->caps | FI_REMOTE_COMM)) == hints->caps &&
+           (!device->message_bytes || hints->ep_attr->max_msg_size <= device->message_bytes) &&
            (device->modes & (uint64_t)hints->domain_attr->mr_mode) == device->modes;
 }
 
@@ -162,14 +173,14 @@ EXPORT int fi_getinfo(uint32_t version, const char *node, const char *service, u
 EXPORT int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
 EXPORT int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context)
 {
-    (void)attr, (void)fabric, (void)context;
-    return -FI_ENOSYS;
+    (void)attr, (void)context;
+    return mock_open_fabric(fabric);
 }
 
 EXPORT const char *fi_strerror(int error);
 EXPORT const char *fi_strerror(int error)
 {
-    return error == FI_ENODATA ? "No data available" : "Function not implemented";
+    return error == FI_ENODATA ? "No data available" : error == FI_EINVAL ? "Invalid argument" : strerror(error);
 }
 
 EXPORT uint32_t fi_version(void);

@@ -56,6 +56,8 @@ struct choice {
 
 static const struct choice choices[] = {
     {"aws", "10.0.0.5", "", "efa", SHOAL_FABRIC_WRITES, "best", "verbs;ofi_rxm", "finds no device"},
+    {"short", "10.0.0.5", "", NULL, SHOAL_FABRIC_REJECTED, "net cannot send and receive messages (FI_MSG) of 17408", NULL,
+     NULL},
     {"aws", "10.0.0.5", "tcp", "tcp", SHOAL_FABRIC_WRITES, "SHOAL_PROVIDER", "net", "finds no device"},
     {"infiniband", "10.1.0.5", "", "verbs;ofi_rxm", SHOAL_FABRIC_WRITES, "best", "net", "no endpoint on eth0 (10.1.0.5)"},
     {"infiniband", "10.0.0.5", "", "net", SHOAL_FABRIC_WRITES, "best", "verbs;ofi_rxm", "no endpoint on eth0 (10.0.0.5)"},
@@ -88,6 +90,8 @@ static void fabric_takes_the_best_provider_of_the_machine(void **state)
         if ((taken != NULL) != (choice->name != NULL) || (taken && strcmp(taken->name, choice->name) != 0) ||
             (taken && taken->way != choice->way) || !strstr(reason, choice->why))
             fail_msg("%s, \"%s\": %s, because: %s", choice->machine, choice->wanted, taken ? taken->name : "none", reason);
+        if (taken && strcmp(taken->name, "efa") == 0 && !strstr(taken->text, "rdmap0s6-rdm"))
+            fail_msg("efa's bare device is taken: %s", taken->text);
         for (int p = 0; p < SHOAL_FABRIC_PROVIDERS && choice->rejected; p++) {
             if (strcmp(providers[p].name, choice->rejected) != 0)
                 continue;

@@ -1,5 +1,6 @@
-/* Two endpoints of one process, over each provider that this machine has: messages of all sizes, writes with immediates, ports.
- * Sums and places tell lost, doubled and torn ones apart. */
+/* Two endpoints of one process, over each provider that this machine has, and over those of machines with EFA and InfiniBand, as
+ * a mock has them: messages of all sizes, writes with immediates from memory of all kinds, ports. Sums and places tell lost,
+ * doubled and torn ones apart. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 
 #include "base/clock.h"
 #include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_staging.h"
 
 /* Read by the leak checker: endpoints of libfabric 1.17 leave some of their descriptions behind. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -27,6 +29,13 @@ const char *__lsan_default_suppressions(void)
 #define MESSAGES 300
 #define WRITES 100
 #define WRITE_BYTES_MAX ((size_t)100000)
+
+/* What is written from. Some register it, so that it must not be copied. */
+struct source {
+    struct shoal_fabric_node *node;
+    struct shoal_fabric_memory memory;
+    unsigned char bytes[WRITE_BYTES_MAX];
+};
 
 /* One endpoint, and what it has heard. */
 struct end {
@@ -115,12 +124,20 @@ static void on_written(void *arg, uint32_t immediate)
         end->wrong++;
 }
 
+static void free_source(struct source *source)
+{
+    if (!source)
+        return;
+    shoal_fabric_node_unregister(source->node, &source->memory);
+    memset(source->bytes, 0xee, sizeof source->bytes);
+    free(source);
+}
+
 static void on_left(void *arg, void *owner)
 {
     struct end *end = arg;
     end->left++;
-    memset(owner, 0xee, WRITE_BYTES_MAX);
-    free(owner);
+    free_source(owner);
 }
 
 static void on_failed(void *arg, void *owner, const char *text)
@@ -128,7 +145,7 @@ static void on_failed(void *arg, void *owner, const char *text)
     struct end *end = arg;
     end->failed++;
     snprintf(end->text, sizeof end->text, "%s", text);
-    free(owner);
+    free_source(owner);
 }
 
 static void poll_both(struct pair *pair)
@@ -162,21 +179,38 @@ static struct shoal_nic loopback(void)
     return nic;
 }
 
-static int open_library(void **state)
+static int open_library_at(const char *path, const struct shoal_nic *nic, void **state)
 {
     struct pair *pair = calloc(1, sizeof *pair);
-    const struct shoal_nic nic = loopback();
     char error[256];
     if (!pair || shoal_settings_load(&pair->settings, NULL, error, sizeof error) != SHOAL_OK)
         return -1;
     shoal_log_init(&pair->log, &pair->settings, keep_line, pair);
-    if (shoal_fabric_library_open("", &pair->log, &pair->library) != SHOAL_OK) {
+    if (shoal_fabric_library_open(path, &pair->log, &pair->library) != SHOAL_OK) {
         printf("# %s\n", pair->heard);
         return -1;
     }
-    shoal_fabric_providers_find(&pair->library, &nic, pair->providers);
+    shoal_fabric_providers_find(&pair->library, nic, pair->providers);
     *state = pair;
     return 0;
+}
+
+static int open_library(void **state)
+{
+    const struct shoal_nic nic = loopback();
+    return open_library_at("", &nic, state);
+}
+
+static int open_efa(void **state)
+{
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+    return open_library_at(MOCK_FABRIC, NULL, state);
+}
+
+static int open_infiniband(void **state)
+{
+    setenv("SHOAL_MOCK_FABRIC", "infiniband", 1);
+    return open_library_at(MOCK_FABRIC, NULL, state);
 }
 
 static int close_library(void **state)
@@ -243,14 +277,23 @@ static void exchange_messages(struct pair *pair)
 static void write_number(struct pair *pair, const struct shoal_fabric_memory *to, uint32_t number)
 {
     struct end *end = &pair->ends[0];
-    struct shoal_fabric_memory own = {NULL, 0, 0};
-    unsigned char *source = malloc(WRITE_BYTES_MAX);
+    struct source *source = malloc(sizeof *source);
     enum shoal_status status;
     assert_non_null(source);
-    assert_false(shoal_fabric_node_registers_sources(end->node)); /* true nowhere that this test can run */
-    fill(source, write_bytes(number), number);
-    UNTIL(pair, (status = shoal_fabric_node_write(end->node, end->peer, to, write_at(number), source, &own, write_bytes(number),
-                                                  number, source)) != SHOAL_PENDING);
+    source->node = end->node;
+    source->memory.region = NULL;
+    fill(source->bytes, write_bytes(number), number);
+    if (number % 3 == 0)
+        assert_int_equal(shoal_fabric_node_register(end->node, source->bytes, sizeof source->bytes, &source->memory), SHOAL_OK);
+    const struct shoal_fabric_write write = {.peer = end->peer,
+                                             .to = to,
+                                             .offset = write_at(number),
+                                             .source = source->bytes,
+                                             .source_memory = number % 3 == 0 ? &source->memory : NULL,
+                                             .bytes = write_bytes(number),
+                                             .immediate = number,
+                                             .owner = source};
+    UNTIL(pair, (status = shoal_fabric_node_write(end->node, &write)) != SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
 }
 
@@ -299,6 +342,51 @@ static void fabric_writes_are_there_with_their_immediate(void **state)
         tried++;
     }
     assert_true(tried > 0);
+}
+
+/* As many as are taken while nobody polls; their sum. */
+static unsigned write_until_pending(struct pair *pair, const struct shoal_fabric_memory *to, unsigned char *source,
+                                    size_t bytes)
+{
+    struct end *end = &pair->ends[0];
+    enum shoal_status status = SHOAL_OK;
+    unsigned taken = 0;
+    while (status == SHOAL_OK && taken < WRITES) {
+        const struct shoal_fabric_write write = {
+            .peer = end->peer, .to = to, .source = source, .bytes = bytes, .immediate = WRITES + taken};
+        status = shoal_fabric_node_write(end->node, &write);
+        taken += status == SHOAL_OK;
+    }
+    assert_int_equal(status, SHOAL_PENDING);
+    return taken;
+}
+
+/* Those that come over it wait, and have room again when others have left. */
+static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for(void **state)
+{
+    struct pair *pair = *state;
+    const size_t bytes = SHOAL_FABRIC_STAGING_BYTES / 8;
+    unsigned char *source = malloc(bytes), *target = calloc(1, bytes);
+    struct shoal_fabric_memory memory;
+    char reason[1200];
+    const struct shoal_fabric_provider *best = shoal_fabric_providers_choose(pair->providers, "", reason, sizeof reason);
+    assert_non_null(best);
+    open_ends(pair, best);
+    struct end *from = &pair->ends[0], *to = &pair->ends[1];
+    assert_int_equal(shoal_fabric_node_write_max(from->node, NULL), SHOAL_FABRIC_STAGING_BYTES);
+    assert_true(shoal_fabric_node_write_max(from->node, &memory) > SHOAL_FABRIC_STAGING_BYTES);
+    assert_int_equal(shoal_fabric_node_register(to->node, target, bytes, &memory), SHOAL_OK);
+    fill(source, bytes, 7);
+    for (unsigned round = 1; round <= 3; round++) {
+        assert_int_equal(write_until_pending(pair, &memory, source, bytes), 8);
+        UNTIL(pair, from->left == 8 * round && to->writes == 8 * round);
+        assert_true(is_filled(target, bytes, 7));
+        memset(target, 0, bytes);
+    }
+    shoal_fabric_node_unregister(to->node, &memory);
+    close_ends(pair);
+    free(source);
+    free(target);
 }
 
 static void fabric_keys_are_not_to_be_guessed(void **state)
@@ -354,5 +442,12 @@ int main(void)
         cmocka_unit_test(fabric_keys_are_not_to_be_guessed),
         cmocka_unit_test(fabric_keeps_to_its_ports),
     };
-    return cmocka_run_group_tests_name("fabric_node", tests, open_library, close_library);
+    const struct CMUnitTest mocked[] = {
+        cmocka_unit_test(fabric_messages_come_once_and_whole),
+        cmocka_unit_test(fabric_writes_are_there_with_their_immediate),
+        cmocka_unit_test(fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for),
+    };
+    return cmocka_run_group_tests_name("fabric_node", tests, open_library, close_library) +
+           cmocka_run_group_tests_name("fabric_node_efa", mocked, open_efa, close_library) +
+           cmocka_run_group_tests_name("fabric_node_infiniband", mocked, open_infiniband, close_library);
 }

@@ -12,10 +12,12 @@
 #include <sys/random.h>
 
 #include "base/clock.h"
+#include "transport/fabric/fabric_staging.h"
 
 #define RECEIVES 64
 #define SENDS 64
 #define WRITES 256
+_Static_assert(WRITES <= SHOAL_FABRIC_STAGED_MAX, "each write may be staged");
 #define COMPLETIONS 4096 /* what peers may have written before this process polls is more than this process has posted */
 #define POLL_ENTRIES 16
 
@@ -26,6 +28,8 @@ struct job {
     struct fi_context2 context; /* first: contexts are taken for jobs */
     enum job_kind kind;
     bool is_posted; /* a receive; it is posted again when that did not work at once */
+    bool is_staged; /* a write, from room number `staged` */
+    uint64_t staged;
     char *buffer;
     void *owner;
     struct job *next_free;
@@ -44,6 +48,8 @@ struct shoal_fabric_node {
     struct shoal_fabric_address address;
     char *buffers; /* of receives, then of sends */
     struct shoal_fabric_memory buffer_memory;
+    struct shoal_fabric_staging staging; /* empty where sources need not be registered */
+    struct shoal_fabric_memory staging_memory;
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
     int unposted; /* receives that are not posted */
@@ -71,6 +77,20 @@ static struct job *take(struct job **free_list)
     return job;
 }
 
+static bool registers_sources(const struct shoal_fabric_node *node)
+{
+    return node->info->domain_attr->mr_mode & FI_MR_LOCAL;
+}
+
+static enum shoal_status register_buffers(struct shoal_fabric_node *node, size_t bytes)
+{
+    SHOAL_TRY(shoal_fabric_node_register(node, node->buffers, bytes, &node->buffer_memory));
+    if (!shoal_fabric_staging_init(&node->staging, SHOAL_FABRIC_STAGING_BYTES))
+        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers",
+                              SHOAL_FABRIC_STAGING_BYTES);
+    return shoal_fabric_node_register(node, node->staging.memory, node->staging.bytes, &node->staging_memory);
+}
+
 static enum shoal_status make_jobs(struct shoal_fabric_node *node)
 {
     const size_t bytes = (size_t)(RECEIVES + SENDS) * SHOAL_FABRIC_MESSAGE_MAX;
@@ -86,9 +106,7 @@ static enum shoal_status make_jobs(struct shoal_fabric_node *node)
             give_back(job->kind == SEND ? &node->free_sends : &node->free_writes, job);
     }
     node->unposted = RECEIVES;
-    return shoal_fabric_node_registers_sources(node)
-               ? shoal_fabric_node_register(node, node->buffers, bytes, &node->buffer_memory)
-               : SHOAL_OK;
+    return registers_sources(node) ? register_buffers(node, bytes) : SHOAL_OK;
 }
 
 static void *descriptor_of(const struct shoal_fabric_memory *memory)
@@ -231,6 +249,7 @@ void shoal_fabric_node_close(struct shoal_fabric_node *node)
         return;
     close_endpoint(node); /* before what is bound to it */
     shoal_fabric_node_unregister(node, &node->buffer_memory);
+    shoal_fabric_node_unregister(node, &node->staging_memory);
     if (node->completions)
         fi_close(&node->completions->fid);
     if (node->peers)
@@ -242,6 +261,7 @@ void shoal_fabric_node_close(struct shoal_fabric_node *node)
     if (node->info)
         node->library->freeinfo(node->info);
     free(node->buffers);
+    shoal_fabric_staging_fini(&node->staging);
     free(node);
 }
 
@@ -284,11 +304,6 @@ void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
-
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
-{
-    return node->info->domain_attr->mr_mode & FI_MR_LOCAL;
-}
 
 /* Where the application chooses keys, nobody guesses them. */
 static uint64_t draw_key(const struct shoal_fabric_node *node)
@@ -351,20 +366,53 @@ enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_f
     return result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_send", result);
 }
 
-enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                          const struct shoal_fabric_memory *to, uint64_t offset, const void *source,
-                                          const struct shoal_fabric_memory *source_memory, size_t bytes, uint32_t immediate,
-                                          void *owner)
+size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
+{
+    const size_t most = node->info->ep_attr->max_msg_size;
+    return source_memory || !registers_sources(node) ? most : shoal_min_size(most, node->staging.bytes);
+}
+
+/* False: no room now. */
+static bool stage(struct shoal_fabric_node *node, struct job *job, struct shoal_fabric_write *write)
+{
+    char *room = shoal_fabric_staging_take(&node->staging, write->bytes, &job->staged);
+    if (!room)
+        return false;
+    if (write->bytes)
+        memcpy(room, write->source, write->bytes);
+    write->source = room;
+    write->source_memory = &node->staging_memory;
+    job->is_staged = true;
+    return true;
+}
+
+static void give_back_write(struct shoal_fabric_node *node, struct job *job)
+{
+    if (job->is_staged)
+        shoal_fabric_staging_give_back(&node->staging, job->staged);
+    job->is_staged = false;
+    give_back(&node->free_writes, job);
+}
+
+/* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. */
+static ssize_t post_write(struct shoal_fabric_node *node, struct job *job, const struct shoal_fabric_write *write)
+{
+    return fi_writedata(node->endpoint, write->source, write->bytes, descriptor_of(write->source_memory), write->immediate,
+                        write->peer, write->to->base + write->offset, write->to->key, &job->context);
+}
+
+enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const struct shoal_fabric_write *write)
 {
     struct job *job = take(&node->free_writes);
+    struct shoal_fabric_write staged = *write;
     if (!job)
         return SHOAL_PENDING;
-    job->owner = owner;
-    const ssize_t result = fi_writedata(node->endpoint, source, bytes, descriptor_of(source_memory), immediate, peer,
-                                        to->base + offset, to->key, &job->context);
+    job->owner = write->owner;
+    const bool is_ready = write->source_memory || !registers_sources(node) || stage(node, job, &staged);
+    const ssize_t result = is_ready ? post_write(node, job, &staged) : -FI_EAGAIN;
     if (result == 0)
         return SHOAL_OK;
-    give_back(&node->free_writes, job);
+    give_back_write(node, job);
     return result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_writedata", result);
 }
 
@@ -375,8 +423,10 @@ static void end_job(struct shoal_fabric_node *node, struct job *job)
     if (job->kind == RECEIVE) {
         job->is_posted = false;
         node->unposted++;
+    } else if (job->kind == SEND) {
+        give_back(&node->free_sends, job);
     } else {
-        give_back(job->kind == SEND ? &node->free_sends : &node->free_writes, job);
+        give_back_write(node, job);
     }
 }
 

@@ -23,7 +23,7 @@ struct shoal_fabric_address {
 
 typedef uint64_t shoal_fabric_peer; /* valid on the node that gave it */
 
-/* Memory that others may write to. */
+/* Memory that others may write to, and that may be written from. */
 struct shoal_fabric_memory {
     void *region;  /* of libfabric; NULL: not registered */
     uint64_t base; /* of its first byte, as peers have to name it */
@@ -62,18 +62,25 @@ shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer,
                                                         const void *data, size_t bytes, void *owner);
 
-/* Memory must be registered for writing from it too, where the provider wants that (shoal_fabric_node_registers_sources). */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
                                                             struct shoal_fabric_memory *memory_out);
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory);
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node);
 
-/* Writes to `offset` bytes behind base of a peer's memory. source_memory: where source is registered, else NULL. owner comes
- * back with `left` or `failed`. PENDING: not now. */
-SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                                         const struct shoal_fabric_memory *to, uint64_t offset,
-                                                         const void *source, const struct shoal_fabric_memory *source_memory,
-                                                         size_t bytes, uint32_t immediate, void *owner);
+struct shoal_fabric_write {
+    shoal_fabric_peer peer;
+    const struct shoal_fabric_memory *to; /* the peer's */
+    uint64_t offset;                      /* from its base on */
+    const void *source;
+    const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
+    size_t bytes;                                    /* at most shoal_fabric_node_write_max of source_memory */
+    uint32_t immediate;
+    void *owner; /* comes back with `left` or `failed` */
+};
+/* PENDING: not now. */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node,
+                                                         const struct shoal_fabric_write *write);
+/* What one write takes. Where the provider wants sources to be registered, others are copied, and that has an end. */
+size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory);
 
 /* Hands on what has happened; true when anything has. */
 bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler);

@@ -100,20 +100,16 @@ void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_f
     (void)node, (void)memory;
 }
 
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
+enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const struct shoal_fabric_write *write)
 {
-    (void)node;
-    return false;
+    (void)node, (void)write;
+    return SHOAL_ERR_UNSUPPORTED;
 }
 
-enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                          const struct shoal_fabric_memory *to, uint64_t offset, const void *source,
-                                          const struct shoal_fabric_memory *source_memory, size_t bytes, uint32_t immediate,
-                                          void *owner)
+size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
-    (void)node, (void)peer, (void)to, (void)offset, (void)source, (void)source_memory, (void)bytes, (void)immediate,
-        (void)owner;
-    return SHOAL_ERR_UNSUPPORTED;
+    (void)node, (void)source_memory;
+    return 0;
 }
 
 bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler)

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/fabric/fabric_node.h"
+
 /* The immediate names a counter of the receiver and its generation. */
 #define IMMEDIATE_BYTES 4
 
@@ -33,6 +35,13 @@ static uint32_t api_version(const struct shoal_fabric_library *library)
     return ours < theirs ? ours : theirs;
 }
 
+/* efa opens shared memory of its own for peers of this host, and then has no descriptor to wait on, unless it is asked for
+ * FI_REMOTE_COMM alone. Others would leave loopback out then. */
+static uint64_t more_caps(const char *name)
+{
+    return strcmp(name, "efa") == 0 ? FI_REMOTE_COMM : 0;
+}
+
 /* What is asked of a provider; NULL: no memory. Whatever memory registration it wants, it gets. */
 static struct fi_info *make_hints(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
                                   uint64_t caps)
@@ -40,9 +49,10 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
     struct fi_info *hints = library->dupinfo(NULL);
     if (!hints)
         return NULL;
-    hints->caps = caps;
+    hints->caps = caps | more_caps(name);
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = type;
+    hints->ep_attr->max_msg_size = caps & FI_MSG ? SHOAL_FABRIC_MESSAGE_MAX : 0;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
     hints->fabric_attr->prov_name = strdup(name);
     if (hints->fabric_attr->prov_name)
@@ -51,11 +61,15 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
     return NULL;
 }
 
-/* Some that are asked for answer as a part of a layered one, which is another row. */
+/* Some that are asked for answer as a part of a layered one, which is another row. And from 2.1 on efa offers its bare device
+ * first: that takes messages of 8 KiB only, though it says (of writes) up to 1 GiB. */
 static const struct fi_info *find_named(const struct fi_info *list, const char *name)
 {
-    while (list && strcmp(list->fabric_attr->prov_name, name) != 0)
-        list = list->next;
+    for (; list; list = list->next) {
+        const struct fi_fabric_attr *fabric = list->fabric_attr;
+        if (strcmp(fabric->prov_name, name) == 0 && !(fabric->name && strcmp(fabric->name, "efa-direct") == 0))
+            break;
+    }
     return list;
 }
 
@@ -108,7 +122,8 @@ static void explain_rejection(const struct shoal_fabric_library *library, int er
     else if (!datagrams)
         snprintf(provider->text, sizeof provider->text, "has no reliable unconnected endpoint (FI_EP_RDM)");
     else
-        snprintf(provider->text, sizeof provider->text, "cannot send and receive messages (FI_MSG)");
+        snprintf(provider->text, sizeof provider->text, "cannot send and receive messages (FI_MSG) of %zu bytes",
+                 SHOAL_FABRIC_MESSAGE_MAX);
     if (datagrams)
         library->freeinfo(datagrams);
     if (any)

@@ -593,9 +593,9 @@ bool shoal_network_is_full(const struct shoal_network_peer *peer)
     return peer->waiting >= FULL_MESSAGES;
 }
 
-bool shoal_network_writes(const struct shoal_network *network)
+bool shoal_network_writes(const struct shoal_network *network, const struct shoal_fabric_memory *source_memory, size_t bytes)
 {
-    return network->provider->way == SHOAL_FABRIC_WRITES && !shoal_fabric_node_registers_sources(network->node);
+    return network->provider->way == SHOAL_FABRIC_WRITES && bytes <= shoal_fabric_node_write_max(network->node, source_memory);
 }
 
 bool shoal_network_sends_cheaply(const struct shoal_network *network)
@@ -622,9 +622,15 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
     try_link(network, load->peer);
     if (is_refused(network))
         return SHOAL_PENDING;
-    const enum shoal_status status =
-        shoal_fabric_node_write(network->node, load->peer->at, write->to, write->offset, write->source, write->source_memory,
-                                write->bytes, write->immediate, load);
+    const struct shoal_fabric_write there = {.peer = load->peer->at,
+                                             .to = write->to,
+                                             .offset = write->offset,
+                                             .source = write->source,
+                                             .source_memory = write->source_memory,
+                                             .bytes = write->bytes,
+                                             .immediate = write->immediate,
+                                             .owner = load};
+    const enum shoal_status status = shoal_fabric_node_write(network->node, &there);
     if (status == SHOAL_OK) {
         ++*load->count;
         ++*load->total;

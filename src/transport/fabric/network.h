@@ -131,8 +131,9 @@ SHOAL_MUST_USE enum shoal_status shoal_network_send(struct shoal_network *networ
 /* Whether so many messages wait for the peer that it is better to wait with more. */
 bool shoal_network_is_full(const struct shoal_network_peer *peer);
 
-/* Whether the provider writes into peers' memory; else data go by messages. */
-bool shoal_network_writes(const struct shoal_network *network);
+/* Whether the provider writes so much at once into peers' memory, from source_memory or (NULL) from memory that is not
+ * registered; else data go by messages. */
+bool shoal_network_writes(const struct shoal_network *network, const struct shoal_fabric_memory *source_memory, size_t bytes);
 /* Whether a message costs the processor next to nothing: providers that drive the adapter themselves want sources registered,
  * others make a system call for each. */
 bool shoal_network_sends_cheaply(const struct shoal_network *network);
@@ -145,7 +146,7 @@ struct shoal_network_write {
     const struct shoal_fabric_memory *to; /* the peer's */
     uint64_t offset;
     const void *source;
-    const struct shoal_fabric_memory *source_memory;
+    const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
     size_t bytes;
     uint32_t immediate;
 };

@@ -275,6 +275,17 @@ static bool has_space(const struct hosts *hosts, unsigned slot, uint64_t offset,
     return slot < hosts->slots && offset <= hosts->slot_bytes && bytes <= hosts->slot_bytes - offset;
 }
 
+/* Where a source is registered: the window is, what else is put from may be anywhere. */
+static const struct shoal_fabric_memory *find_registered(const struct hosts *hosts, const void *source, size_t bytes)
+{
+    if (!hosts->has_window)
+        return NULL;
+    const uintptr_t first = (uintptr_t)hosts->local->ops->window(hosts->local, hosts->local->rank, 0);
+    const size_t length = hosts->slots * window_stride(hosts);
+    const uintptr_t at = (uintptr_t)source - first;
+    return at <= length && bytes <= length - at ? &hosts->window : NULL;
+}
+
 /* Writes that are not at their end yet could be taken for later ones. */
 static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
 {
@@ -287,6 +298,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .to = &remote->window,
                                               .offset = slot * window_stride(hosts) + offset,
                                               .source = source->iov_base,
+                                              .source_memory = find_registered(hosts, source->iov_base, source->iov_len),
                                               .bytes = source->iov_len,
                                               .immediate = remote->raises | (uint32_t)slot << SHOAL_NETWORK_RAISE_BITS | raise};
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
@@ -324,7 +336,8 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
                               offset);
-    if (shoal_network_writes(hosts->network) && remote_of(hosts, peer)->has_window)
+    if (remote_of(hosts, peer)->has_window &&
+        shoal_network_writes(hosts->network, find_registered(hosts, source, bytes), bytes))
         return write_to(hosts, peer, slot, offset, &from);
     return send_parts(hosts, peer, slot, offset, &from);
 }

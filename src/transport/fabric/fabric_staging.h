@@ -1,0 +1,33 @@
+/* Room in registered memory for the sources of writes that lie elsewhere: a ring of bytes. Room is taken in order, given back in
+ * any, and is free again in order. It registers nothing and knows no libfabric. One thread.
+ *
+ * A cache of registrations would save the copy, but it has to hear of every munmap of the process, and to register what is
+ * written once costs more than to copy it. */
+#ifndef SHOAL_TRANSPORT_FABRIC_STAGING_H
+#define SHOAL_TRANSPORT_FABRIC_STAGING_H
+
+#include "base/compiler.h"
+
+/* What is under way on a network of 400 Gbit/s in 80 us, the time from a copy to the completion that is read: a network's own 15
+ * to 30 us, and as much again until somebody polls. And twice the longest put of a plan: 8 parts of SHOAL_PIECE_BYTES by default. */
+#define SHOAL_FABRIC_STAGING_BYTES ((size_t)4 << 20)
+#define SHOAL_FABRIC_STAGED_MAX 256 /* pieces */
+
+struct shoal_fabric_staging {
+    char *memory; /* NULL: none */
+    size_t bytes;
+    uint64_t first, next; /* numbers of the oldest piece and of the next one */
+    uint64_t end;         /* where the newest one ends; positions go on rising, a byte is at position % bytes */
+    uint64_t begins[SHOAL_FABRIC_STAGED_MAX];
+    bool is_back[SHOAL_FABRIC_STAGED_MAX];
+};
+
+/* False: no memory. fini is allowed after that, and of one that is all zero. */
+bool shoal_fabric_staging_init(struct shoal_fabric_staging *staging, size_t bytes);
+void shoal_fabric_staging_fini(struct shoal_fabric_staging *staging);
+
+/* Room for so many bytes in a row, at most all; its number is for give_back. NULL: not now. */
+char *shoal_fabric_staging_take(struct shoal_fabric_staging *staging, size_t bytes, uint64_t *number_out);
+void shoal_fabric_staging_give_back(struct shoal_fabric_staging *staging, uint64_t number);
+
+#endif
