@@ -1,6 +1,6 @@
 /* The transport contract over the network: the ranks are contexts of one process that call themselves different hosts, and meet
- * over the interfaces of this machine. Once as it is, once delayed and reordered, once with data in messages. While a case
- * runs, one thread calls them in turn. */
+ * over the interfaces of this machine, or over those of a mock: as it is, delayed and reordered, with sources to be registered,
+ * with data in messages. While a case runs, one thread calls them in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -23,6 +23,8 @@ const char *__lsan_default_suppressions(void)
 
 #define SHARED_MAX 8
 #define TIMEOUT_MS 20000
+#define SETTINGS_MAX 3
+#define MOCK "SHOAL_LIBFABRIC=" MOCK_FABRIC
 
 struct shared {
     struct shoal_context *context;
@@ -54,7 +56,9 @@ static enum shoal_status make_context(struct maker *maker, struct shoal_context 
     const char *const *settings = maker->world->factory->arg;
     char host[64];
     snprintf(host, sizeof host, "SHOAL_HOST_ID=contract-%d", maker->host[maker->rank]);
-    const char *const overrides[] = {host, settings[0], settings[0] ? settings[1] : NULL, NULL};
+    const char *overrides[SETTINGS_MAX + 2] = {host};
+    for (int i = 0; settings[i]; i++)
+        overrides[1 + i] = settings[i];
     struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
     options.settings = overrides;
     SHOAL_TRY(shoal_context_create(&options, context_out));
@@ -212,18 +216,24 @@ int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
-        const char *const settings[3];
+        const char *const settings[SETTINGS_MAX + 1];
+        const char *machine; /* for the mock; NULL: this one */
     } weathers[] = {
-        {"transport_hosts", {NULL}},
-        {"transport_hosts_shuffled", {"SHOAL_SHUFFLE=1", NULL}},
-        {"transport_hosts_by_messages", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}},
-        {"transport_hosts_by_messages_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", "SHOAL_SHUFFLE=2", NULL}},
+        {"transport_hosts", {NULL}, NULL},
+        {"transport_hosts_shuffled", {"SHOAL_SHUFFLE=1", NULL}, NULL},
+        {"transport_hosts_rxm", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}, NULL},
+        {"transport_hosts_rxm_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", "SHOAL_SHUFFLE=2", NULL}, NULL},
+        {"transport_hosts_efa", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws"},
+        {"transport_hosts_efa_shuffled", {MOCK, "SHOAL_PROVIDER=efa", "SHOAL_SHUFFLE=3", NULL}, "aws"},
+        {"transport_hosts_by_messages", {MOCK, "SHOAL_PROVIDER=udp;ofi_rxd", "SHOAL_SHUFFLE=4", NULL}, "messages"},
     };
     int failed = 0;
     if (!has_libfabric())
         return 77;
     for (size_t i = 0; i < SHOAL_COUNT_OF(weathers); i++) {
         const struct contract_factory factory = {weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy};
+        if (weathers[i].machine)
+            setenv("SHOAL_MOCK_FABRIC", weathers[i].machine, 1);
         if (argc < 2 || strcmp(weathers[i].name, argv[1]) == 0)
             failed += contract_run(&factory);
     }

@@ -25,8 +25,6 @@ char *shoal_fabric_staging_take(struct shoal_fabric_staging *staging, size_t byt
 {
     const size_t room = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_CACHE_LINE);
     const bool is_empty = staging->first == staging->next;
-    if (is_empty)
-        staging->end = 0; /* so that all fits in a row */
     const uint64_t begin = find_row(staging, room);
     const uint64_t oldest = is_empty ? begin : staging->begins[staging->first % SHOAL_FABRIC_STAGED_MAX];
     if (staging->next - staging->first == SHOAL_FABRIC_STAGED_MAX || begin + room - oldest > staging->bytes)

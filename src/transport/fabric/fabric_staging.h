@@ -1,5 +1,5 @@
-/* Room in registered memory for the sources of writes that lie elsewhere: a ring of bytes. Room is taken in order, given back in
- * any, and is free again in order. It registers nothing and knows no libfabric. One thread.
+/* Room in registered memory for the sources of writes that lie elsewhere: a ring of bytes. Room is taken in order, given back
+ * in any, and is free again in order. It registers nothing and knows no libfabric. One thread.
  *
  * A cache of registrations would save the copy, but it has to hear of every munmap of the process, and to register what is
  * written once costs more than to copy it. */
@@ -8,8 +8,8 @@
 
 #include "base/compiler.h"
 
-/* What is under way on a network of 400 Gbit/s in 80 us, the time from a copy to the completion that is read: a network's own 15
- * to 30 us, and as much again until somebody polls. And twice the longest put of a plan: 8 parts of SHOAL_PIECE_BYTES by default. */
+/* What a network of 400 Gbit/s carries in 80 us: from a copy to its completion it takes the network's own 15 to 30 us, and as
+ * much again until somebody polls. And twice what one put of a plan can have by default: a window slot, 8 parts of 256 KiB. */
 #define SHOAL_FABRIC_STAGING_BYTES ((size_t)4 << 20)
 #define SHOAL_FABRIC_STAGED_MAX 256 /* pieces */
 
