@@ -695,13 +695,12 @@ static void put_bytes_arrive_before_counter(void **state)
     struct contract_world world;
     open_or_skip(&world, state, 2, hosts, 0);
     reserve_windows(&world);
-    unsigned char elsewhere[1000], *inside = (unsigned char *)window(&world, 0, 0, 3) + SLOT_BYTES - sizeof(elsewhere);
+    unsigned char source[1000];
     for (uint64_t n = 1; n <= 30; n++) {
-        unsigned char *source = n % 2 ? elsewhere : inside; /* of the own window */
-        fill(source, sizeof(elsewhere), 0, n);
-        put(&world, 0, 1, 2, 100, source, sizeof(elsewhere));
+        fill(source, sizeof(source), 0, n);
+        put(&world, 0, 1, 2, 100, source, sizeof(source));
         UNTIL(&world, counter(&world, 1, 0, 2) == n && has_left(&world, 0, 2));
-        assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(elsewhere), 0, n);
+        assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
     }
     close_world(&world);
 }
@@ -732,7 +731,8 @@ static bool is_round_over(struct contract_world *world, const struct round *roun
 
 static void play_round(struct contract_world *world, const struct round *round)
 {
-    static unsigned char source[SLOT_BYTES];
+    static unsigned char elsewhere[SLOT_BYTES];
+    unsigned char *source = round->number % 2 ? elsewhere : window(world, 0, 0, SLOTS - 1);
     const size_t bytes = put_bytes(round);
     for (uint64_t i = 0; i < round->puts; i++) {
         fill(source + i * bytes, bytes - i, 0, round->number * round->puts + i);
@@ -740,7 +740,7 @@ static void play_round(struct contract_world *world, const struct round *round)
         signal_peer(world, 0, 1, round->slot);
     }
     UNTIL(world, has_left(world, 0, round->slot));
-    memset(source, 0xEE, sizeof(source));
+    memset(source, 0xEE, SLOT_BYTES);
     UNTIL(world, is_round_over(world, round));
 }
 
