@@ -1,5 +1,5 @@
-/* Ranks as threads of one process, each with its own context, over one mapping: what the thread sanitizer can see. Every
- * result is checked too. */
+/* Ranks as threads of one process, each with its own context, over one mapping, and again as two hosts over a mock of EFA: what
+ * the thread sanitizer can see. Every result is checked too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -59,14 +59,26 @@ static void swallow(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
+#ifndef MOCK_FABRIC
+#define MOCK_FABRIC "" /* without libfabric's headers there is none */
+#endif
+
+/* Even ranks and odd ranks call themselves different hosts, with EFA between. */
+static bool is_over_efa;
+
+static const char *const one_host[] = {"SHOAL_PIECE_BYTES=16K", NULL};
+static const char *const even_host[] = {"SHOAL_PIECE_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
+                                        "SHOAL_HOST_ID=even", NULL};
+static const char *const odd_host[] = {"SHOAL_PIECE_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
+                                       "SHOAL_HOST_ID=odd", NULL};
+
 static void *run_rank(void *arg)
 {
-    static const char *const settings[] = {"SHOAL_PIECE_BYTES=16K", NULL};
     struct rank *rank = arg;
     struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
     const struct shoal_store store = memory_store_callbacks(rank->store);
     options.log = swallow;
-    options.settings = settings;
+    options.settings = !is_over_efa ? one_host : rank->rank % 2 ? odd_host : even_host;
     OK(rank, shoal_context_create(&options, &rank->context));
     OK(rank, shoal_comm_create_with(rank->context, &store, rank->rank, rank->size, NULL, &rank->comm));
     for (int i = 0; i < 2; i++) {
@@ -542,5 +554,10 @@ int main(void)
         cmocka_unit_test(threads_abort_from_another_thread),
         cmocka_unit_test(threads_rank_that_left_is_named),
     };
-    return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests_name("threads", tests, NULL, NULL);
+    if (!MOCK_FABRIC[0])
+        return failed;
+    is_over_efa = true;
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+    return failed + cmocka_run_group_tests_name("threads_over_efa", tests, NULL, NULL);
 }
