@@ -82,13 +82,17 @@ static bool registers_sources(const struct shoal_fabric_node *node)
     return node->info->domain_attr->mr_mode & FI_MR_LOCAL;
 }
 
+static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t access, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out);
+
+/* Nobody else may write there. */
 static enum shoal_status register_buffers(struct shoal_fabric_node *node, size_t bytes)
 {
-    SHOAL_TRY(shoal_fabric_node_register(node, node->buffers, bytes, &node->buffer_memory));
+    SHOAL_TRY(register_for(node, FI_SEND | FI_RECV, node->buffers, bytes, &node->buffer_memory));
     if (!shoal_fabric_staging_init(&node->staging, SHOAL_FABRIC_STAGING_BYTES))
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers",
                               SHOAL_FABRIC_STAGING_BYTES);
-    return shoal_fabric_node_register(node, node->staging.memory, node->staging.bytes, &node->staging_memory);
+    return register_for(node, FI_SEND | FI_WRITE, node->staging.memory, node->staging.bytes, &node->staging_memory);
 }
 
 static enum shoal_status make_jobs(struct shoal_fabric_node *node)
@@ -135,6 +139,7 @@ static enum shoal_status post_receives(struct shoal_fabric_node *node)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
+/* efa has no descriptor before libfabric 2.5: it is polled. */
 static enum shoal_status open_completions(struct shoal_fabric_node *node)
 {
     struct fi_cq_attr attr = {.size = COMPLETIONS, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
@@ -317,13 +322,15 @@ static uint64_t draw_key(const struct shoal_fabric_node *node)
     return key;
 }
 
-enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
-                                             struct shoal_fabric_memory *memory_out)
+/* The providers that want local memory registered lock its pages; that brings them into being, as FI_MR_ALLOCATED demands. */
+static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t access, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out)
 {
-    const uint64_t access = FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE;
     struct fid_mr *region;
     *memory_out = (struct shoal_fabric_memory){.region = NULL};
     int result = fi_mr_reg(node->domain, memory, bytes, access, 0, draw_key(node), 0, &region, NULL);
+    if (result == -FI_ENOMEM && registers_sources(node))
+        return fail(node, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
     if (result != 0)
         return fail(node, "registering memory", result);
     if (node->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
@@ -337,6 +344,12 @@ enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, voi
     const bool is_virtual = node->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
     *memory_out = (struct shoal_fabric_memory){region, is_virtual ? (uint64_t)(uintptr_t)memory : 0, fi_mr_key(region)};
     return SHOAL_OK;
+}
+
+enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                             struct shoal_fabric_memory *memory_out)
+{
+    return register_for(node, FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE, memory, bytes, memory_out);
 }
 
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory)
@@ -394,7 +407,9 @@ static void give_back_write(struct shoal_fabric_node *node, struct job *job)
     give_back(&node->free_writes, job);
 }
 
-/* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. */
+/* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. It completes
+ * when the peer's device has it (FI_TRANSMIT_COMPLETE, the default). With FI_DELIVERY_COMPLETE efa would have each write
+ * answered, and nobody here asks when the peer hears of it. */
 static ssize_t post_write(struct shoal_fabric_node *node, struct job *job, const struct shoal_fabric_write *write)
 {
     return fi_writedata(node->endpoint, write->source, write->bytes, descriptor_of(write->source_memory), write->immediate,

@@ -37,7 +37,8 @@ struct shoal_fabric_handler {
     void (*message)(void *arg, const void *data, size_t bytes);
     /* A peer has written, and handed this with it. */
     void (*written)(void *arg, uint32_t immediate);
-    /* A message, or what shoal_fabric_node_write was given, has left: the source may be overwritten. */
+    /* A message, or what shoal_fabric_node_write was given, has left: the source may be overwritten, and the peer gets it
+     * whether or not this process polls; it may not have heard of it yet. */
     void (*left)(void *arg, void *owner);
     /* It will not leave, or a message will not, or (owner NULL) something else went wrong. */
     void (*failed)(void *arg, void *owner, const char *text);

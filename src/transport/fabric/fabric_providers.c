@@ -9,7 +9,7 @@
 
 #include "transport/fabric/fabric_node.h"
 
-/* The immediate names a counter of the receiver and its generation. */
+/* The immediate names a counter of the receiver and its generation. efa and verbs carry no more. */
 #define IMMEDIATE_BYTES 4
 
 /* Best first. The last one is better at nothing, but unlike the others: for tests, when it is named. */
