@@ -74,6 +74,7 @@ struct endpoint {
     struct peers *peers;
     struct queue *queue;
     uint64_t number;
+    size_t bytes_max; /* of an operation */
     struct operation *under_way, *receives;
     unsigned count;
     struct endpoint *next;
@@ -285,6 +286,8 @@ static void progress(struct endpoint *endpoint)
 
 static ssize_t post(struct endpoint *endpoint, const struct operation *wanted, uint64_t access)
 {
+    if (wanted->bytes > endpoint->bytes_max)
+        return -FI_EMSGSIZE;
     ssize_t result = endpoint->count == UNDER_WAY_MAX ? -FI_EAGAIN : 0;
     struct operation *operation = result == 0 ? malloc(sizeof *operation) : NULL;
     if (!operation)
@@ -540,10 +543,11 @@ static struct fi_ops_rma write_ops = {.size = sizeof write_ops, .writedata = wri
 static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct fid_ep **fid, void *context)
 {
     struct endpoint *endpoint = calloc(1, sizeof *endpoint);
-    (void)info, (void)context;
+    (void)context;
     if (!endpoint)
         return -FI_ENOMEM;
     endpoint->domain = (struct domain *)domain;
+    endpoint->bytes_max = info->ep_attr->max_msg_size;
     endpoint->fid.fid.fclass = FI_CLASS_EP;
     endpoint->fid.fid.ops = &endpoint_fid_ops;
     endpoint->fid.cm = &name_ops;
