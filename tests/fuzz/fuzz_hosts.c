@@ -109,6 +109,12 @@ void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_f
     (void)node, (void)memory;
 }
 
+bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
+{
+    (void)node;
+    return false;
+}
+
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
     (void)node, (void)source_memory;

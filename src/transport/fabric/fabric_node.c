@@ -77,7 +77,7 @@ static struct job *take(struct job **free_list)
     return job;
 }
 
-static bool registers_sources(const struct shoal_fabric_node *node)
+bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
 {
     return node->info->domain_attr->mr_mode & FI_MR_LOCAL;
 }
@@ -110,7 +110,7 @@ static enum shoal_status make_jobs(struct shoal_fabric_node *node)
             give_back(job->kind == SEND ? &node->free_sends : &node->free_writes, job);
     }
     node->unposted = RECEIVES;
-    return registers_sources(node) ? register_buffers(node, bytes) : SHOAL_OK;
+    return shoal_fabric_node_registers_sources(node) ? register_buffers(node, bytes) : SHOAL_OK;
 }
 
 static void *descriptor_of(const struct shoal_fabric_memory *memory)
@@ -329,7 +329,7 @@ static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t a
     struct fid_mr *region;
     *memory_out = (struct shoal_fabric_memory){.region = NULL};
     int result = fi_mr_reg(node->domain, memory, bytes, access, 0, draw_key(node), 0, &region, NULL);
-    if (result == -FI_ENOMEM && registers_sources(node))
+    if (result == -FI_ENOMEM && shoal_fabric_node_registers_sources(node))
         return fail(node, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
     if (result != 0)
         return fail(node, "registering memory", result);
@@ -382,7 +382,7 @@ enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_f
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
     const size_t most = node->info->ep_attr->max_msg_size;
-    return source_memory || !registers_sources(node) ? most : shoal_min_size(most, node->staging.bytes);
+    return source_memory || !shoal_fabric_node_registers_sources(node) ? most : shoal_min_size(most, node->staging.bytes);
 }
 
 /* False: no room now. */
@@ -423,7 +423,7 @@ enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const 
     if (!job)
         return SHOAL_PENDING;
     job->owner = write->owner;
-    const bool is_ready = write->source_memory || !registers_sources(node) || stage(node, job, &staged);
+    const bool is_ready = write->source_memory || !shoal_fabric_node_registers_sources(node) || stage(node, job, &staged);
     const ssize_t result = is_ready ? post_write(node, job, &staged) : -FI_EAGAIN;
     if (result == 0)
         return SHOAL_OK;

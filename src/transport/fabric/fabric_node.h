@@ -67,6 +67,9 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_
                                                             struct shoal_fabric_memory *memory_out);
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory);
 
+/* Whether the provider wants local sources registered (FI_MR_LOCAL), as those do that drive an adapter themselves. */
+bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node);
+
 struct shoal_fabric_write {
     shoal_fabric_peer peer;
     const struct shoal_fabric_memory *to; /* the peer's */

@@ -106,6 +106,12 @@ enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const 
     return SHOAL_ERR_UNSUPPORTED;
 }
 
+bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
+{
+    (void)node;
+    return false;
+}
+
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
     (void)node, (void)source_memory;
