@@ -165,8 +165,8 @@ static enum shoal_tcp_join refused(struct shoal_tcp_client *client, enum shoal_t
     snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server, text);
     if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
         return SHOAL_TCP_JOIN_ELSEWHERE;
-    client->failure = shoal_log_fail(client->log, shoal_tcp_verdict_status(verdict), "bootstrap", "rank 0's store at %s: %s",
-                                     client->server, text);
+    client->failure = shoal_log_fail(client->log, shoal_tcp_verdict_status(verdict), "bootstrap", "rank %d's store at %s: %s",
+                                     client->owner, client->server, text);
     return SHOAL_TCP_JOIN_REFUSED;
 }
 
@@ -228,8 +228,8 @@ static int fail(struct shoal_tcp_client *client, int error, const char *what, co
 {
     const enum shoal_status status = error == ETIMEDOUT ? SHOAL_ERR_TIMEOUT : SHOAL_ERR_PEER_LOST;
     client->failure = shoal_log_fail(
-        client->log, status, "bootstrap", "rank 0's store at %s %s (%s of \"%s\": %s)", client->server,
-        status == SHOAL_ERR_TIMEOUT ? "does not answer" : "is gone: rank 0 ended or left", what, key, strerror(error));
+        client->log, status, "bootstrap", "rank %d's store at %s %s (%s of \"%s\": %s)", client->owner, client->server,
+        status == SHOAL_ERR_TIMEOUT ? "does not answer" : "is gone: that rank ended or left", what, key, strerror(error));
     hang_up(client);
     return -1;
 }
@@ -266,8 +266,8 @@ static int set_locked(struct shoal_tcp_client *client, const char *key, const vo
         return -1;
     if (head.verdict == SHOAL_TCP_OK)
         return 0;
-    client->failure = shoal_log_fail(client->log, SHOAL_ERR_MEMORY, "bootstrap", "rank 0's store at %s has no room for \"%s\"",
-                                     client->server, key);
+    client->failure = shoal_log_fail(client->log, SHOAL_ERR_MEMORY, "bootstrap", "rank %d's store at %s has no room for \"%s\"",
+                                     client->owner, client->server, key);
     return -1;
 }
 

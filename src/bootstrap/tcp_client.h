@@ -1,4 +1,4 @@
-/* A rank's connection to the own store. Any thread, one call at a time; a call that waits keeps the others waiting. */
+/* A rank's connection to the store of rank 0, or of one that passes on what rank 0 has. Any thread, one call at a time; a call that waits keeps the others waiting. */
 #ifndef SHOAL_BOOTSTRAP_TCP_CLIENT_H
 #define SHOAL_BOOTSTRAP_TCP_CLIENT_H
 
@@ -9,6 +9,7 @@ struct shoal_tcp_client {
     pthread_mutex_t lock;
     struct shoal_log *log;
     int fd;
+    int owner;                 /* the rank whose store it is: 0, but in the tree */
     enum shoal_status failure; /* the last one logged */
     char server[SHOAL_ADDRESS_TEXT_MAX];
 };

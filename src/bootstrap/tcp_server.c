@@ -28,6 +28,18 @@ struct shoal_tcp_server {
     uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
 };
 
+int shoal_tcp_server_listen(const struct shoal_address *address)
+{
+    const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    const int error = shoal_address_listen(fd, address);
+    if (error == 0)
+        return fd;
+    close(fd);
+    return error;
+}
+
 /* False when the connection is over. */
 static bool send_some(struct shoal_tcp_session *session)
 {

@@ -1,4 +1,4 @@
-/* The thread in rank 0's process that serves the own store while its bootstrap is open. It sleeps in poll() when nothing comes,
+/* The thread in rank 0's process, and in those of some others (tcp_tree.h), that serves the own store while its bootstrap is open. It sleeps in poll() when nothing comes,
  * has all signals blocked, and touches nothing of the process but its sockets and the log. */
 #ifndef SHOAL_BOOTSTRAP_TCP_SERVER_H
 #define SHOAL_BOOTSTRAP_TCP_SERVER_H
@@ -9,6 +9,9 @@
 #define SHOAL_TCP_FAREWELL_MS 1000
 
 struct shoal_tcp_server;
+
+/* A socket that listens at exactly this address, or -errno. */
+int shoal_tcp_server_listen(const struct shoal_address *address);
 
 /* Takes over a listening, non-blocking socket (on success only) and starts the thread. Errors are logged. */
 SHOAL_MUST_USE enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_identity *identity,

@@ -7,8 +7,7 @@
 
 #include "base/clock.h"
 #include "bootstrap/sources.h"
-#include "bootstrap/tcp_client.h"
-#include "bootstrap/tcp_server.h"
+#include "bootstrap/tcp_tree.h"
 
 #define ATTEMPT_MS 1000
 #define PAUSE_MS_MIN 5
@@ -17,6 +16,7 @@
 struct tcp_store {
     struct shoal_tcp_client client;
     struct shoal_tcp_server *server; /* rank 0 */
+    struct shoal_tcp_tree tree;
 };
 
 static void fill_identity(const struct shoal_tcp_place *place, const struct shoal_settings *settings,
@@ -38,19 +38,6 @@ static void fill_identity(const struct shoal_tcp_place *place, const struct shoa
 }
 
 /* ---- rank 0 ---- */
-
-/* A listening socket at exactly this address, or -errno. */
-static int listen_at(const struct shoal_address *address)
-{
-    const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    const int error = shoal_address_listen(fd, address);
-    if (error == 0)
-        return fd;
-    close(fd);
-    return error;
-}
 
 static void port_text(const struct shoal_tcp_place *place, char *text, size_t text_bytes)
 {
@@ -85,7 +72,7 @@ static enum shoal_status open_listener(const struct shoal_tcp_place *place, cons
         for (int i = 0; i < list->count; i++) {
             struct shoal_address address = list->at[i];
             shoal_address_port_put(&address, (uint16_t)(place->port + p));
-            const int fd = listen_at(&address);
+            const int fd = shoal_tcp_server_listen(&address);
             if (fd >= 0) {
                 *fd_out = fd;
                 *bound_out = address;
@@ -191,6 +178,16 @@ static int store_erase(void *arg, const char *key)
     return shoal_tcp_client_erase(&((struct tcp_store *)arg)->client, key);
 }
 
+static long get_above(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    return shoal_tcp_tree_get_above(&((struct tcp_store *)arg)->tree, key, value, capacity, timeout_ms);
+}
+
+static int set_below(void *arg, const char *key, const void *value, size_t bytes)
+{
+    return shoal_tcp_tree_set_below(&((struct tcp_store *)arg)->tree, key, value, bytes);
+}
+
 static enum shoal_status store_failure(const void *state)
 {
     return ((const struct tcp_store *)state)->client.failure;
@@ -200,6 +197,7 @@ static void store_close(void *state)
 {
     struct tcp_store *store = state;
     shoal_tcp_client_leave(&store->client);
+    shoal_tcp_tree_close(&store->tree);
     if (store->server)
         shoal_tcp_server_stop(store->server);
     shoal_tcp_client_fini(&store->client);
@@ -235,12 +233,17 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place, cons
     struct shoal_tcp_identity identity;
     fill_identity(place, settings, bootstrap, &identity);
     const enum shoal_status status = open_parts(store, place, &identity, bootstrap, timeout_ms);
+    /* Where a firewall leaves only some ports, those are for what has to listen. */
+    shoal_tcp_tree_open(&store->tree, &store->client, &identity, status == SHOAL_OK && !settings->ports[0]);
     explicit_bzero(&identity, sizeof identity);
     if (status != SHOAL_OK) {
         store_close(store);
         return status;
     }
     bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, store};
+    bootstrap->above = (struct shoal_store){.get = get_above, .arg = store};
+    if (store->tree.server)
+        bootstrap->below = (struct shoal_store){.set = set_below, .arg = store};
     bootstrap->state = store;
     bootstrap->close = store_close;
     bootstrap->failure = store_failure;

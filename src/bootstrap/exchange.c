@@ -1,0 +1,279 @@
+/* How every rank comes to know what each of them says. Each sets "shoal/NAME/RANK". Rank 0 gets them all, joins them, sets the whole
+ * as "shoal/NAME/all.0", "all.1" and so on, and then "shoal/NAME/result", for which the others wait. So each sets one value and gets few,
+ * and one rank knows who is missing. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "bootstrap/bootstrap.h"
+#include "bootstrap/tcp_wire.h"
+
+/* Rank 0's deadline may be later than that of another rank, which waits so much longer for what it says. */
+#define RESULT_GRACE_MS 1000
+/* How long a rank that heard nothing from rank 0 asks for the others itself, once its time is over. */
+#define ROLL_CALL_MS 1000
+
+struct exchange {
+    const struct shoal_bootstrap *bootstrap;
+    struct shoal_log *log;
+    const char *name;
+    unsigned char *all;
+    size_t bytes; /* of each rank */
+    uint32_t timeout_ms;
+    uint64_t deadline_ns;
+};
+
+/* What rank 0 says when it has all values, or cannot have them. */
+struct result {
+    uint32_t status;
+    char cause[SHOAL_LOG_TEXT_MAX];
+};
+
+static void free_bytes(unsigned char **bytes)
+{
+    free(*bytes);
+}
+
+static uint32_t left_ms(uint64_t deadline_ns)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    return now_ns >= deadline_ns ? 1 : (uint32_t)((deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1;
+}
+
+/* ---- values ---- */
+
+static enum shoal_status fail_store(const struct exchange *exchange, const char *what, const char *key, long result)
+{
+    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    if (bootstrap->failure)
+        return bootstrap->failure(bootstrap->state);
+    return shoal_log_fail(exchange->log, SHOAL_ERR_SYSTEM, "bootstrap", "the store's %s(\"%s\") failed (it returned %ld)", what,
+                          key, result);
+}
+
+static enum shoal_status set_value(const struct exchange *exchange, const struct shoal_store *store, const char *key,
+                                   const void *value, size_t bytes)
+{
+    const int result = store->set(store->arg, key, value, bytes);
+    return result == 0 ? SHOAL_OK : fail_store(exchange, "set", key, result);
+}
+
+struct wanted {
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    int owner; /* who puts it there */
+    void *value;
+    size_t bytes;
+    uint64_t deadline_ns;
+};
+
+/* That it is not there in time is no error here. */
+static enum shoal_status get_value(const struct exchange *exchange, const struct shoal_store *store,
+                                   const struct wanted *wanted, bool *is_there_out)
+{
+    const long got = store->get(store->arg, wanted->key, wanted->value, wanted->bytes, left_ms(wanted->deadline_ns));
+    if (got < -1)
+        return fail_store(exchange, "get", wanted->key, got);
+    *is_there_out = got >= 0;
+    if (got >= 0 && (size_t)got != wanted->bytes)
+        return shoal_log_fail(exchange->log, SHOAL_ERR_MISMATCH, "bootstrap",
+                              "rank %d put %ld bytes under \"%s\", but %zu were expected", wanted->owner, got, wanted->key,
+                              wanted->bytes);
+    return SHOAL_OK;
+}
+
+/* ---- who is missing ---- */
+
+/* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
+static int print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
+{
+    char parts[16][32];
+    int part_count = 0, missing_count = 0;
+    for (int r = 0; r < size; r++) {
+        missing_count += missing[r];
+        if (!missing[r] || part_count == (int)SHOAL_COUNT_OF(parts))
+            continue;
+        int last = r;
+        while (last + 1 < size && missing[last + 1])
+            last++;
+        snprintf(parts[part_count++], sizeof parts[0], last == r ? "%d" : "%d to %d", r, last);
+        missing_count += last - r;
+        r = last;
+    }
+    size_t used = (size_t)snprintf(text, text_bytes, missing_count == 1 ? "rank " : "ranks ");
+    for (int i = 0; i < part_count && used < text_bytes; i++) {
+        const char *before = i == 0 ? "" : i == part_count - 1 ? " and " : ", ";
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s", before, parts[i]);
+    }
+    if (part_count == (int)SHOAL_COUNT_OF(parts) && used < text_bytes)
+        snprintf(text + used, text_bytes - used, " and perhaps more");
+    return missing_count;
+}
+
+static enum shoal_status fail_missing(const struct exchange *exchange, const unsigned char *missing)
+{
+    char ranks[640];
+    const int count = print_missing(missing, exchange->bootstrap->size, ranks, sizeof ranks);
+    if (count == 0)
+        return SHOAL_OK;
+    return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+                          "%s of %d did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); "
+                          "did %s start, and call shoal_comm_create?",
+                          ranks, exchange->bootstrap->size, exchange->timeout_ms, count == 1 ? "it" : "they");
+}
+
+/* Gets the others' values, and goes on past one that is missing, until end_ns, so that all who are missing are named. */
+static enum shoal_status call_roll(const struct exchange *exchange, uint64_t end_ns)
+{
+    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    SHOAL_SCOPED(free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
+    if (!missing)
+        return shoal_log_fail(exchange->log, SHOAL_ERR_MEMORY, "bootstrap", "no memory to note %d ranks", bootstrap->size);
+    for (int r = 0; r < bootstrap->size && shoal_clock_ns() < end_ns; r++) {
+        struct wanted wanted = {.owner = r,
+                                .value = exchange->all + (size_t)r * exchange->bytes,
+                                .bytes = exchange->bytes,
+                                .deadline_ns = exchange->deadline_ns};
+        bool is_there = true;
+        snprintf(wanted.key, sizeof wanted.key, "shoal/%s/%d", exchange->name, r);
+        if (r != bootstrap->rank)
+            SHOAL_TRY(get_value(exchange, &bootstrap->store, &wanted, &is_there));
+        missing[r] = !is_there;
+    }
+    return fail_missing(exchange, missing);
+}
+
+/* ---- what rank 0 says ---- */
+
+static void print_result_key(const struct exchange *exchange, char key[SHOAL_KEY_BYTES_MAX + 1])
+{
+    snprintf(key, SHOAL_KEY_BYTES_MAX + 1, "shoal/%s/result", exchange->name);
+}
+
+/* Returns status, or why nobody could be told. */
+static enum shoal_status tell_result(const struct exchange *exchange, enum shoal_status status)
+{
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    struct result result = {.status = (uint32_t)status};
+    if (status != SHOAL_OK)
+        (void)shoal_log_last_error(exchange->log, result.cause, sizeof result.cause);
+    print_result_key(exchange, key);
+    const enum shoal_status told = set_value(exchange, &exchange->bootstrap->store, key, &result, sizeof result);
+    return status != SHOAL_OK ? status : told;
+}
+
+/* Rank 0 is missing, or comes later than others give up. */
+static enum shoal_status fail_without_result(const struct exchange *exchange)
+{
+    SHOAL_TRY(call_roll(exchange, shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS));
+    return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+                          "rank 0 did not join what all ranks gave (\"%s\") within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
+                          "create_timeout_ms); is it stopped, or busy?",
+                          exchange->name, exchange->timeout_ms);
+}
+
+static enum shoal_status hear_result(const struct exchange *exchange)
+{
+    struct result result;
+    struct wanted wanted = {
+        .value = &result, .bytes = sizeof result, .deadline_ns = exchange->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
+    bool is_there;
+    print_result_key(exchange, wanted.key);
+    SHOAL_TRY(get_value(exchange, &exchange->bootstrap->store, &wanted, &is_there));
+    if (!is_there)
+        return fail_without_result(exchange);
+    if (result.status == SHOAL_OK)
+        return SHOAL_OK;
+    shoal_tcp_text_clean(result.cause, sizeof result.cause);
+    return shoal_log_fail(exchange->log, (enum shoal_status)result.status, "bootstrap", "rank 0: %s", result.cause);
+}
+
+/* ---- the joined values ---- */
+
+static enum shoal_status pass_chunk(const struct exchange *exchange, const struct wanted *chunk)
+{
+    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    const struct shoal_store *above = bootstrap->above.get ? &bootstrap->above : &bootstrap->store;
+    const struct shoal_store *below = bootstrap->rank == 0 ? &bootstrap->store : &bootstrap->below;
+    bool is_there = true;
+    if (bootstrap->rank != 0)
+        SHOAL_TRY(get_value(exchange, above, chunk, &is_there));
+    if (!is_there)
+        return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+                              "what all ranks gave (\"%s\") was not handed on within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
+                              "create_timeout_ms); is a rank below this one stopped?",
+                              chunk->key, exchange->timeout_ms);
+    return below->set ? set_value(exchange, below, chunk->key, chunk->value, chunk->bytes) : SHOAL_OK;
+}
+
+/* From above, but at rank 0, and on to those below. */
+static enum shoal_status pass_all(const struct exchange *exchange)
+{
+    const size_t total = exchange->bytes * (size_t)exchange->bootstrap->size;
+    for (size_t at = 0; at < total; at += SHOAL_VALUE_BYTES_MAX) {
+        struct wanted chunk = {.value = exchange->all + at,
+                               .bytes = shoal_min_size(total - at, SHOAL_VALUE_BYTES_MAX),
+                               .deadline_ns = exchange->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
+        /* No number after the last slash: with PMIx that would name its owner. */
+        snprintf(chunk.key, sizeof chunk.key, "shoal/%s/all.%zu", exchange->name, at / SHOAL_VALUE_BYTES_MAX);
+        SHOAL_TRY(pass_chunk(exchange, &chunk));
+    }
+    return SHOAL_OK;
+}
+
+/* ---- the exchange ---- */
+
+static enum shoal_status exchange_through_store(const struct exchange *exchange, const void *mine)
+{
+    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    snprintf(key, sizeof key, "shoal/%s/%d", exchange->name, bootstrap->rank);
+    SHOAL_TRY(set_value(exchange, &bootstrap->store, key, mine, exchange->bytes));
+    if (bootstrap->rank != 0) {
+        SHOAL_TRY(hear_result(exchange));
+        return pass_all(exchange);
+    }
+    enum shoal_status status = call_roll(exchange, UINT64_MAX);
+    if (status == SHOAL_OK)
+        status = pass_all(exchange);
+    return tell_result(exchange, status);
+}
+
+enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
+                                           const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    const struct exchange exchange = {.bootstrap = bootstrap,
+                                      .log = log,
+                                      .name = name,
+                                      .all = all,
+                                      .bytes = bytes,
+                                      .timeout_ms = timeout_ms,
+                                      .deadline_ns = begun_ns + timeout_ms * SHOAL_NS_PER_MS};
+    if (strlen(name) > 128 || bytes > SHOAL_VALUE_BYTES_MAX)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "an exchange of %zu bytes under \"%.40s\" is too long",
+                              bytes, name);
+    if (bytes > 0)
+        memmove((char *)all + (size_t)bootstrap->rank * bytes, mine, bytes); /* it may lie there */
+    if (bootstrap->size > 1)
+        SHOAL_TRY(bootstrap->exchange ? bootstrap->exchange(bootstrap->state, log, name, mine, all, bytes, timeout_ms)
+                                      : exchange_through_store(&exchange, mine));
+    shoal_bootstrap_note(bootstrap, name, begun_ns);
+    return SHOAL_OK;
+}
+
+/* ---- phases ---- */
+
+void shoal_bootstrap_note(struct shoal_bootstrap *bootstrap, const char *name, uint64_t begun_ns)
+{
+    if (bootstrap->phase_count < SHOAL_BOOTSTRAP_PHASES_MAX)
+        bootstrap->phases[bootstrap->phase_count++] = (struct shoal_bootstrap_phase){name, shoal_clock_ns() - begun_ns};
+}
+
+void shoal_bootstrap_print_phases(const struct shoal_bootstrap *bootstrap, char *text, size_t text_bytes)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < bootstrap->phase_count && used < text_bytes; i++)
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.1f ms", i ? ", " : "", bootstrap->phases[i].name,
+                                 (double)bootstrap->phases[i].took_ns / (double)SHOAL_NS_PER_MS);
+}
