@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -15,14 +15,14 @@
 #define PIECE_BYTES 16384
 #define ACCEPT_PAUSE_MS 100
 
-enum place { STOP, LISTENER, SESSIONS };
+#define EVENTS_MAX 256 /* taken from the kernel at once */
 
 struct shoal_tcp_server {
     struct shoal_tcp_core core;
     int listener;
     int stop_event;
+    bool is_listening; /* the listener is in the epoll set */
     pthread_t thread;
-    struct pollfd *polled; /* the stop event, the listener, the sessions in their order */
     bool is_stopping;
     uint64_t stop_ns;   /* when a server that stops waits no longer */
     uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
@@ -66,12 +66,12 @@ static bool receive_some(struct shoal_tcp_server *server, struct shoal_tcp_sessi
     return got > 0 && shoal_tcp_session_feed(&server->core, session, piece, (size_t)got);
 }
 
-static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_session *session, short events, uint64_t now_ns)
+static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_session *session, uint32_t events, uint64_t now_ns)
 {
     bool is_alive = send_some(session);
-    if (is_alive && (events & (POLLIN | POLLHUP | POLLERR)) && shoal_tcp_session_is_ready(session))
+    if (is_alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && shoal_tcp_session_is_ready(session))
         is_alive = receive_some(server, session);
-    else if (events & (POLLHUP | POLLERR | POLLRDHUP))
+    else if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         is_alive = false;
     while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns))
         is_alive = send_some(session);
@@ -98,7 +98,7 @@ static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
     return a_ns == 0 || (b_ns != 0 && b_ns < a_ns) ? b_ns : a_ns;
 }
 
-/* The poll timeout up to a moment; -1 for 0, which is never. */
+/* The timeout up to a moment; -1 for 0, which is never. */
 static int until_ms(uint64_t moment_ns, uint64_t now_ns)
 {
     if (moment_ns == 0)
@@ -107,47 +107,77 @@ static int until_ms(uint64_t moment_ns, uint64_t now_ns)
     return (int)(ms < 1000000 ? ms : 1000000);
 }
 
-static nfds_t fill_polled(struct shoal_tcp_server *server, uint64_t now_ns)
+/* What is told apart by its pointer: the stop event, the listener (by their places in the server), or a session. */
+static bool await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
+{
+    struct epoll_event event = {.events = events, .data.ptr = whose};
+    return epoll_ctl(server->core.epoll, how, fd, &event) == 0;
+}
+
+static void await_connections(struct shoal_tcp_server *server, uint64_t now_ns)
 {
     const bool accepts = !server->is_stopping && server->accept_ns <= now_ns;
-    server->polled[STOP] = (struct pollfd){.fd = server->is_stopping ? -1 : server->stop_event, .events = POLLIN};
-    server->polled[LISTENER] = (struct pollfd){.fd = accepts ? server->listener : -1, .events = POLLIN};
+    if (accepts != server->is_listening &&
+        await(server, accepts ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, server->listener, EPOLLIN, &server->listener))
+        server->is_listening = accepts;
+}
+
+/* The kernel is told only of what has changed: there may be thousands, of which a turn touches few. */
+static void await_sessions(struct shoal_tcp_server *server)
+{
     for (size_t i = 0; i < server->core.session_count; i++) {
-        const struct shoal_tcp_session *session = server->core.sessions[i];
-        short events = POLLRDHUP;
+        struct shoal_tcp_session *session = server->core.sessions[i];
+        uint32_t events = EPOLLRDHUP;
         if (shoal_tcp_session_is_ready(session))
-            events = (short)(events | POLLIN);
+            events |= EPOLLIN;
         if (session->out_bytes > 0 || session->state == SHOAL_TCP_CLOSING)
-            events = (short)(events | POLLOUT);
-        server->polled[SESSIONS + i] = (struct pollfd){.fd = session->fd, .events = events};
+            events |= EPOLLOUT;
+        if (events != session->awaited &&
+            !await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
+            shoal_tcp_session_close(&server->core, session); /* no memory: it could not be heard */
+        session->awaited = events;
     }
-    return SESSIONS + server->core.session_count;
+}
+
+static void begin_stop(struct shoal_tcp_server *server, uint64_t now_ns)
+{
+    server->is_stopping = true;
+    server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
+    (void)await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
+}
+
+/* Connections are taken last: that may end one that has events here. */
+static void serve_events(struct shoal_tcp_server *server, const struct epoll_event *events, int count)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    bool has_caller = false;
+    for (int i = 0; i < count; i++) {
+        struct shoal_tcp_session *session = events[i].data.ptr;
+        if (events[i].data.ptr == &server->listener)
+            has_caller = true;
+        else if (events[i].data.ptr == &server->stop_event)
+            begin_stop(server, now_ns);
+        else if (session->state != SHOAL_TCP_DEAD)
+            serve_session(server, session, events[i].events, now_ns);
+    }
+    shoal_tcp_core_sweep(&server->core);
+    if (has_caller)
+        accept_one(server, now_ns);
 }
 
 static void serve_turn(struct shoal_tcp_server *server)
 {
-    uint64_t now_ns = shoal_clock_ns();
+    struct epoll_event events[EVENTS_MAX];
+    const uint64_t now_ns = shoal_clock_ns();
     uint64_t next_ns = shoal_tcp_core_expire(&server->core, now_ns);
     shoal_tcp_core_sweep(&server->core);
     next_ns = earlier(next_ns, server->accept_ns > now_ns ? server->accept_ns : 0);
     next_ns = earlier(next_ns, server->is_stopping ? server->stop_ns : 0);
-    const size_t session_count = server->core.session_count;
-    const nfds_t polled_count = fill_polled(server, now_ns);
-    if (poll(server->polled, polled_count, until_ms(next_ns, now_ns)) <= 0)
-        return;
-    now_ns = shoal_clock_ns();
-    for (size_t i = 0; i < session_count; i++) {
-        struct shoal_tcp_session *session = server->core.sessions[i];
-        if (server->polled[SESSIONS + i].revents && session->state != SHOAL_TCP_DEAD)
-            serve_session(server, session, server->polled[SESSIONS + i].revents, now_ns);
-    }
-    shoal_tcp_core_sweep(&server->core);
-    if (server->polled[LISTENER].revents)
-        accept_one(server, now_ns);
-    if (server->polled[STOP].revents) {
-        server->is_stopping = true;
-        server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
-    }
+    await_connections(server, now_ns);
+    await_sessions(server);
+    const int count = epoll_wait(server->core.epoll, events, EVENTS_MAX, until_ms(next_ns, now_ns));
+    if (count > 0)
+        serve_events(server, events, count);
 }
 
 static bool has_unsent(const struct shoal_tcp_core *core)
@@ -185,7 +215,8 @@ static void server_destroy(struct shoal_tcp_server *server)
     shoal_tcp_core_fini(&server->core);
     if (server->stop_event >= 0)
         close(server->stop_event);
-    free(server->polled);
+    if (server->core.epoll >= 0)
+        close(server->core.epoll);
     free(server);
 }
 
@@ -195,15 +226,15 @@ enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_id
     struct shoal_tcp_server *server = calloc(1, sizeof *server);
     if (!server)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
-    server->listener = listener;
-    server->stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    const enum shoal_status status = shoal_tcp_core_init(&server->core, identity, log);
-    server->polled = calloc(SESSIONS + server->core.session_max, sizeof *server->polled);
-    if (status != SHOAL_OK || !server->polled) {
-        server_destroy(server);
+    if (shoal_tcp_core_init(&server->core, identity, log) != SHOAL_OK) {
+        free(server);
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
     }
-    const int error = server->stop_event < 0 ? EMFILE : start_thread(server);
+    server->listener = listener;
+    server->stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    server->core.epoll = epoll_create1(EPOLL_CLOEXEC);
+    const bool is_ready = await(server, EPOLL_CTL_ADD, server->stop_event, EPOLLIN, &server->stop_event);
+    const int error = is_ready ? start_thread(server) : EMFILE;
     if (error) {
         server_destroy(server);
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap",

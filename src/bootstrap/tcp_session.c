@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -12,6 +13,7 @@ enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct 
     memset(core, 0, sizeof *core);
     core->identity = *identity;
     core->log = log;
+    core->epoll = -1;
     core->session_max = identity->side.hello.size + SHOAL_TCP_STRANGERS_MAX;
     core->sessions = calloc(core->session_max, sizeof *core->sessions);
     core->ranks = calloc(identity->side.hello.size, 1);
@@ -22,8 +24,11 @@ enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct 
     return SHOAL_ERR_MEMORY;
 }
 
-static void session_destroy(struct shoal_tcp_session *session)
+/* Closing alone would leave a connection in the epoll set while a forked child has it too. */
+static void session_destroy(const struct shoal_tcp_core *core, struct shoal_tcp_session *session)
 {
+    if (session->fd >= 0 && core->epoll >= 0)
+        (void)epoll_ctl(core->epoll, EPOLL_CTL_DEL, session->fd, NULL);
     if (session->fd >= 0)
         close(session->fd);
     free(session->in);
@@ -34,7 +39,7 @@ static void session_destroy(struct shoal_tcp_session *session)
 void shoal_tcp_core_fini(struct shoal_tcp_core *core)
 {
     for (size_t i = 0; i < core->session_count; i++)
-        session_destroy(core->sessions[i]);
+        session_destroy(core, core->sessions[i]);
     free(core->sessions);
     free(core->ranks);
     shoal_key_table_fini(&core->table);
@@ -49,7 +54,7 @@ void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
     size_t kept = 0;
     for (size_t i = 0; i < core->session_count; i++) {
         if (core->sessions[i]->state == SHOAL_TCP_DEAD)
-            session_destroy(core->sessions[i]);
+            session_destroy(core, core->sessions[i]);
         else
             core->sessions[kept++] = core->sessions[i];
     }

@@ -23,8 +23,9 @@ enum shoal_tcp_session_state {
 struct shoal_tcp_session {
     enum shoal_tcp_session_state state;
     int fd;
-    bool is_member; /* it joined, and has not said bye */
-    uint32_t rank;  /* of a member */
+    uint32_t awaited; /* the events the server has asked the kernel for; its own */
+    bool is_member;   /* it joined, and has not said bye */
+    uint32_t rank;    /* of a member */
     struct shoal_tcp_side client;
     struct shoal_tcp_hello server;
     unsigned char *in;
@@ -41,6 +42,7 @@ enum shoal_tcp_rank_state { SHOAL_TCP_RANK_ABSENT, SHOAL_TCP_RANK_HERE, SHOAL_TC
 struct shoal_tcp_core {
     struct shoal_tcp_identity identity;
     struct shoal_log *log;
+    int epoll; /* -1 where there are no sockets; else connections are taken out of it before they are closed */
     struct shoal_key_table table;
     struct shoal_tcp_session **sessions; /* session_max places, the first session_count in use, oldest first */
     size_t session_count, session_max;
