@@ -40,7 +40,7 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
                               "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
                               address ? address : "(null)");
     SHOAL_TRY(check_ranks(rank, size, log));
-    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address"};
+    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address", .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
                         : shoal_tcp_store_open(&place, settings, log, timeout_ms, &bootstrap));
@@ -55,7 +55,8 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
     if (!store || !store->set || !store->get || !store->erase)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
     SHOAL_TRY(check_ranks(rank, size, log));
-    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "store", .store = *store};
+    struct shoal_bootstrap bootstrap = {
+        .rank = rank, .size = size, .launcher = "store", .store = *store, .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(shoal_bootstrap_agree(&bootstrap, settings, log, timeout_ms));
     *bootstrap_out = bootstrap;

@@ -8,7 +8,7 @@
 #define SHOAL_SECRET_BYTES 32
 #define SHOAL_BOOTSTRAP_PHASES_MAX 12
 
-/* A part of coming together, and what it took. */
+/* What was done between two moments of coming together. */
 struct shoal_bootstrap_phase {
     const char *name; /* static storage */
     uint64_t took_ns;
@@ -31,8 +31,9 @@ struct shoal_bootstrap {
     /* Takes the place of set and get in shoal_bootstrap_exchange where values show only after a barrier (PMI-1); else NULL. */
     enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
                                   size_t bytes, uint32_t timeout_ms);
-    struct shoal_bootstrap_phase phases[SHOAL_BOOTSTRAP_PHASES_MAX]; /* each exchange adds one, and who has something to add */
+    struct shoal_bootstrap_phase phases[SHOAL_BOOTSTRAP_PHASES_MAX]; /* in their order; no time lies between them */
     int phase_count;
+    uint64_t phase_begun_ns; /* of the next one; a source begins the first */
 };
 
 /* MASTER_ADDR, where rank 0 is; NULL where it is not set. */
@@ -62,9 +63,9 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap
                                                           const char *name, const void *mine, void *all, size_t bytes,
                                                           uint32_t timeout_ms);
 
-/* Notes what began then and ends now as a phase. */
-void shoal_bootstrap_note(struct shoal_bootstrap *bootstrap, const char *name, uint64_t begun_ns);
-/* "store 12.0 ms, agreement 3.1 ms, card 7.4 ms" */
+/* A phase ends now, and the next begins. The opening of a source and each exchange end one; others may. */
+void shoal_bootstrap_end_phase(struct shoal_bootstrap *bootstrap, const char *name);
+/* "12.5 ms: store 9.1, agreement 3.4" */
 void shoal_bootstrap_print_phases(const struct shoal_bootstrap *bootstrap, char *text, size_t text_bytes);
 
 /* Ends it: with the TCP store, rank 0 first waits (at most a second) until the others have said that they are done. */

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "bootstrap/sources.h"
 
 #define PORTS_AFTER_MASTER 16
@@ -199,6 +200,7 @@ static enum shoal_status finish_private(const struct shoal_settings *settings, s
 {
     if (log->rank < 0)
         log->rank = bootstrap->rank;
+    shoal_bootstrap_end_phase(bootstrap, bootstrap->launcher);
     enum shoal_status status = shoal_secret_load(settings, log, bootstrap);
     if (status == SHOAL_OK)
         status = shoal_bootstrap_agree(bootstrap, settings, log, timeout_ms);
@@ -240,7 +242,7 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
 enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
                                                    uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
-    struct shoal_bootstrap bootstrap = {.rank = 0};
+    struct shoal_bootstrap bootstrap = {.phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(open_any(settings, log, timeout_ms, &bootstrap));
     *bootstrap_out = bootstrap;
     return SHOAL_OK;

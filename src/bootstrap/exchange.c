@@ -241,14 +241,13 @@ static enum shoal_status exchange_through_store(const struct exchange *exchange,
 enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
                                            const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
 {
-    const uint64_t begun_ns = shoal_clock_ns();
     const struct exchange exchange = {.bootstrap = bootstrap,
                                       .log = log,
                                       .name = name,
                                       .all = all,
                                       .bytes = bytes,
                                       .timeout_ms = timeout_ms,
-                                      .deadline_ns = begun_ns + timeout_ms * SHOAL_NS_PER_MS};
+                                      .deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS};
     if (strlen(name) > 128 || bytes > SHOAL_VALUE_BYTES_MAX)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "an exchange of %zu bytes under \"%.40s\" is too long",
                               bytes, name);
@@ -257,23 +256,32 @@ enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, st
     if (bootstrap->size > 1)
         SHOAL_TRY(bootstrap->exchange ? bootstrap->exchange(bootstrap->state, log, name, mine, all, bytes, timeout_ms)
                                       : exchange_through_store(&exchange, mine));
-    shoal_bootstrap_note(bootstrap, name, begun_ns);
+    shoal_bootstrap_end_phase(bootstrap, name);
     return SHOAL_OK;
 }
 
 /* ---- phases ---- */
 
-void shoal_bootstrap_note(struct shoal_bootstrap *bootstrap, const char *name, uint64_t begun_ns)
+static double to_ms(uint64_t ns)
 {
+    return (double)ns / (double)SHOAL_NS_PER_MS;
+}
+
+void shoal_bootstrap_end_phase(struct shoal_bootstrap *bootstrap, const char *name)
+{
+    const uint64_t now_ns = shoal_clock_ns();
     if (bootstrap->phase_count < SHOAL_BOOTSTRAP_PHASES_MAX)
-        bootstrap->phases[bootstrap->phase_count++] = (struct shoal_bootstrap_phase){name, shoal_clock_ns() - begun_ns};
+        bootstrap->phases[bootstrap->phase_count++] = (struct shoal_bootstrap_phase){name, now_ns - bootstrap->phase_begun_ns};
+    bootstrap->phase_begun_ns = now_ns;
 }
 
 void shoal_bootstrap_print_phases(const struct shoal_bootstrap *bootstrap, char *text, size_t text_bytes)
 {
-    size_t used = 0;
-    text[0] = 0;
+    uint64_t total_ns = 0;
+    for (int i = 0; i < bootstrap->phase_count; i++)
+        total_ns += bootstrap->phases[i].took_ns;
+    size_t used = (size_t)snprintf(text, text_bytes, "%.1f ms", to_ms(total_ns));
     for (int i = 0; i < bootstrap->phase_count && used < text_bytes; i++)
-        used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.1f ms", i ? ", " : "", bootstrap->phases[i].name,
-                                 (double)bootstrap->phases[i].took_ns / (double)SHOAL_NS_PER_MS);
+        used += (size_t)snprintf(text + used, text_bytes - used, "%s %s %.1f", i ? "," : ":", bootstrap->phases[i].name,
+                                 to_ms(bootstrap->phases[i].took_ns));
 }

@@ -247,5 +247,6 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place, cons
     bootstrap->state = store;
     bootstrap->close = store_close;
     bootstrap->failure = store_failure;
+    shoal_bootstrap_end_phase(bootstrap, "store");
     return SHOAL_OK;
 }

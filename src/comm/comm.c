@@ -251,6 +251,15 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     return status;
 }
 
+static void say_together(struct shoal_context *context, struct shoal_bootstrap *bootstrap)
+{
+    char phases[400];
+    shoal_bootstrap_end_phase(bootstrap, "communicator");
+    shoal_bootstrap_print_phases(bootstrap, phases, sizeof phases);
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%d rank%s came together in %s", bootstrap->size,
+                   bootstrap->size == 1 ? "" : "s", phases);
+}
+
 /* found: what came of looking for the bootstrap. */
 static enum shoal_status make_world(struct shoal_context *context, enum shoal_status found, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
@@ -258,6 +267,8 @@ static enum shoal_status make_world(struct shoal_context *context, enum shoal_st
     name_unknown_variables(context); /* a misspelt one may be why nothing was found */
     SHOAL_TRY(found);
     const enum shoal_status status = join_world(context, bootstrap, options, comm_out);
+    if (status == SHOAL_OK)
+        say_together(context, bootstrap);
     shoal_bootstrap_close(bootstrap);
     return status;
 }

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "topology/nic.h"
 
 /* Where a rank might be reached: the addresses of its interfaces, best first, as it is told to all. */
@@ -212,11 +211,11 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
                                     const struct shoal_shm_place *places, struct shoal_member *members,
                                     struct shoal_world **world_out)
 {
-    const uint64_t begun_ns = shoal_clock_ns();
     struct shoal_nic nic;
     struct shoal_world *world;
     SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
     SHOAL_TRY(open_network(context, &nic));
+    shoal_bootstrap_end_phase(bootstrap, "network");
     SHOAL_SCOPED(free_bytes) struct door *doors = calloc((size_t)bootstrap->size, sizeof *doors);
     if (!doors)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
@@ -227,15 +226,11 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
                                                 .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in)
                                                                                                   : sizeof(struct sockaddr_in6),
                                                 .timeout_ms = timeout_ms};
-    const uint64_t exchanged_ns = shoal_clock_ns();
     SHOAL_TRY(shoal_world_open(bootstrap, &options, &world));
+    shoal_bootstrap_end_phase(bootstrap, "control tree");
     SHOAL_TRY(keep_world(context, world));
     SHOAL_TRY(meet_elsewhere(context, bootstrap, world, places, doors, members));
     watch_here(bootstrap, world, members);
-    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts",
-                   "network opened and addresses exchanged in %llu ms, control tree in %llu ms",
-                   (unsigned long long)((exchanged_ns - begun_ns) / SHOAL_NS_PER_MS),
-                   (unsigned long long)((shoal_clock_ns() - exchanged_ns) / SHOAL_NS_PER_MS));
     *world_out = world;
     return SHOAL_OK;
 }
@@ -243,16 +238,14 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
 enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                      struct shoal_member *members_out, struct shoal_world **world_out)
 {
-    const uint64_t begun_ns = shoal_clock_ns();
     SHOAL_SCOPED(free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
     if (!places)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
     SHOAL_TRY(shoal_shm_node_connect(context->node, bootstrap, &context->driver.guard, timeout_ms, places));
+    shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < bootstrap->size; r++)
         members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
     *world_out = NULL;
     const int hosts = shoal_members_count_hosts(members_out, bootstrap->size);
-    shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%d ranks on %d hosts; those of this host met in %llu ms",
-                   bootstrap->size, hosts, (unsigned long long)((shoal_clock_ns() - begun_ns) / SHOAL_NS_PER_MS));
     return hosts == 1 ? SHOAL_OK : join_hosts(context, bootstrap, timeout_ms, places, members_out, world_out);
 }
