@@ -22,6 +22,7 @@
 #include "bootstrap/key_table.h"
 
 #define RANKS_MAX 8
+#define MANY_RANKS 70 /* some serve others */
 #define LINES_BYTES 8192
 
 static void keep_line(void *arg, int level, const char *line)
@@ -131,7 +132,7 @@ static void *run_rank(void *arg)
 /* Fills ranks as `first` is, then runs them all. */
 static void run_ranks(struct rank *ranks, int count, const struct rank *first)
 {
-    pthread_t threads[RANKS_MAX];
+    pthread_t threads[MANY_RANKS];
     for (int r = 0; r < count; r++) {
         ranks[r] = *first;
         ranks[r].rank = r;
@@ -257,6 +258,46 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     run_given(ranks, 1);
     assert_int_equal(ranks[0].status, SHOAL_ERR_TIMEOUT);
     expect_line(ranks[0].lines, "rank 0 of 4 did not come within 300 ms");
+}
+
+static void bootstrap_joins_ranks_below_others(void **state)
+{
+    (void)state;
+    static struct rank ranks[MANY_RANKS];
+    char address[64];
+    struct rank first = {
+        .size = MANY_RANKS, .address = address_of("127.0.0.1", address), .timeout_ms = 20000, .rounds = 3, .bytes = 1000};
+    run_ranks(ranks, MANY_RANKS, &first);
+    expect_all(ranks, MANY_RANKS, SHOAL_OK);
+    first.overrides[0] = "SHOAL_PORTS=40000-40001";
+    run_ranks(ranks, MANY_RANKS, &first);
+    expect_all(ranks, MANY_RANKS, SHOAL_OK);
+}
+
+/* Rank 64, above 65 to 69, is not there; rank 0 names it to all others. */
+static void bootstrap_names_a_missing_rank_that_others_are_below(void **state)
+{
+    (void)state;
+    static struct rank ranks[MANY_RANKS];
+    char address[64];
+    const char *const said = "rank 64 of 70 did not come within 1500 ms";
+    const struct rank first = {
+        .size = MANY_RANKS, .address = address_of("127.0.0.1", address), .timeout_ms = 1500, .rounds = 1, .bytes = 8};
+    pthread_t threads[MANY_RANKS];
+    for (int r = 0; r < MANY_RANKS; r++) {
+        ranks[r] = first;
+        ranks[r].rank = r;
+        if (r != 64)
+            assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < MANY_RANKS; r++) {
+        if (r == 64)
+            continue;
+        pthread_join(threads[r], NULL);
+        assert_int_equal(ranks[r].status, SHOAL_ERR_TIMEOUT);
+        expect_line(ranks[r].lines, said);
+        assert_int_equal(strstr(ranks[r].lines, "rank 0: rank 64") != NULL, r != 0);
+    }
 }
 
 static void bootstrap_address_in_use_says_so(void **state)
@@ -396,6 +437,7 @@ struct shared {
     pthread_mutex_t lock;
     struct shoal_key_table table;
     bool fails;
+    int sets, gets;
 };
 
 static int shared_set(void *arg, const char *key, const void *value, size_t bytes)
@@ -403,6 +445,7 @@ static int shared_set(void *arg, const char *key, const void *value, size_t byte
     struct shared *shared = arg;
     assert_int_equal(strncmp(key, "shoal/", 6), 0);
     pthread_mutex_lock(&shared->lock);
+    shared->sets++;
     const bool is_kept = !shared->fails && shoal_key_table_set(&shared->table, key, strlen(key), value, bytes);
     pthread_mutex_unlock(&shared->lock);
     return is_kept ? 0 : 5;
@@ -412,6 +455,9 @@ static long shared_get(void *arg, const char *key, void *value, size_t capacity,
 {
     struct shared *shared = arg;
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
+    pthread_mutex_lock(&shared->lock);
+    shared->gets++;
+    pthread_mutex_unlock(&shared->lock);
     do {
         size_t bytes = 0;
         pthread_mutex_lock(&shared->lock);
@@ -442,6 +488,7 @@ static int set_up_shared(void **state)
 {
     (void)state;
     shared.fails = false;
+    shared.sets = shared.gets = 0;
     shoal_key_table_fini(&shared.table);
     return 0;
 }
@@ -476,6 +523,50 @@ static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
     run_given(ranks, 2);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 100 ms");
+}
+
+/* Of the first exchange: each rank sets its value, rank 0 also what it joined, and how that went. */
+static void bootstrap_store_is_asked_little(void **state)
+{
+    (void)state;
+    static struct rank ranks[MANY_RANKS];
+    const struct rank first = {.size = MANY_RANKS, .store = &shared_store, .timeout_ms = 20000};
+    run_ranks(ranks, MANY_RANKS, &first);
+    expect_all(ranks, MANY_RANKS, SHOAL_OK);
+    assert_int_equal(shared.sets, MANY_RANKS + 2);
+    assert_int_equal(shared.gets, 3 * (MANY_RANKS - 1)); /* by rank 0; by each other rank two */
+}
+
+/* Rank 0 names who is missing, but not itself. */
+static void bootstrap_store_without_rank_0_names_it(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    for (int r = 0; r < 2; r++)
+        ranks[r] = (struct rank){.rank = r + 1, .size = 4, .store = &shared_store, .timeout_ms = 100};
+    const uint64_t before_ns = shoal_clock_ns();
+    run_given(ranks, 2);
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 90, 3000);
+    expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
+    for (int r = 0; r < 2; r++)
+        expect_line(ranks[r].lines, "ranks 0 and 3 of 4 did not come within 100 ms");
+}
+
+static void bootstrap_store_of_a_rank_0_that_stands_still_names_it(void **state)
+{
+    (void)state;
+    static struct rank rank;
+    char value[1024];
+    const struct rank first = {.rank = 1, .size = 2, .store = &shared_store, .timeout_ms = 100};
+    rank = first;
+    run_given(&rank, 1);
+    const long bytes = shared_get(&shared, "shoal/agree/1", value, sizeof value, 0);
+    assert_in_range(bytes, 1, sizeof value);
+    assert_int_equal(shared_set(&shared, "shoal/agree/0", value, (size_t)bytes), 0);
+    rank = first;
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_TIMEOUT);
+    expect_line(rank.lines, "rank 0 did not join what all ranks gave (\"agree\") within 100 ms");
 }
 
 static void bootstrap_store_differences_are_refused_on_both_sides(void **state)
@@ -524,6 +615,10 @@ static void bootstrap_store_value_of_another_length_is_a_mismatch(void **state)
     run_given(&rank, 1);
     assert_int_equal(rank.status, SHOAL_ERR_MISMATCH);
     expect_line(rank.lines, "rank 1 put 3 bytes");
+    rank = (struct rank){.rank = 1, .size = 2, .store = &shared_store, .timeout_ms = 100};
+    run_given(&rank, 1);
+    assert_int_equal(rank.status, SHOAL_ERR_MISMATCH);
+    expect_line(rank.lines, "rank 0: rank 1 put 3 bytes");
 }
 
 /* ---- by the environment: each rank is a process ---- */
@@ -820,6 +915,8 @@ int main(void)
         cmocka_unit_test(bootstrap_exchange_takes_0_bytes_to_64_kib),
         cmocka_unit_test(bootstrap_address_can_be_used_again_at_once),
         cmocka_unit_test(bootstrap_names_the_ranks_that_did_not_come),
+        cmocka_unit_test(bootstrap_joins_ranks_below_others),
+        cmocka_unit_test(bootstrap_names_a_missing_rank_that_others_are_below),
         cmocka_unit_test(bootstrap_address_in_use_says_so),
         cmocka_unit_test(bootstrap_address_that_makes_no_sense_is_refused),
         cmocka_unit_test(bootstrap_rank_and_size_must_fit),
@@ -828,6 +925,9 @@ int main(void)
         cmocka_unit_test(bootstrap_differences_are_refused_on_both_sides),
         STORE_CASE(bootstrap_store_joins_ranks_and_hands_out_a_secret),
         STORE_CASE(bootstrap_store_names_the_ranks_that_did_not_come),
+        STORE_CASE(bootstrap_store_is_asked_little),
+        STORE_CASE(bootstrap_store_without_rank_0_names_it),
+        STORE_CASE(bootstrap_store_of_a_rank_0_that_stands_still_names_it),
         STORE_CASE(bootstrap_store_differences_are_refused_on_both_sides),
         STORE_CASE(bootstrap_store_that_fails_is_an_error),
         STORE_CASE(bootstrap_store_value_of_another_length_is_a_mismatch),

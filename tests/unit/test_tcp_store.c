@@ -14,8 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/tcp_client.h"
-#include "bootstrap/tcp_server.h"
+#include "bootstrap/tcp_tree.h"
 
 #define SIZE 4
 #define LINES_BYTES 65536
@@ -90,6 +89,16 @@ static int set_up_secret(void **state)
     struct fixture *f = *state;
     f->identity.side.hello.has_secret = 1;
     memset(f->identity.secret, 5, sizeof f->identity.secret);
+    start(f);
+    return 0;
+}
+
+/* Large enough for ranks that serve others. */
+static int set_up_many(void **state)
+{
+    set_up_identity(state);
+    struct fixture *f = *state;
+    f->identity.side.hello.size = 70;
     start(f);
     return 0;
 }
@@ -510,6 +519,94 @@ static void tcp_store_rank_that_left_waits_for_the_next_server(void **state)
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 20), -1); /* nobody was lost */
 }
 
+/* ---- the tree ---- */
+
+/* Joins the root's store in a slot, and its place in the tree. */
+static void open_tree(struct fixture *f, int slot, int rank, bool may_serve, struct shoal_tcp_tree *tree)
+{
+    struct shoal_tcp_identity identity = f->identity;
+    identity.side.hello.rank = (uint32_t)rank;
+    memset(tree, 0, sizeof *tree);
+    assert_int_equal(join_as(f, slot, identity, NULL), SHOAL_TCP_JOIN_DONE);
+    shoal_tcp_tree_open(tree, &f->clients[slot], &identity, may_serve);
+}
+
+/* The letter under "k" that comes down to a rank; slot 1. */
+static char get_letter(struct fixture *f, int rank)
+{
+    struct shoal_tcp_tree tree;
+    char letter = 0;
+    open_tree(f, 1, rank, true, &tree);
+    assert_int_equal(shoal_tcp_tree_get_above(&tree, "k", &letter, 1, 100), 1);
+    shoal_tcp_client_leave(&f->clients[1]);
+    shoal_tcp_tree_close(&tree);
+    return letter;
+}
+
+static void tcp_tree_sets_the_last_digit_to_0(void **state)
+{
+    (void)state;
+    static const int pairs[][2] = {{1, 0},       {31, 0},        {32, 0},      {33, 32},      {63, 32},     {64, 0},
+                                   {992, 0},     {1024, 0},      {1025, 1024}, {1056, 1024},  {1057, 1056}, {2047, 2016},
+                                   {2016, 1024}, {16383, 16352}, {32768, 0},   {32800, 32768}};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(pairs); i++)
+        assert_int_equal(shoal_tcp_tree_parent(pairs[i][0]), pairs[i][1]);
+}
+
+static void tcp_tree_brings_values_down_by_the_rank_above(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_tree near;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "k", "0", 1), 0);
+    open_tree(f, 2, 32, true, &near);
+    assert_int_equal(shoal_tcp_tree_set_below(&near, "k", "n", 1), 0);
+    assert_int_equal(get_letter(f, 33), 'n');
+    assert_int_equal(get_letter(f, 63), 'n');
+    assert_int_equal(get_letter(f, 31), '0');
+    assert_int_equal(get_letter(f, 64), '0');
+    assert_int_equal(get_letter(f, 65), '0'); /* 64 does not serve any more */
+    shoal_tcp_tree_close(&near);
+}
+
+static void tcp_tree_has_rank_0_stand_in_for_one_that_is_not_reached(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_tree silent;
+    struct shoal_address closed = f->address;
+    f->client_log.level = SHOAL_LOG_INFO;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "k", "0", 1), 0);
+    open_tree(f, 2, 32, false, &silent);
+    assert_null(silent.server);
+    assert_int_equal(get_letter(f, 33), '0');
+    assert_null(strstr(f->client_lines.text, "not reached"));
+    shoal_address_port_put(&closed, 1);
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "shoal/store/32", &closed, sizeof closed), 0);
+    assert_int_equal(get_letter(f, 34), '0');
+    assert_non_null(strstr(f->client_lines.text, "rank 32's store is not reached, so rank 0's stands in: 127.0.0.1:1"));
+    closed.bytes = sizeof closed.socket + 1;
+    assert_int_equal(shoal_tcp_client_set(&f->clients[0], "shoal/store/32", &closed, sizeof closed), 0);
+    assert_int_equal(get_letter(f, 35), '0');
+    shoal_tcp_tree_close(&silent);
+}
+
+static void tcp_tree_says_that_the_rank_above_is_gone(void **state)
+{
+    struct fixture *f = *state;
+    struct shoal_tcp_tree near, far;
+    char letter;
+    open_tree(f, 2, 32, true, &near);
+    open_tree(f, 1, 33, true, &far);
+    assert_int_equal(shoal_tcp_tree_set_below(&near, "k", "n", 1), 0);
+    assert_int_equal(shoal_tcp_tree_get_above(&far, "k", &letter, 1, 100), 1);
+    shoal_tcp_tree_close(&near);
+    assert_int_equal(shoal_tcp_tree_get_above(&far, "k", &letter, 1, 100), -2);
+    assert_int_equal(f->clients[1].failure, SHOAL_ERR_PEER_LOST);
+    assert_non_null(strstr(f->client_lines.text, "rank 32's store at 127.0.0.1:"));
+    shoal_tcp_tree_close(&far);
+}
+
 /* The status line of the server's thread: "voluntary_ctxt_switches:", "SigBlk:". */
 static bool read_thread_status(const char *name, char *value, size_t value_bytes)
 {
@@ -554,6 +651,7 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 #define SECRET_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_secret, tear_down)
+#define MANY_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_many, tear_down)
     const struct CMUnitTest tests[] = {
         CASE(tcp_store_keeps_any_bytes_up_to_64_kib),
         CASE(tcp_store_refuses_what_is_too_long),
@@ -573,6 +671,10 @@ int main(void)
         SECRET_CASE(tcp_store_refuses_a_recorded_proof),
         CASE(tcp_store_tells_who_waits_that_a_rank_ended),
         CASE(tcp_store_rank_that_left_waits_for_the_next_server),
+        cmocka_unit_test(tcp_tree_sets_the_last_digit_to_0),
+        MANY_CASE(tcp_tree_brings_values_down_by_the_rank_above),
+        MANY_CASE(tcp_tree_has_rank_0_stand_in_for_one_that_is_not_reached),
+        MANY_CASE(tcp_tree_says_that_the_rank_above_is_gone),
         CASE(tcp_store_server_sleeps_when_idle_and_takes_no_signals),
     };
     return cmocka_run_group_tests_name("tcp_store", tests, NULL, NULL);
