@@ -19,8 +19,8 @@ struct shoal_bootstrap {
     int size;
     const char *launcher; /* "torchrun or shoal run", "PMIx", "PMI-1", "srun", "address", "store", "single"; static storage */
     struct shoal_store store; /* the three callbacks; keys as in the public header */
-    /* What rank 0 has joined comes down by these: get of a rank nearer to it, set for those further away. NULL: the store itself
-     * for above, and nobody below. */
+    /* What rank 0 has joined comes down by these: get of a rank nearer to it, set for those further away. NULL: the store
+     * itself for above, and nobody below. */
     struct shoal_store above, below;
     bool has_secret; /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
@@ -57,8 +57,8 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_store(const struct shoal_s
                                                             uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
 
 /* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not
- * come within timeout_ms. A name is static, and may be used once per bootstrap. A rank sets one value and gets few, however many
- * ranks there are: rank 0 joins the values, and what is wrong is found, and told to all, by rank 0. */
+ * come within timeout_ms. A name is static, and may be used once per bootstrap. A rank sets one value and gets few, however
+ * many ranks there are: rank 0 joins the values. What it finds wrong it tells to all. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log,
                                                           const char *name, const void *mine, void *all, size_t bytes,
                                                           uint32_t timeout_ms);

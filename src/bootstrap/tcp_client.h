@@ -1,4 +1,5 @@
-/* A rank's connection to the store of rank 0, or of one that passes on what rank 0 has. Any thread, one call at a time; a call that waits keeps the others waiting. */
+/* A rank's connection to the store of rank 0, or of one that passes on what rank 0 has. Any thread, one call at a time; a call
+ * that waits keeps the others waiting. */
 #ifndef SHOAL_BOOTSTRAP_TCP_CLIENT_H
 #define SHOAL_BOOTSTRAP_TCP_CLIENT_H
 

@@ -1,6 +1,6 @@
 /* How the values that rank 0 has joined come down where the store is its own: every 32nd rank serves them on to those below it,
- * so that no rank sends them to more than a few dozen others. Up to 32 ranks all are right below rank 0, and nobody else serves.
- * One call at a time. */
+ * so that no rank sends them to more than a few dozen others. Up to 32 ranks all are right below rank 0, and nobody else
+ * serves. One call at a time. */
 #ifndef SHOAL_BOOTSTRAP_TCP_TREE_H
 #define SHOAL_BOOTSTRAP_TCP_TREE_H
 
