@@ -1,6 +1,6 @@
 /* How every rank comes to know what each of them says. Each sets "shoal/NAME/RANK". Rank 0 gets them all, joins them, sets the
- * whole as "shoal/NAME/all.0", "all.1" and so on, and then "shoal/NAME/result", for which the others wait. So each sets one value
- * and gets few, and one rank knows who is missing. */
+ * whole as "shoal/NAME/all.0", "all.1" and so on, and then "shoal/NAME/result", for which the others wait. So each sets one
+ * value and gets few, and one rank knows who is missing. */
 #include <stdlib.h>
 #include <string.h>
 

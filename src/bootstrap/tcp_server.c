@@ -25,6 +25,7 @@ struct shoal_tcp_server {
     pthread_t thread;
     bool is_stopping;
     uint64_t stop_ns;   /* when a server that stops waits no longer */
+    bool has_warned;    /* that there are no descriptors left */
     uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
 };
 
@@ -79,13 +80,26 @@ static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_sess
         shoal_tcp_session_close(&server->core, session);
 }
 
+/* The ranks that cannot come in see only that nobody answers. */
+static void pause_accepting(struct shoal_tcp_server *server, int error, uint64_t now_ns)
+{
+    server->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
+    if (!server->has_warned)
+        shoal_log_line(server->core.log, SHOAL_LOG_WARN, "bootstrap",
+                       "rank %u's store has %zu of %u ranks and cannot take more for now: %s; see `ulimit -n`",
+                       server->core.identity.side.hello.rank, server->core.member_count, server->core.identity.side.hello.size,
+                       strerror(error));
+    server->has_warned = true;
+}
+
 static void accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
 {
     int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
-        const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+        const int error = errno;
+        const bool is_short = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
         if (is_short && !shoal_tcp_core_drop_stranger(&server->core))
-            server->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
+            pause_accepting(server, error, now_ns);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));

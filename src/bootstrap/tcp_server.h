@@ -1,6 +1,6 @@
 /* The thread in rank 0's process, and in those of some others (tcp_tree.h), that serves the own store while its bootstrap is
- * open. It sleeps in epoll_wait() when nothing comes, has all signals blocked, and touches nothing of the process but its sockets
- * and the log. */
+ * open. It sleeps in epoll_wait() when nothing comes, has all signals blocked, and touches nothing of the process but its
+ * sockets and the log. */
 #ifndef SHOAL_BOOTSTRAP_TCP_SERVER_H
 #define SHOAL_BOOTSTRAP_TCP_SERVER_H
 

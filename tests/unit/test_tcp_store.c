@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -508,6 +509,27 @@ static void tcp_store_tells_who_waits_that_a_rank_ended(void **state)
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "kept", value, sizeof value, 100), 3);
 }
 
+static void tcp_store_without_descriptors_says_so(void **state)
+{
+    struct fixture *f = *state;
+    struct rlimit before;
+    assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
+    const int next = dup(0); /* the one the test connects with; none is left for the server then */
+    close(next);
+    getrlimit(RLIMIT_NOFILE, &before);
+    const struct rlimit none = {(rlim_t)next + 1, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    const int fd = connect_raw(f);
+    const uint64_t deadline_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_S;
+    while (!has_said(f, "ulimit") && shoal_clock_ns() < deadline_ns)
+        usleep(1000);
+    setrlimit(RLIMIT_NOFILE, &before);
+    close(fd);
+    assert_non_null(
+        strstr(f->server_lines.text, "rank 0's store has 1 of 4 ranks and cannot take more for now: Too many open"));
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+}
+
 static void tcp_store_rank_that_left_waits_for_the_next_server(void **state)
 {
     struct fixture *f = *state;
@@ -670,6 +692,7 @@ int main(void)
         CASE(tcp_store_without_secret_refuses_one),
         SECRET_CASE(tcp_store_refuses_a_recorded_proof),
         CASE(tcp_store_tells_who_waits_that_a_rank_ended),
+        CASE(tcp_store_without_descriptors_says_so),
         CASE(tcp_store_rank_that_left_waits_for_the_next_server),
         cmocka_unit_test(tcp_tree_sets_the_last_digit_to_0),
         MANY_CASE(tcp_tree_brings_values_down_by_the_rank_above),
