@@ -199,8 +199,8 @@ static enum shoal_status pass_chunk(const struct exchange *exchange, const struc
         SHOAL_TRY(get_value(exchange, above, chunk, &is_there));
     if (!is_there)
         return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
-                              "what all ranks gave (\"%s\") was not handed on within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
-                              "create_timeout_ms); is a rank below this one stopped?",
+                              "\"%s\" did not come down within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); is a "
+                              "rank between rank 0 and this one stopped?",
                               chunk->key, exchange->timeout_ms);
     return below->set ? set_value(exchange, below, chunk->key, chunk->value, chunk->bytes) : SHOAL_OK;
 }

@@ -569,6 +569,54 @@ static void bootstrap_store_of_a_rank_0_that_stands_still_names_it(void **state)
     expect_line(rank.lines, "rank 0 did not join what all ranks gave (\"agree\") within 100 ms");
 }
 
+static long get_nothing(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    (void)arg, (void)key, (void)value, (void)capacity, (void)timeout_ms;
+    return -1;
+}
+
+/* Rank 0 has all, but the rank above does not hand it on. */
+static void bootstrap_store_above_that_stands_still_is_told(void **state)
+{
+    (void)state;
+    static char lines[LINES_BYTES];
+    struct shoal_bootstrap first = {.rank = 0, .size = 2, .store = shared_store};
+    struct shoal_bootstrap second = {.rank = 1, .size = 2, .store = shared_store, .above = {.get = get_nothing}};
+    struct shoal_settings settings;
+    struct shoal_log log;
+    char error[256], all[2];
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&log, &settings, keep_line, lines);
+    assert_int_equal(shared_set(&shared, "shoal/x/1", "b", 1), 0);
+    assert_int_equal(shoal_bootstrap_exchange(&first, &log, "x", "a", all, 1, 1000), SHOAL_OK);
+    assert_memory_equal(all, "ab", 2);
+    assert_string_equal(lines, "");
+    assert_int_equal(shoal_bootstrap_exchange(&second, &log, "x", "b", all, 1, 1000), SHOAL_ERR_TIMEOUT);
+    expect_line(lines, "\"shoal/x/all.0\" did not come down within 1000 ms");
+    shoal_log_fini(&log);
+}
+
+static void bootstrap_phases_are_told(void **state)
+{
+    (void)state;
+    struct shoal_bootstrap bootstrap = {.phase_begun_ns = shoal_clock_ns() - 20 * SHOAL_NS_PER_MS};
+    char text[128], few[12];
+    int total, first, second;
+    shoal_bootstrap_end_phase(&bootstrap, "one");
+    usleep(30000);
+    shoal_bootstrap_end_phase(&bootstrap, "two");
+    shoal_bootstrap_print_phases(&bootstrap, text, sizeof text);
+    assert_int_equal(sscanf(text, "%d.%*d ms: one %d.%*d, two %d.%*d", &total, &first, &second), 3);
+    assert_in_range(first, 20, 1000);
+    assert_in_range(second, 30, 1000);
+    assert_in_range(total, first + second, first + second + 1);
+    shoal_bootstrap_print_phases(&bootstrap, few, sizeof few);
+    assert_memory_equal(few, text, sizeof few - 1);
+    for (int i = 0; i < 2 * SHOAL_BOOTSTRAP_PHASES_MAX; i++)
+        shoal_bootstrap_end_phase(&bootstrap, "more");
+    assert_int_equal(bootstrap.phase_count, SHOAL_BOOTSTRAP_PHASES_MAX);
+}
+
 static void bootstrap_store_differences_are_refused_on_both_sides(void **state)
 {
     static const char *const cases[][3] = {{"SHOAL_DEPTH=4", "SHOAL_DEPTH=5", "'s: SHOAL_DEPTH is "},
@@ -928,6 +976,8 @@ int main(void)
         STORE_CASE(bootstrap_store_is_asked_little),
         STORE_CASE(bootstrap_store_without_rank_0_names_it),
         STORE_CASE(bootstrap_store_of_a_rank_0_that_stands_still_names_it),
+        STORE_CASE(bootstrap_store_above_that_stands_still_is_told),
+        cmocka_unit_test(bootstrap_phases_are_told),
         STORE_CASE(bootstrap_store_differences_are_refused_on_both_sides),
         STORE_CASE(bootstrap_store_that_fails_is_an_error),
         STORE_CASE(bootstrap_store_value_of_another_length_is_a_mismatch),
