@@ -294,6 +294,29 @@ bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descrip
     return false;
 }
 
+static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
+{
+    for (int r = 0; r < engine->size; r++) {
+        const struct shoal_arrival *other =
+            shoal_engine_is_here(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
+        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
+            return true;
+    }
+    return false;
+}
+
+/* Who waits for a rank elsewhere has sent it a record. So where ranks wait for each other in different calls, one of them has
+ * the record of a rank that it does not meet in its own call: that rank called something else. The first such call counts. */
+static bool fail_unmet(struct shoal_engine *engine)
+{
+    const uint64_t next = engine->queue_head ? engine->queue_head->sequence : engine->next_sequence;
+    for (uint64_t sequence = engine->told_sequence + 1; engine->hosts > 1 && sequence < next; sequence++) {
+        if (fail_unmet_in(engine, sequence))
+            return true;
+    }
+    return false;
+}
+
 /* ---- Looking around ------------------------------------------------------------------------------------------------------ */
 
 static struct shoal_request *earlier(struct shoal_request *a, struct shoal_request *b)
@@ -567,7 +590,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         engine->progress_ns = 0;
         return UINT64_MAX;
     }
-    if (shoal_engine_heed_failure(engine) || fail_lost(engine))
+    if (shoal_engine_heed_failure(engine) || fail_unmet(engine) || fail_lost(engine))
         return UINT64_MAX;
     struct shoal_request *request = oldest(engine);
     if (!request)

@@ -3,6 +3,7 @@
  *     host_rank loop SECONDS [JOB] all-reduces, compared, until rank 0 says that the time is over; 0: for ever. JOB is a
  *                                  number that the sums carry, so that two jobs cannot be taken for one another
  *     host_rank abort              the same, but the last rank aborts in the middle
+ *     host_rank roots              gathers: each rank to the next one, after one gather that all make to rank 0
  * What fails is printed as one line, "failed: STATUS rank R host H: TEXT". Exit code 0: success, 1: failed, 2: wrong usage. */
 #include <stdint.h>
 #include <stdio.h>
@@ -315,12 +316,35 @@ static enum shoal_status run_abort(struct world *world, char **words)
     return run_turns((struct loop){.world = world, .is_aborting = world->rank == world->size - 1});
 }
 
+/* ---- Ranks that call different things ------------------------------------------------------------------------------------ */
+
+#define GATHERED ((size_t)1 << 14) /* more than goes beside an arrival record: only partners hear of it */
+
+static enum shoal_status gather_to(struct world *world, const float *input, float *output, int root)
+{
+    return shoal_gather(world->comm, input, world->rank == root ? output : NULL, GATHERED, SHOAL_FLOAT32, root, NULL);
+}
+
+/* Each waits for the next one, which does not know of it. */
+static enum shoal_status run_roots(struct world *world, char **words)
+{
+    float *input = calloc(GATHERED, sizeof *input), *output = calloc(GATHERED * (size_t)world->size, sizeof *output);
+    (void)words;
+    CHECK(world, input && output, "no memory");
+    enum shoal_status status = gather_to(world, input, output, 0);
+    if (status == SHOAL_OK)
+        status = gather_to(world, input, output, (world->rank + 1) % world->size);
+    free(input);
+    free(output);
+    return status;
+}
+
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */
 
 static const struct verb {
     const char *name;
     enum shoal_status (*run)(struct world *world, char **words);
-} verbs[] = {{"exact", run_exact}, {"loop", run_loop}, {"abort", run_abort}};
+} verbs[] = {{"exact", run_exact}, {"loop", run_loop}, {"abort", run_abort}, {"roots", run_roots}};
 
 static const struct verb *find_verb(const char *name)
 {
@@ -364,7 +388,7 @@ int main(int argc, char **argv)
     struct world world = {.board = board};
     const struct verb *verb = find_verb(argc > 1 ? argv[1] : NULL);
     if (!verb) {
-        fprintf(stderr, "usage: host_rank exact [GROUP...] | loop SECONDS [JOB] | abort\n");
+        fprintf(stderr, "usage: host_rank exact [GROUP...] | loop SECONDS [JOB] | abort | roots\n");
         return 2;
     }
     enum shoal_status status = join(&world);

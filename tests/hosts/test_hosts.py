@@ -252,6 +252,19 @@ def abort_job(word):
         expect_blamed(job, job.ranks, [job.layout.size - 1], ("SHOAL_ERR_ABORTED",), START_S)
 
 
+def roots_differ(word):
+    """Each rank gathers to the next one, which does not meet it: all are told of two calls, and who made them."""
+    hosts, start = looping(word, ["roots"], SHOAL_TIMEOUT_MS=10 * START_S * 1000)
+    with hosts as cluster, start(cluster) as job:
+        wait_ended(job, job.ranks, START_S)
+        for rank in job.ranks:
+            status, number, host, text = last_words(rank)
+            calls = re.findall(r"\brank (\d+)\b[^;]*? called gather of 16384 float32 per rank, root (\d+)", text)
+            expect(status == "SHOAL_ERR_MISMATCH" and len(calls) == 2, "not told both calls", job.told())
+            expect(all(int(root) == (int(one) + 1) % job.layout.size for one, root in calls), "a wrong call", job.told())
+            expect(number in [int(one) for one, _ in calls] and host == f"h{job.layout.host_of[number] + 1}", job.told())
+
+
 # ---- Broken links ----------------------------------------------------------------------------------------------------------
 
 PORT_OF_DATA = 40000  # and of its control tree the next one; ten further on for the next rank of the host
@@ -512,6 +525,7 @@ CASES = [
     *[case(f"firewall_that_drops_{word}", broken_link, word, drop, "no answer") for word in ("2x1", "3x2")],
     case("firewall_that_drops_2x2_tcp_ofi_rxm", broken_link, "2x2", drop, "no answer", SHOAL_PROVIDER="tcp;ofi_rxm"),
     case("firewall_that_rejects_2x1", broken_link, "2x1", reject, "forbidden here"),
+    case("roots_differ_on_3x1", roots_differ, "3x1"),
     case("wrong_secret_on_one", wrong_secret, "2x1"),
     case("settings_differ", settings_differ, "2x1"),
     case("master_out_of_reach", no_master, "2x1"),

@@ -698,6 +698,98 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
     }
 }
 
+/* Any collective, root and length, with a plan or without. */
+static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
+{
+    static const enum shoal_kind kinds[] = {SHOAL_KIND_GATHER,    SHOAL_KIND_SCATTER,  SHOAL_KIND_BROADCAST, SHOAL_KIND_REDUCE,
+                                            SHOAL_KIND_ALLREDUCE, SHOAL_KIND_ALLTOALL, SHOAL_KIND_ALLGATHER};
+    struct shoal_call call = {.kind = kinds[reference_below(random, SHOAL_COUNT_OF(kinds))], .type = SHOAL_FLOAT32};
+    const struct shoal_shape *shape = &shoal_kind_row(call.kind)->shape;
+    call.count = reference_below(random, 4) ? 5000 : 4;
+    if (shape->root_gives || shape->root_takes)
+        call.root = (int)reference_below(random, (size_t)world->size);
+    call.input = shoal_shape_gives(shape, r, call.root) ? world->ranks[r].areas.plain[0] : NULL;
+    call.output = shoal_shape_takes(shape, r, call.root) ? world->ranks[r].areas.plain[1] : NULL;
+    return call;
+}
+
+/* Who gives meets only the root. */
+static struct shoal_call draw_gather(struct world *world, int r, uint64_t *random)
+{
+    const int root = (int)reference_below(random, (size_t)world->size);
+    return (struct shoal_call){.kind = SHOAL_KIND_GATHER,
+                               .type = SHOAL_FLOAT32,
+                               .root = root,
+                               .count = 5000,
+                               .input = world->ranks[r].areas.plain[0],
+                               .output = r == root ? world->ranks[r].areas.plain[1] : NULL};
+}
+
+#define CALLS_ALIKE 6
+#define CALLS_IN_ALL (2 * CALLS_ALIKE + 1)
+
+static struct shoal_call draw_unlike(struct world *world, int r, uint64_t seed)
+{
+    uint64_t random = seed * 97 + (uint64_t)r % (2 + seed % 3);
+    return seed % 2 ? draw_gather(world, r, &random) : draw_call(world, r, &random);
+}
+
+/* All call the same first, then one or several something else, and all the same again. */
+static void post_unlike(struct world *world, uint64_t seed, int r, int from, int until)
+{
+    uint64_t random = seed;
+    for (int i = 0; i < until; i++) {
+        const struct shoal_call alike = draw_call(world, r, &random);
+        const struct shoal_call call = i == CALLS_ALIKE ? draw_unlike(world, r, seed) : alike;
+        if (i >= from)
+            post(world, r, i, &call);
+    }
+}
+
+static bool are_unlike(struct world *world, uint64_t seed)
+{
+    const struct shoal_call first = draw_unlike(world, 0, seed);
+    for (int r = 1; r < world->size; r++) {
+        const struct shoal_call call = draw_unlike(world, r, seed);
+        if (call.kind != first.kind || call.root != first.root || call.count != first.count)
+            return true;
+    }
+    return false;
+}
+
+/* Sometimes one comes when the others have done what they can. */
+static bool run_unlike(struct world *world, uint64_t seed)
+{
+    const int late = seed % 4 < 2 ? -1 : (int)(seed / 4) % world->size;
+    for (int r = 0; r < world->size; r++)
+        post_unlike(world, seed, r, 0, r == late ? CALLS_ALIKE : CALLS_IN_ALL);
+    if (late >= 0) {
+        drive(world, CALLS_IN_ALL, SHOAL_NS_PER_S);
+        post_unlike(world, seed, late, CALLS_ALIKE, CALLS_IN_ALL);
+    }
+    return drive(world, CALLS_IN_ALL, 3 * SHOAL_NS_PER_S);
+}
+
+/* Also where those that differ do not meet: long before the deadline. */
+static void engine_mismatch_is_found_over_hosts(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 400; seed++) {
+        const int size = 3 + (int)(seed % 5), hosts = 2 + (int)(seed / 5 % 6);
+        uint16_t host[RANKS_MAX];
+        draw_hosts(seed, size, hosts < size ? hosts : size, host);
+        const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS, .host = host};
+        struct world *world = open_world(&weather, preset);
+        if (!run_unlike(world, seed))
+            fail_msg("seed %llu: operations did not end", (unsigned long long)seed);
+        for (int r = 0; r < size && are_unlike(world, seed); r++) {
+            assert_int_equal(status_of(world, r, CALLS_IN_ALL - 1), SHOAL_ERR_MISMATCH);
+            assert_int_equal(world->ranks[r].engine->failure.sequence, CALLS_ALIKE + 1);
+        }
+        close_world(world);
+    }
+}
+
 static void engine_absent_rank_is_named_at_the_deadline(void **state)
 {
     (void)state;
@@ -823,6 +915,7 @@ int main(void)
         cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
         cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
         cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
+        cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
         cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
         cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
