@@ -90,20 +90,36 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .op = (uint8_t)call->op};
 }
 
-/* The step in which the request's oldest piece waits, and for whom; -1 when it is not that far. */
-static void find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out, int *peer_out)
+static const struct shoal_piece *oldest_piece(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    *step_out = *peer_out = -1;
     for (uint64_t i = engine->depth; i > 0 && request->state == SHOAL_REQUEST_RUNNING; i--) {
         const struct shoal_piece *piece = &engine->pieces[(engine->piece_next + engine->depth - i) % engine->depth];
-        if (piece->request != request)
-            continue;
-        const struct shoal_plan *plan = &request->cached->plan;
-        *step_out = (int)piece->step;
-        if (piece->step < plan->step_count && plan->steps[piece->step].kind == SHOAL_STEP_WAIT)
-            *peer_out = plan->steps[piece->step].peer;
-        return;
+        if (piece->request == request)
+            return piece;
     }
+    return NULL;
+}
+
+/* The step in which the request's oldest piece waits, and for which other rank; -1 when it is not that far. */
+static void find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out, int *peer_out)
+{
+    const struct shoal_piece *piece = oldest_piece(engine, request);
+    const struct shoal_plan *plan = piece ? &request->cached->plan : NULL;
+    const struct shoal_step *step = piece && piece->step < plan->step_count ? &plan->steps[piece->step] : NULL;
+    *step_out = piece ? (int)piece->step : -1;
+    *peer_out = step && step->kind == SHOAL_STEP_WAIT && step->peer != engine->rank ? step->peer : -1;
+}
+
+/* Whether all that the request waits for is that its data leave. A step that waits for the own rank waits for its puts,
+ * and so does a piece after its last step. */
+static bool is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_piece *piece = oldest_piece(engine, request);
+    const struct shoal_plan *plan = piece ? &request->cached->plan : NULL;
+    if (!piece || piece->step == plan->step_count)
+        return piece || request->state == SHOAL_REQUEST_DONE;
+    const struct shoal_step *step = &plan->steps[piece->step];
+    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
 }
 
 static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -422,21 +438,37 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_reques
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
 }
 
-/* Whom the request waits for: those that have not arrived, or the peer of its step. Names at most eight. Returns the first. */
-static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
+/* Marks whom the request waits for: who has not arrived, the peer of its step, or who has not taken what was sent. */
+static void find_missing(struct shoal_engine *engine, struct shoal_request *request, bool *is_missing)
 {
-    int first = -1, named = 0, step, peer = -1;
-    text[0] = 0;
+    const bool is_sent = is_leaving(engine, request);
+    int step, peer = -1;
     find_step(engine, request, &step, &peer);
     if (is_message(request->call.kind))
         peer = request->call.root;
     if (peer >= 0)
         peer = find_stopped(engine, peer);
     for (int r = 0; r < engine->size; r++) {
-        const bool is_missing = peer >= 0 ? r == peer : !is_message(request->call.kind) && is_waited_for(engine, request, r);
+        if (peer >= 0)
+            is_missing[r] = r == peer;
+        else if (is_sent)
+            is_missing[r] = engine->ops->is_sending && engine->ops->is_sending(engine->transport, r);
+        else
+            is_missing[r] = is_waited_for(engine, request, r);
+    }
+}
+
+/* What the request waits for, with at most eight ranks. Returns the first. */
+static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
+{
+    bool is_missing[SHOAL_PLAN_RANKS_MAX];
+    int first = -1, named = 0;
+    find_missing(engine, request, is_missing);
+    snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
+    for (int r = 0; r < engine->size; r++) {
         struct shoal_peer_name name;
         char state[96];
-        if (!is_missing)
+        if (!is_missing[r])
             continue;
         first = first < 0 ? r : first;
         if (++named > 8)
@@ -447,6 +479,8 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     }
     if (named > 8)
         append(text, bytes, " and %d more", named - 8);
+    if (named == 0)
+        snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave" : "the operations before it");
     return first;
 }
 
@@ -464,7 +498,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_print_call(&call, call_text, sizeof call_text);
     shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s",
                    call_text, (unsigned long long)request->sequence, engine->name,
-                   (unsigned long long)waited_ms(engine, request), missing[0] ? missing : "the operations before it");
+                   (unsigned long long)waited_ms(engine, request), missing);
 }
 
 static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
@@ -477,8 +511,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
     snprintf(failure.text, sizeof failure.text,
              "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s", failure.operation,
-             (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
-             missing[0] ? missing : "the operations before it");
+             (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms, missing);
     shoal_engine_fail(engine, &failure);
 }
 

@@ -167,6 +167,10 @@ struct shoal_transport_ops {
     /* Whether all that this rank has published goes on its way without its help. NULL: always. */
     bool (*is_flushed)(struct shoal_transport *);
 
+    /* Whether something for the peer, published or put, still needs this rank's help: for saying what one waits for. NULL:
+     * never. */
+    bool (*is_sending)(struct shoal_transport *, int peer);
+
     /* Raises the peer's counter (slot, this rank). */
     void (*signal)(struct shoal_transport *, int peer, unsigned slot);
 

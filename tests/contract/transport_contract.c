@@ -201,6 +201,12 @@ static bool is_flushed(struct contract_world *world, int rank)
     return !ops->is_flushed || ops->is_flushed(at(world, rank));
 }
 
+static bool is_sending(struct contract_world *world, int rank, int peer)
+{
+    const struct shoal_transport_ops *ops = at(world, rank)->ops;
+    return ops->is_sending && ops->is_sending(at(world, rank), peer);
+}
+
 /* Puts, again and again while the transport is busy. */
 static void put(struct contract_world *world, int rank, int peer, unsigned slot, size_t offset, const void *source,
                 size_t bytes)
@@ -436,7 +442,9 @@ static void what_is_flushed_comes_without_its_sender(void **state)
         arrive(&world, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
     for (int n = 0; n < 40; n++)
         signal_peer(&world, 0, 1, 1);
+    assert_int_equal(is_sending(&world, 0, 1), !is_flushed(&world, 0));
     UNTIL(&world, is_flushed(&world, 0));
+    assert_false(is_sending(&world, 0, 1));
     world.is_idle[0] = true;
     for (uint64_t n = 1; n <= SHOAL_ARRIVALS; n++)
         assert_arrived(&world, 1, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);

@@ -815,6 +815,40 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     close_world(world);
 }
 
+static bool is_never_flushed(struct shoal_transport *transport)
+{
+    (void)transport;
+    return false;
+}
+
+static bool is_sending_to_2(struct shoal_transport *transport, int peer)
+{
+    (void)transport;
+    return peer == 2;
+}
+
+/* Done but for that: it is not other operations that it waits for. */
+static void engine_names_who_does_not_take_what_is_sent(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 8, .size = 4, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_engine *engine = world->ranks[0].engine;
+    struct shoal_transport_ops ops = *engine->ops;
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 15000};
+    ops.is_flushed = is_never_flushed;
+    ops.is_sending = is_sending_to_2;
+    engine->ops = &ops;
+    for (int r = 0; r < 4; r++)
+        post(world, r, 0, &barrier);
+    drive(world, 1, 16 * SHOAL_NS_PER_S);
+    assert_int_equal(status_of(world, 1, 0), SHOAL_OK);
+    assert_int_equal(engine->failure.status, SHOAL_ERR_TIMEOUT);
+    assert_int_equal(engine->failure.rank, 2);
+    assert_non_null(strstr(engine->failure.text, "waiting for its data to leave for rank 2 (process 1002 on "));
+    close_world(world);
+}
+
 /* ---- Rooted operations: who gives runs ahead ---- */
 
 static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
@@ -917,6 +951,7 @@ int main(void)
         cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
         cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
+        cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
         cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
         cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
         cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),

@@ -353,6 +353,16 @@ static bool is_flushed(struct shoal_transport *transport)
     return hosts->under_way[hosts->slots] == 0;
 }
 
+static bool is_sending(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    const struct remote *remote = remote_of(hosts, peer);
+    unsigned count = 0;
+    for (unsigned i = 0; !is_here(hosts, peer) && i <= hosts->slots; i++)
+        count += remote->under_way[i];
+    return count > 0;
+}
+
 static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -871,6 +881,7 @@ static const struct shoal_transport_ops ops = {
     .put = put,
     .has_left = has_left,
     .is_flushed = is_flushed,
+    .is_sending = is_sending,
     .signal = signal_peer,
     .counter = counter_value,
     .push = push,
