@@ -153,6 +153,8 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record->step = -1;
         if (request->engine)
             request->engine->last = request->record;
+        if (request->engine && SHOAL_UNLIKELY(request->engine->is_wait_said))
+            shoal_engine_go_on(request->engine);
         request->record->owner = NULL;
         request->record = NULL;
     }

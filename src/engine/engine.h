@@ -199,6 +199,8 @@ struct shoal_engine {
     uint64_t lost_mark;
     int warned_rank; /* whom it named */
     uint64_t warned_ns;
+    bool is_wait_said; /* others were told whom this rank waits for */
+    uint64_t said_ns;
     shoal_step_fn on_step;
     void *on_step_arg;
 };
@@ -328,6 +330,8 @@ SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struc
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
 /* Takes over what another rank, or shoal_comm_abort, has published; true when there was something. */
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
+/* Others are not to believe any more that this rank waits. */
+void shoal_engine_go_on(struct shoal_engine *engine);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);

@@ -363,19 +363,35 @@ static struct shoal_request *most_urgent(struct shoal_engine *engine)
     return urgent;
 }
 
+static bool is_stopped(struct shoal_engine *engine, int peer)
+{
+    char state[96];
+    engine->ops->describe(engine->transport, peer, state, sizeof state);
+    return strncmp(state, "stopped", strlen("stopped")) == 0;
+}
+
 /* Whom to blame for a step that waits for peer: where the peer is well it may wait itself, for a rank that is stopped. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
-    char state[96];
     for (int i = 0; i < engine->size; i++) {
         const int r = (peer + i) % engine->size;
-        if (r == engine->rank)
-            continue;
-        engine->ops->describe(engine->transport, r, state, sizeof state);
-        if (strncmp(state, "stopped", strlen("stopped")) == 0)
+        if (r != engine->rank && is_stopped(engine, r))
             return r;
     }
     return peer;
+}
+
+/* Who is waited for may have said that it waits for another, and so on. What one said before it was stopped is old. */
+static int end_of_chain(struct shoal_engine *engine, int peer)
+{
+    int end = peer;
+    for (int i = 0; i < engine->size; i++) {
+        const int next = engine->ops->waits_for(engine->transport, end);
+        if (next < 0 || next == engine->rank || is_stopped(engine, end))
+            return end;
+        end = next;
+    }
+    return peer; /* they wait for each other */
 }
 
 /* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: who
@@ -438,44 +454,61 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_reques
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
 }
 
-/* Marks whom the request waits for: who has not arrived, the peer of its step, or who has not taken what was sent. */
-static void find_missing(struct shoal_engine *engine, struct shoal_request *request, bool *is_missing)
+/* Whether the request waits for the rank: it has not arrived, or has not taken what was sent, or is the peer of its step. */
+static bool is_next(struct shoal_engine *engine, struct shoal_request *request, int peer, int rank)
 {
-    const bool is_sent = is_leaving(engine, request);
-    int step, peer = -1;
+    if (peer >= 0)
+        return rank == peer;
+    if (is_leaving(engine, request))
+        return engine->ops->is_sending && engine->ops->is_sending(engine->transport, rank);
+    return is_waited_for(engine, request, rank);
+}
+
+/* Whom the request waits for in the end: nearest[rank] becomes 1 + the rank that it waits for first, itself or another that
+ * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
+static int find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
+{
+    int step, peer, first = 0;
     find_step(engine, request, &step, &peer);
     if (is_message(request->call.kind))
         peer = request->call.root;
-    if (peer >= 0)
-        peer = find_stopped(engine, peer);
+    memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
-        if (peer >= 0)
-            is_missing[r] = r == peer;
-        else if (is_sent)
-            is_missing[r] = engine->ops->is_sending && engine->ops->is_sending(engine->transport, r);
-        else
-            is_missing[r] = is_waited_for(engine, request, r);
+        if (!is_next(engine, request, peer, r))
+            continue;
+        const int end = end_of_chain(engine, r), named = peer >= 0 ? find_stopped(engine, end) : end;
+        nearest[named] = (uint16_t)(1 + (named == end ? r : named));
     }
+    while (first < engine->size && !nearest[first])
+        first++;
+    return first < engine->size ? first : -1;
+}
+
+/* "rank 3 (process 17 on h2, alive; rank 2 waits for it)" */
+static void append_rank(struct shoal_engine *engine, int rank, int nearest, char *text, size_t bytes)
+{
+    struct shoal_peer_name name;
+    char state[96];
+    engine->ops->peer_name(engine->transport, rank, &name);
+    engine->ops->describe(engine->transport, rank, state, sizeof state);
+    append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
+    if (nearest != rank)
+        append(text, bytes, "; rank %d waits for it", nearest);
+    append(text, bytes, ")");
 }
 
 /* What the request waits for, with at most eight ranks. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
-    bool is_missing[SHOAL_PLAN_RANKS_MAX];
-    int first = -1, named = 0;
-    find_missing(engine, request, is_missing);
+    uint16_t nearest[SHOAL_PLAN_RANKS_MAX];
+    const int first = find_missing(engine, request, nearest);
+    int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {
-        struct shoal_peer_name name;
-        char state[96];
-        if (!is_missing[r])
+        if (!nearest[r] || ++named > 8)
             continue;
-        first = first < 0 ? r : first;
-        if (++named > 8)
-            continue;
-        engine->ops->peer_name(engine->transport, r, &name);
-        engine->ops->describe(engine->transport, r, state, sizeof state);
-        append(text, bytes, "%srank %d (process %d on %s, %s)", named > 1 ? ", " : "", r, name.pid, name.host, state);
+        append(text, bytes, "%s", named > 1 ? ", " : "");
+        append_rank(engine, r, nearest[r] - 1, text, bytes);
     }
     if (named > 8)
         append(text, bytes, " and %d more", named - 8);
@@ -499,6 +532,29 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s",
                    call_text, (unsigned long long)request->sequence, engine->name,
                    (unsigned long long)waited_ms(engine, request), missing);
+}
+
+/* Between two looks at what others should know. */
+#define SAY_AGAIN_NS (500 * SHOAL_NS_PER_MS)
+
+/* Who waits for this rank would else blame it. Not of messages: who has posted a receive may do something else meanwhile. */
+static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
+{
+    uint16_t nearest[SHOAL_PLAN_RANKS_MAX];
+    struct shoal_request *request = first_call(engine);
+    if (!request || now_ns - engine->progress_ns < SAY_AGAIN_NS || now_ns - engine->said_ns < SAY_AGAIN_NS)
+        return;
+    engine->ops->say_waits_for(engine->transport, request->sequence, find_missing(engine, request, nearest));
+    engine->said_ns = now_ns;
+    engine->is_wait_said = true;
+}
+
+void shoal_engine_go_on(struct shoal_engine *engine)
+{
+    if (!engine->is_wait_said || engine->is_broken)
+        return;
+    engine->ops->say_waits_for(engine->transport, engine->done_sequence + 1, -1);
+    engine->is_wait_said = false;
 }
 
 static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
@@ -638,10 +694,12 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         engine->progress_ns = now_ns;
         engine->progress_mark = mark;
         engine->has_warned = false;
+        shoal_engine_go_on(engine);
     } else if (now_ns - engine->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS &&
                (!engine->has_warned || now_ns - engine->warned_ns >= WARN_AGAIN_NS)) {
         warn_slow(engine, request, now_ns);
     }
+    say_wait(engine, now_ns);
     const uint64_t left_ns = urgent->deadline_ns - now_ns;
     return left_ns < every_ns ? left_ns : every_ns;
 }

@@ -193,6 +193,12 @@ struct shoal_transport_ops {
     /* One line on how a peer looks from here, such as "alive"; it begins with "stopped" when a signal stopped the peer. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
+    /* Tells whom this rank waits for: to ranks of this host, and to those elsewhere whose record of operation `sequence` or a
+     * later one has come. -1: for nobody, which all hear who were told of somebody. */
+    void (*say_waits_for)(struct shoal_transport *, uint64_t sequence, int rank);
+    /* Whom the peer waits for, as far as it has said; -1: for nobody. */
+    int (*waits_for)(struct shoal_transport *, int peer);
+
     /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be
      * touched any more. is_quiet: after a failure was published, whether no peer that lives is between enter and leave; on
      * false *rank_out is one that is. May be NULL where peers' memory is not written by load and store. */

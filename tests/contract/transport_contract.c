@@ -992,6 +992,57 @@ static void rank_that_left_is_lost_only_for_later_operations(void **state)
     close_world(&world);
 }
 
+static bool all_hear_who_is_waited_for(struct contract_world *world, int rank, int waited)
+{
+    bool hear = true;
+    for (int r = 0; r < world->size; r++)
+        hear &= r == rank || at(world, r)->ops->waits_for(at(world, r), rank) == waited;
+    return hear;
+}
+
+/* What was said last counts in the end, in whatever order it comes. */
+static void who_is_waited_for_is_heard(void **state)
+{
+    struct contract_world world;
+    open_world(&world, state, 3);
+    const struct shoal_transport_ops *ops = at(&world, 1)->ops;
+    for (int rank = 0; rank < 3; rank++)
+        arrive(&world, rank, 1, 10);
+    for (int rank = 0; rank < 3; rank++)
+        assert_arrived(&world, 1, rank, 1, 10);
+    assert_true(all_hear_who_is_waited_for(&world, 1, -1));
+    ops->say_waits_for(at(&world, 1), 1, 2);
+    UNTIL(&world, all_hear_who_is_waited_for(&world, 1, 2));
+    for (int i = 0; i < 30; i++)
+        ops->say_waits_for(at(&world, 1), 1, i % 4 - 1);
+    ops->say_waits_for(at(&world, 1), 1, 0);
+    for (int i = 0; i < 1000; i++)
+        pump(&world);
+    UNTIL(&world, all_hear_who_is_waited_for(&world, 1, 0));
+    ops->say_waits_for(at(&world, 1), 1, -1);
+    UNTIL(&world, all_hear_who_is_waited_for(&world, 1, -1));
+    close_world(&world);
+}
+
+/* Elsewhere only who may wait for the rank hears of it. */
+static void who_is_waited_for_is_heard_by_who_has_arrived(void **state)
+{
+    static const uint16_t hosts[] = {0, 1, 2};
+    struct contract_world world;
+    open_or_skip(&world, state, 3, hosts, 0);
+    arrive(&world, 0, 1, 10);
+    arrive(&world, 2, 1, 10);
+    arrive(&world, 2, 2, 10);
+    assert_arrived(&world, 1, 0, 1, 10);
+    assert_arrived(&world, 1, 2, 2, 10);
+    at(&world, 1)->ops->say_waits_for(at(&world, 1), 2, 0);
+    UNTIL(&world, at(&world, 2)->ops->waits_for(at(&world, 2), 1) == 0);
+    for (int i = 0; i < 1000; i++)
+        pump(&world);
+    assert_int_equal(at(&world, 0)->ops->waits_for(at(&world, 0), 1), -1);
+    close_world(&world);
+}
+
 static void peer_name_filled(void **state)
 {
     struct contract_world world;
@@ -1044,6 +1095,8 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(abort_reaches_all, state),
         cmocka_unit_test_prestate(killed_rank_is_lost, state),
         cmocka_unit_test_prestate(rank_that_left_is_lost_only_for_later_operations, state),
+        cmocka_unit_test_prestate(who_is_waited_for_is_heard, state),
+        cmocka_unit_test_prestate(who_is_waited_for_is_heard_by_who_has_arrived, state),
         cmocka_unit_test_prestate(peer_name_filled, state),
     };
     return cmocka_run_group_tests_name(factory->name, cases, NULL, NULL);

@@ -281,6 +281,17 @@ static unsigned sum(const unsigned char *bytes, size_t count)
     return result;
 }
 
+/* Of these one message changes only so much. */
+static void check_words(struct harness *h)
+{
+    const struct shoal_transport_ops *ops = h->transport->ops;
+    for (int r = 1; r < SIZE; r++) {
+        assert(ops->waits_for(h->transport, r) >= -1 && ops->waits_for(h->transport, r) < SIZE);
+        assert(ops->counter(h->transport, r, 0) >= h->raised[r] && ops->counter(h->transport, r, 0) <= h->raised[r] + 64);
+        h->raised[r] = ops->counter(h->transport, r, 0);
+    }
+}
+
 /* Reads all that it may read, so that the sanitizer sees what lies there. */
 static unsigned look(struct harness *h)
 {
@@ -293,9 +304,8 @@ static unsigned look(struct harness *h)
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_INLINE), SHOAL_PAYLOAD_INLINE) : 0;
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_MAX), 1) : 0;
         }
-        assert(ops->counter(h->transport, r, 0) >= h->raised[r] && ops->counter(h->transport, r, 0) <= h->raised[r] + 64);
-        h->raised[r] = ops->counter(h->transport, r, 0);
     }
+    check_words(h);
     return result + sum(ops->window(h->transport, 0, 0), SLOT_BYTES);
 }
 
@@ -367,6 +377,8 @@ static void flood(struct harness *h, const uint8_t *data, size_t bytes)
         hear(h, message, bytes, true);
         memcpy(message, &head, sizeof head);
         hear(h, message, bytes, true);
+        if (h->transport)
+            check_words(h);
     }
 }
 
@@ -484,6 +496,8 @@ static void build_seed(struct input *input)
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_RAISE, .number = 3, .source = 2}, "", 0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED, .completed = 1, .taken = 64},
                 "", 0);
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_WAITS, .number = 1ull << 32 | 1}, "", 0);
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_WAITS, .number = 2ull << 32 | 3}, "", 0);
     add_piece(input, ACT, acts, sizeof acts);
     add_packet(input, FLOOD, 4, 1024);
     add_part(input, 0, 3, UINT64_MAX - 63, 1);
@@ -581,6 +595,16 @@ static void check_records(struct harness *h, struct input *input)
     assert(payload[0] == 0x5A && ops->arrival(h->transport, 1, 2 + SHOAL_PAYLOADS));
 }
 
+/* Of what a peer says on whom it waits for, the last that it sent counts, if there is such a rank. */
+static void check_waits(struct harness *h, struct input *input)
+{
+    static const uint64_t numbers[] = {2ull << 32 | 3, 1ull << 32 | 1, 3ull << 32 | (SIZE + 1), 4ull << 32 | UINT32_MAX};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(numbers); i++)
+        add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_WAITS, .number = numbers[i]}, "", 0);
+    run_input(h, input);
+    assert(h->transport->ops->waits_for(h->transport, 1) == 2);
+}
+
 /* Of messages for nobody little is kept, where the allocator tells how much. */
 static void check_early(struct harness *h)
 {
@@ -605,6 +629,7 @@ static void check_lies(struct input *input)
     check_parts(&h, input);
     check_places(&h, input);
     check_records(&h, input);
+    check_waits(&h, input);
     close_harness(&h);
 }
 

@@ -3,6 +3,7 @@
  *     host_rank loop SECONDS [JOB] all-reduces, compared, until rank 0 says that the time is over; 0: for ever. JOB is a
  *                                  number that the sums carry, so that two jobs cannot be taken for one another
  *     host_rank abort              the same, but the last rank aborts in the middle
+ *     host_rank busy SECONDS       an all-reduce that the last rank comes to so late
  *     host_rank roots              gathers: each rank to the next one, after one gather that all make to rank 0
  * What fails is printed as one line, "failed: STATUS rank R host H: TEXT". Exit code 0: success, 1: failed, 2: wrong usage. */
 #include <stdint.h>
@@ -316,6 +317,20 @@ static enum shoal_status run_abort(struct world *world, char **words)
     return run_turns((struct loop){.world = world, .is_aborting = world->rank == world->size - 1});
 }
 
+/* All but the last wait for it, some by way of others. */
+static enum shoal_status run_busy(struct world *world, char **words)
+{
+    float *values = calloc(LOOP_MOST, sizeof *values);
+    CHECK(world, values && words[0], "no memory, or no SECONDS");
+    enum shoal_status status = shoal_barrier(world->comm, NULL);
+    if (world->rank == world->size - 1)
+        usleep((useconds_t)(atof(words[0]) * 1e6));
+    if (status == SHOAL_OK)
+        status = shoal_allreduce(world->comm, values, values, LOOP_MOST, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    free(values);
+    return status;
+}
+
 /* ---- Ranks that call different things ------------------------------------------------------------------------------------ */
 
 #define GATHERED ((size_t)1 << 14) /* more than goes beside an arrival record: only partners hear of it */
@@ -344,7 +359,7 @@ static enum shoal_status run_roots(struct world *world, char **words)
 static const struct verb {
     const char *name;
     enum shoal_status (*run)(struct world *world, char **words);
-} verbs[] = {{"exact", run_exact}, {"loop", run_loop}, {"abort", run_abort}, {"roots", run_roots}};
+} verbs[] = {{"exact", run_exact}, {"loop", run_loop}, {"abort", run_abort}, {"busy", run_busy}, {"roots", run_roots}};
 
 static const struct verb *find_verb(const char *name)
 {
@@ -388,7 +403,7 @@ int main(int argc, char **argv)
     struct world world = {.board = board};
     const struct verb *verb = find_verb(argc > 1 ? argv[1] : NULL);
     if (!verb) {
-        fprintf(stderr, "usage: host_rank exact [GROUP...] | loop SECONDS [JOB] | abort | roots\n");
+        fprintf(stderr, "usage: host_rank exact [GROUP...] | loop SECONDS [JOB] | abort | busy SECONDS | roots\n");
         return 2;
     }
     enum shoal_status status = join(&world);

@@ -246,6 +246,18 @@ def stop_rank(word, victim):
         last_words(job.ranks[victim])
 
 
+def busy_rank(word):
+    """The last rank is named, though rank 0, the first to give up, waits for another that waits for it."""
+    layout = layout_of_fault(word)
+    busy = layout.size - 1
+
+    def patience(rank):
+        return {"SHOAL_TIMEOUT_MS": 9000 if rank else 3000}
+    with Cluster(len(layout.sizes)) as cluster, Job(cluster, layout, [PROGRAM, "busy", "5"], {}, patience).start() as job:
+        expect_blamed(job, others(job, [busy]), [busy], ("SHOAL_ERR_TIMEOUT",), START_S)
+        wait_ended(job, job.ranks, TOLD_S)
+
+
 def abort_job(word):
     hosts, start = looping(word, ["abort"])
     with hosts as cluster, start(cluster) as job:
@@ -521,6 +533,7 @@ CASES = [
     case("killed_host_2_of_3x1", kill_host, "3x1", 1),
     *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0))],
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
+    case("busy_rank_of_2x2", busy_rank, "2x2"),
     case("aborted_2x2", abort_job, "2x2"),
     *[case(f"firewall_that_drops_{word}", broken_link, word, drop, "no answer") for word in ("2x1", "3x2")],
     case("firewall_that_drops_2x2_tcp_ofi_rxm", broken_link, "2x2", drop, "no answer", SHOAL_PROVIDER="tcp;ofi_rxm"),

@@ -849,6 +849,63 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
     close_world(world);
 }
 
+static void post_allreduce(struct world *world, int r, int index)
+{
+    const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+                                    .type = SHOAL_FLOAT32,
+                                    .op = SHOAL_SUM,
+                                    .count = 50000,
+                                    .input = world->ranks[r].areas.plain[0],
+                                    .output = world->ranks[r].areas.plain[1],
+                                    .timeout_ms = r == 0 ? 15000 : 20000};
+    post(world, r, index, &call);
+}
+
+/* Of two hosts of two, rank 3 does something else. Rank 0 is the first to give up; it waits for rank 1, which waits for 3. */
+static void engine_names_the_end_of_a_chain(void **state)
+{
+    static const uint16_t host[] = {0, 0, 1, 1};
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 11, .size = 4, .delay_ns_max = TICK_NS, .host = host};
+    struct world *world = open_world(&weather, preset);
+    for (int r = 0; r < 3; r++)
+        post_allreduce(world, r, 0);
+    assert_true(drive(world, 1, 16 * SHOAL_NS_PER_S));
+    for (int r = 0; r < 3; r++) {
+        const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+        assert_int_equal(failure->reporter, 0);
+        assert_int_equal(failure->rank, 3);
+        assert_non_null(strstr(failure->text, "waiting for rank 3 (process 1003 on sim-1, running; rank 1 waits for it)"));
+    }
+    close_world(world);
+}
+
+/* Rank 2 has waited for rank 3, but does so no more: now it is the one that does something else. */
+static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
+{
+    static const uint16_t host[] = {0, 0, 1, 1};
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 12, .size = 4, .delay_ns_max = TICK_NS, .host = host};
+    struct world *world = open_world(&weather, preset);
+    for (int r = 0; r < 3; r++)
+        post_allreduce(world, r, 0);
+    drive(world, 1, 5 * SHOAL_NS_PER_S);
+    assert_true(world->ranks[2].engine->is_wait_said);
+    post_allreduce(world, 3, 0);
+    assert_true(drive(world, 1, 6 * SHOAL_NS_PER_S));
+    world->ranks[2].is_gone = true; /* nobody drives it */
+    for (int r = 0; r < 4; r++) {
+        if (r != 2)
+            post_allreduce(world, r, 1);
+    }
+    drive(world, 2, 25 * SHOAL_NS_PER_S);
+    assert_int_equal(world->ranks[0].engine->failure.status, SHOAL_ERR_TIMEOUT);
+    assert_int_equal(world->ranks[0].engine->failure.rank, 2);
+    assert_null(strstr(world->ranks[0].engine->failure.text, "waits for it"));
+    world->ranks[2].is_gone = false;
+    close_world(world);
+}
+
 /* ---- Rooted operations: who gives runs ahead ---- */
 
 static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
@@ -952,6 +1009,8 @@ int main(void)
         cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
         cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
+        cmocka_unit_test(engine_names_the_end_of_a_chain),
+        cmocka_unit_test(engine_does_not_name_the_end_of_a_chain_that_was),
         cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
         cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
         cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),

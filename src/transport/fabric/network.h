@@ -21,6 +21,7 @@ enum shoal_network_kind {
     SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
     SHOAL_NETWORK_COMPLETED, /* nothing but the head */
+    SHOAL_NETWORK_WAITS,     /* number: how often that was said, and (low 32 bits) 1 + whom the sender waits for, 0: nobody */
     SHOAL_NETWORK_KIND_END
 };
 

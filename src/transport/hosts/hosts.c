@@ -49,6 +49,8 @@ struct remote {
     uint64_t told;                   /* what it was told */
     uint64_t last_sent;              /* sequence of the last record there */
     uint64_t last_heard;             /* and of the last one from there */
+    uint64_t waits;                  /* the number of its last WAITS */
+    int told_waits;                  /* 1 + whom it was told this rank waits for */
     bool has_window;
     struct shoal_fabric_memory window;          /* there */
     uint32_t raises;                            /* immediate of raise 0 there */
@@ -82,6 +84,7 @@ struct hosts {
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
+    uint64_t said_waits; /* how often */
     bool has_window;
     struct shoal_fabric_memory window;
     unsigned *under_way;     /* [slots] of all ranks, what has not left; and of messages */
@@ -549,6 +552,13 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
     *link = packet;
 }
 
+/* Messages come in any order: of several the last one that was sent counts. */
+static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_t number)
+{
+    if ((number & UINT32_MAX) <= (uint64_t)hosts->transport.size && number >> 32 > remote->waits >> 32)
+        remote->waits = number;
+}
+
 /* What comes from the network is not trusted with more than its own content. */
 static void hear(void *arg, const struct shoal_network_head *head, const void *body, size_t bytes)
 {
@@ -572,6 +582,9 @@ static void hear(void *arg, const struct shoal_network_head *head, const void *b
         break;
     case SHOAL_NETWORK_PACKET:
         hear_packet(hosts, remote, head->number, body, bytes);
+        break;
+    case SHOAL_NETWORK_WAITS:
+        hear_waits(hosts, remote, head->number);
         break;
     default:
         break;
@@ -773,6 +786,29 @@ static void describe(struct shoal_transport *transport, int peer, char *text, si
     shoal_control_describe(other->control, other->world_rank, text, bytes);
 }
 
+static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
+{
+    struct hosts *hosts = hosts_of(transport);
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_WAITS,
+                                            .number = ++hosts->said_waits << 32 | (uint32_t)(rank + 1)};
+    hosts->local->ops->say_waits_for(hosts->local, sequence, rank);
+    for (int r = 0; r < transport->size; r++) {
+        struct remote *remote = remote_of(hosts, r);
+        if (is_here(hosts, r) || remote->told_waits == rank + 1 || (rank >= 0 && remote->last_heard < sequence))
+            continue;
+        remote->told_waits = rank + 1;
+        note(hosts, send_message(hosts, r, head, NULL, 0));
+    }
+}
+
+static int waits_for(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    if (is_here(hosts, peer))
+        return hosts->local->ops->waits_for(hosts->local, hosts->local_of[peer]);
+    return (int)(remote_of(hosts, peer)->waits & UINT32_MAX) - 1;
+}
+
 static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -890,6 +926,8 @@ static const struct shoal_transport_ops ops = {
     .flush = flush,
     .lost = lost,
     .describe = describe,
+    .say_waits_for = say_waits_for,
+    .waits_for = waits_for,
     .enter = enter,
     .leave = leave,
     .is_quiet = is_quiet,

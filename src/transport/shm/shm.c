@@ -483,6 +483,18 @@ static void destroy(struct shoal_transport *transport, bool finalized)
     free(shm);
 }
 
+/* relaxed: they are for words on who is slow, and publish nothing. */
+static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
+{
+    (void)sequence;
+    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->waited_for, rank + 1, memory_order_relaxed);
+}
+
+static int waits_for(struct shoal_transport *transport, int peer)
+{
+    return atomic_load_explicit(&shm_of(transport)->seats[peer].head->waited_for, memory_order_relaxed) - 1;
+}
+
 static const struct shoal_transport_ops ops = {
     .name = "shm",
     .arrive = arrive,
@@ -504,6 +516,8 @@ static const struct shoal_transport_ops ops = {
     .flush = flush,
     .lost = lost,
     .describe = describe,
+    .say_waits_for = say_waits_for,
+    .waits_for = waits_for,
     .enter = enter,
     .leave = leave,
     .is_quiet = is_quiet,

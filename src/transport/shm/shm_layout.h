@@ -42,6 +42,7 @@ struct shoal_shm_head {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t completed;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t left;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t is_inside; /* the owner touches operands of others now */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic int waited_for;     /* 1 + the rank that the owner waits for, as it says; 0: none */
     _Alignas(SHOAL_CACHE_PAIR) struct shoal_shm_failure failure;
 };
 

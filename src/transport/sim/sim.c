@@ -20,6 +20,7 @@ struct link {
     struct shoal_sim_event *letters[SHOAL_ARRIVALS]; /* arrivals not yet completed, at sequence % SHOAL_ARRIVALS */
     uint64_t counters[SHOAL_DEPTH_MAX];
     uint64_t completed;
+    uint64_t heard; /* sequence of the last arrival */
     enum fate fate;
     uint64_t cut_ns;                     /* what a killed peer sent arrives until then */
     uint64_t raise_due[SHOAL_DEPTH_MAX]; /* of the last raise sent */
@@ -30,6 +31,7 @@ struct link {
     uint64_t pushed; /* bytes ever pushed to the peer */
     uint64_t taken;  /* how many of them it has told that it took */
     uint64_t popped; /* bytes ever taken from the peer */
+    uint64_t waits;  /* of what it said on whom it waits for, the last one sent */
     bool drop_next;
 };
 
@@ -43,7 +45,8 @@ struct rank {
     struct shoal_sim *sim;
     struct link *links; /* links[peer], the own one included */
     uint64_t arrived;   /* sequence of the last arrival */
-    bool failed;        /* the first cause is visible here */
+    uint64_t said_waits;
+    bool failed; /* the first cause is visible here */
     bool stopped;
     enum fate fate;
     atomic_bool abort_asked;
@@ -337,11 +340,12 @@ static struct shoal_sim_event *letter_find(const struct link *link, uint64_t seq
 static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
 {
     const uint64_t sequence = letter->record.descriptor.sequence;
+    struct link *link = &dest->links[letter->source];
+    link->heard = max_u64(link->heard, sequence);
     if (sequence <= dest->links[dest->transport.rank].completed) {
         free(letter);
         return;
     }
-    struct link *link = &dest->links[letter->source];
     letter_free(link, sequence % SHOAL_ARRIVALS);
     link->letters[sequence % SHOAL_ARRIVALS] = letter;
 }
@@ -670,6 +674,26 @@ static void op_describe(struct shoal_transport *transport, int peer, char *text,
     snprintf(text, bytes, "%s", stopped ? "stopped" : fate_text(fate));
 }
 
+static void op_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int peer)
+{
+    struct rank *rank = rank_of(transport);
+    rank->said_waits++;
+    for (int dest = 0; dest < transport->size; dest++) {
+        const bool may_wait = peer < 0 || reaches(rank->sim, transport->rank, dest) || rank->links[dest].heard >= sequence;
+        struct shoal_sim_event *event =
+            may_wait && dest != transport->rank ? event_create(rank, dest, SHOAL_SIM_WAITS, NULL, 0) : NULL;
+        if (!event)
+            continue;
+        event->value = rank->said_waits << 32 | (uint32_t)(peer + 1);
+        post(rank->sim, event);
+    }
+}
+
+static int op_waits_for(struct shoal_transport *transport, int peer)
+{
+    return (int)(rank_of(transport)->links[peer].waits & UINT32_MAX) - 1;
+}
+
 static void op_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
 {
     const struct rank *rank = rank_of(transport);
@@ -734,6 +758,8 @@ static const struct shoal_transport_ops sim_ops = {
     .flush = op_flush,
     .lost = op_lost,
     .describe = op_describe,
+    .say_waits_for = op_say_waits_for,
+    .waits_for = op_waits_for,
     .fail = op_fail,
     .failed = op_failed,
     .abort = op_abort,
@@ -778,6 +804,8 @@ static void deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
         link->counters[event->slot]++;
     else if (event->kind == SHOAL_SIM_BYTES)
         put_bytes(dest, event);
+    else if (event->kind == SHOAL_SIM_WAITS)
+        link->waits = max_u64(link->waits, event->value);
     else if (event->kind == SHOAL_SIM_FAILURE)
         dest->failed = true;
     else

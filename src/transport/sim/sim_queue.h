@@ -13,6 +13,7 @@ enum shoal_sim_event_kind {
     SHOAL_SIM_PACKET,
     SHOAL_SIM_ROOM,
     SHOAL_SIM_BYTES,
+    SHOAL_SIM_WAITS,
     SHOAL_SIM_FAILURE,
     SHOAL_SIM_GONE
 };
@@ -25,7 +26,7 @@ struct shoal_sim_event {
     int source;
     int dest;
     unsigned slot;
-    uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate */
+    uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate; waits: as SHOAL_NETWORK_WAITS */
     size_t offset;
     size_t bytes; /* of data: what is put, the payload beside a record, or a packet with its bytes */
     struct shoal_arrival record;
