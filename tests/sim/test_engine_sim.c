@@ -774,7 +774,7 @@ static bool run_unlike(struct world *world, uint64_t seed)
 static void engine_mismatch_is_found_over_hosts(void **state)
 {
     (void)state;
-    for (uint64_t seed = 0; seed < 400; seed++) {
+    for (uint64_t seed = 0; seed < 200; seed++) {
         const int size = 3 + (int)(seed % 5), hosts = 2 + (int)(seed / 5 % 6);
         uint16_t host[RANKS_MAX];
         draw_hosts(seed, size, hosts < size ? hosts : size, host);

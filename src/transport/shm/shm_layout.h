@@ -1,7 +1,8 @@
 /* What lies where in a rank's segment of a communicator. Everything has one writer.
  *
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
- *     head           one page: what this rank has completed, whether it left, the group's failure (rank 0's segment only)
+ *     head           one page: what this rank has completed, whether it left, whom it waits for, the group's failure (rank 0's
+ *                    segment only)
  *     arrivals       SHOAL_ARRIVALS records, each alone on a pair of cache lines        written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
