@@ -68,7 +68,8 @@ void shoal_bootstrap_end_phase(struct shoal_bootstrap *bootstrap, const char *na
 /* "12.5 ms: store 9.1, agreement 3.4" */
 void shoal_bootstrap_print_phases(const struct shoal_bootstrap *bootstrap, char *text, size_t text_bytes);
 
-/* Ends it: with the TCP store, rank 0 first waits (at most a second) until the others have said that they are done. */
+/* Ends it: with the TCP store, a rank that serves others first waits (at most a second) until they have said that they are
+ * done. */
 void shoal_bootstrap_close(struct shoal_bootstrap *bootstrap);
 
 #endif

@@ -242,7 +242,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place, cons
     }
     bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, store};
     bootstrap->above = (struct shoal_store){.get = get_above, .arg = store};
-    if (store->tree.server)
+    if (store->tree.below.fd >= 0)
         bootstrap->below = (struct shoal_store){.set = set_below, .arg = store};
     bootstrap->state = store;
     bootstrap->close = store_close;

@@ -14,7 +14,7 @@ struct shoal_tcp_tree {
         *root; /* to rank 0's store, where the addresses of the others are; its connection is the caller's */
     struct shoal_tcp_identity identity;
     struct shoal_tcp_server *server; /* NULL where nobody is below, or nobody can be served */
-    struct shoal_tcp_client below;   /* to the own server */
+    struct shoal_tcp_client below;   /* to the own server; not connected: this rank serves nobody */
     struct shoal_tcp_client above;   /* not connected: rank 0 is above, or stands in */
     bool has_looked;                 /* for the one above */
 };
