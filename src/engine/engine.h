@@ -189,6 +189,7 @@ struct shoal_engine {
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* callbacks, which run inside, may post */
+    bool is_wait_said;               /* others were told whom this rank waits for */
     bool is_broken;
     bool is_finalized;
     struct shoal_failure failure;
@@ -199,8 +200,7 @@ struct shoal_engine {
     uint64_t lost_mark;
     int warned_rank; /* whom it named */
     uint64_t warned_ns;
-    bool is_wait_said; /* others were told whom this rank waits for */
-    uint64_t said_ns;
+    uint64_t said_ns; /* when others were last told whom this rank waits for */
     shoal_step_fn on_step;
     void *on_step_arg;
 };
