@@ -225,7 +225,7 @@ static enum turn drive_once(struct shoal_driver *driver)
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
 /* The same where each poll looks at the network, which takes a system call. */
-#define APART_POLLS 4
+#define APART_POLLS 2
 /* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
 #define SHORT_POLLS 20
 
@@ -235,7 +235,7 @@ void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine,
     const unsigned polls = !driver->spin_ns ? 1 : is_apart ? APART_POLLS : SPIN_POLLS;
     unsigned idle = 0;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
-        if (SHOAL_UNLIKELY(is_apart))
+        if (SHOAL_UNLIKELY(is_apart) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
             shoal_network_poll(driver->network);
         if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
