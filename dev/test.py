@@ -209,6 +209,8 @@ def main():
     for name in options.builds:
         if name not in BUILDS:
             parser.error(f"there is no build \"{name}\"; there are {', '.join(BUILDS)}")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script started this behind it, and then in all
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)             # that is tested
     total = Count()
     for name in options.builds or BUILDS:
         reason = why_impossible(name)
