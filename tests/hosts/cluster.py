@@ -198,6 +198,20 @@ class Cluster:
 
 # ---- Jobs ------------------------------------------------------------------------------------------------------------------
 
+def threads_of(pid):
+    """What each thread of a process is doing, and where it sleeps in the kernel, where that may be seen."""
+    told = []
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+        try:
+            status = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            place = (task / "wchan").read_text()
+            seconds = sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+            told.append(f"{(task / 'comm').read_text().strip()} {status} {place} {seconds:.1f} s")
+        except OSError:
+            continue
+    return ", ".join(told)
+
+
 class Rank:
     """A process on a host. output: what it wrote so far, both streams."""
 
@@ -219,7 +233,7 @@ class Rank:
         return os.pread(self.file.fileno(), size, 0).decode(errors="replace")
 
     def state(self):
-        return "(still running)" if self.code is None else f"(ended with {self.code})"
+        return f"(still running: {threads_of(self.pid)})" if self.code is None else f"(ended with {self.code})"
 
     def signal(self, number):
         if not self.poll():
