@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 GRACE_S = 15  # for the others once one rank has failed: they hear of it through the library
 PORT = 29500  # the namespaces are ours: every port is free
