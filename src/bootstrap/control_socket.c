@@ -144,10 +144,10 @@ int shoal_control_socket_error(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
 }
 
-bool shoal_control_socket_is_answered(int fd)
+int64_t shoal_control_socket_unanswered_ms(int fd)
 {
     struct tcp_info info;
     socklen_t bytes = sizeof info;
-    return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED &&
-           info.tcpi_last_ack_recv < 2 * 1000 * PROBE_S + 500;
+    const bool is_known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+    return is_known ? (int64_t)info.tcpi_last_ack_recv : -1;
 }

@@ -14,9 +14,10 @@ void shoal_control_socket_close(int fd);
 /* How a connect that was under way has ended: 0 or an error number. */
 int shoal_control_socket_error(int fd);
 
-/* Whether the other side's kernel has acknowledged something lately; one that does while its process is silent has a stopped
- * process. */
-bool shoal_control_socket_is_answered(int fd);
+/* So long ago the other side's kernel has last acknowledged something; -1: the connection is ending. One that does so while its
+ * process is silent has a stopped process; with the kernel's signs of life it should each second. */
+int64_t shoal_control_socket_unanswered_ms(int fd);
+#define SHOAL_CONTROL_ANSWERED_MS 2500
 
 /* How many forks lie between this process and the first that used control trees. Async-signal-safe. */
 unsigned shoal_control_socket_generation(void);

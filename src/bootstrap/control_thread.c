@@ -156,11 +156,17 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
         link->pauses = pauses;
         link->heard_ns = now_ns;
     }
-    if (now_ns - link->heard_ns < SHOAL_CONTROL_SILENT_MS * SHOAL_NS_PER_MS ||
-        shoal_control_state_is_stopped(&control->core.state, link->peer) || !shoal_control_socket_is_answered(link->fd))
+    const uint64_t silent_ms = (now_ns - link->heard_ns) / SHOAL_NS_PER_MS;
+    if (silent_ms < SHOAL_CONTROL_SILENT_MS)
         return;
-    shoal_control_tree_stop(control, link->peer, true, now_ns);
-    link->pauses++;
+    const int64_t unanswered_ms = shoal_control_socket_unanswered_ms(link->fd);
+    if (silent_ms >= SHOAL_CONTROL_UNREACHABLE_MS && unanswered_ms >= SHOAL_CONTROL_UNREACHABLE_MS) {
+        end_of_socket(control, link, ETIMEDOUT); /* the kernel says so at one of its retries only, which may be seconds later */
+    } else if (unanswered_ms >= 0 && unanswered_ms < SHOAL_CONTROL_ANSWERED_MS &&
+               !shoal_control_state_is_stopped(&control->core.state, link->peer)) {
+        shoal_control_tree_stop(control, link->peer, true, now_ns);
+        link->pauses++;
+    }
 }
 
 static void expire(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
