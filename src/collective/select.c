@@ -21,6 +21,18 @@ static bool is_small_for_hosts(const struct shoal_selection *selection, const st
     return selection->hosts > 8 && selection->bytes < (size_t)64 << 10;
 }
 
+/* Where the kernel's TCP carries the bytes, several senders to one receiver hold each other up; with a ring each host hears
+ * one. Blocks must be long enough to hide its crossings, and hosts few enough for its roundings. */
+#define RING_BLOCK ((size_t)256 << 10)
+#define RING_HOSTS 16
+
+static bool is_large_for_sockets(const struct shoal_selection *selection, const struct shoal_view *view, int root)
+{
+    (void)view, (void)root;
+    return !selection->sends_cheaply && selection->hosts > 2 && selection->hosts <= RING_HOSTS &&
+           selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
+}
+
 /* Of rows that only rules choose. */
 static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
@@ -44,6 +56,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
         name "-staged", name "-mixed", name "-shared" \
     }
 #define BY_RULE "several hosts, by a rule"
+#define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
@@ -56,10 +69,10 @@ static const struct shoal_row rows[] = {
      "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
     {SHOAL_KIND_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false, is_small_for_hosts,
      "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
+    {SHOAL_KIND_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets, RING_WHEN,
+     "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
     {SHOAL_KIND_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "2(H-1)/H*n sent and received per host, in 2 crossings"},
-    {SHOAL_KIND_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
-     "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
     {SHOAL_KIND_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never, BY_RULE,
      "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
     {SHOAL_KIND_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
@@ -74,10 +87,10 @@ static const struct shoal_row rows[] = {
      "n written, n read per rank"},
     {SHOAL_KIND_REDUCE_SCATTER, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, false, NULL,
      "otherwise", "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
+    {SHOAL_KIND_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
+     RING_WHEN, "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
-    {SHOAL_KIND_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
-     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_BROADCAST, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written by root, n read per rank"},
     {SHOAL_KIND_BROADCAST, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
@@ -89,10 +102,10 @@ static const struct shoal_row rows[] = {
      "(H-1)/H*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_KIND_ALLGATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
+    {SHOAL_KIND_ALLGATHER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets, RING_WHEN,
+     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
-    {SHOAL_KIND_ALLGATHER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_never, BY_RULE,
-     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_RULE,
      "(H-1)/H*n sent and received per host, in log2 H crossings, rounded up"},
     {SHOAL_KIND_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,

@@ -230,8 +230,8 @@ def explain_refuses_what_makes_no_sense():
 
 
 def explain_shows_plans_over_hosts():
-    out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "4M", "--rank", "9")
-    expect("all-reduce of 4194304 bytes (1048576 elements) over 32 ranks on 4 hosts\n" in out, out)
+    out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "512K", "--rank", "9")
+    expect("all-reduce of 524288 bytes (131072 elements) over 32 ranks on 4 hosts\n" in out, out)
     expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
     expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each piece:" in out, out)
     for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
@@ -245,6 +245,7 @@ def explain_shows_plans_over_hosts():
     expect("algorithm direct" in explain("barrier", "--hosts", "3"), "a barrier of 3 ranks")
     expect("over 3 ranks on 3 hosts\n" in explain("broadcast", "--hosts", "3"))
     expect("over 5 ranks on 2 hosts\n" in explain("broadcast", "--hosts", "2", "--ranks", "5"))
+    expect("algorithm ring, because of several hosts" in explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "4M"))
     expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "32K"))
 
 
