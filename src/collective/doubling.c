@@ -32,13 +32,11 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
     if (!shoal_hosts_find(hosts, plan, view, rank, root))
         return false;
     pairing->stride = shoal_hosts_size(hosts, hosts->own);
+    pairing->powers = shoal_hosts_powers(hosts->count);
+    pairing->partner = shoal_hosts_stand_by(hosts->count, hosts->own);
     pairing->rounds = 0;
-    while (2 << pairing->rounds <= hosts->count)
+    while (1 << pairing->rounds < pairing->powers)
         pairing->rounds++;
-    pairing->powers = 1 << pairing->rounds;
-    pairing->partner = is_one_of_powers(pairing) ? hosts->own + pairing->powers : hosts->own - pairing->powers;
-    if (pairing->partner >= hosts->count)
-        pairing->partner = -1;
     return true;
 }
 

@@ -69,6 +69,22 @@ static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
     return hosts->start[host + 1] - hosts->start[host];
 }
 
+/* Of so many hosts: the largest power of two. Recursive doubling is theirs. */
+static inline int shoal_hosts_powers(int count)
+{
+    int powers = 1;
+    while (2 * powers <= count)
+        powers *= 2;
+    return powers;
+}
+
+/* Among the powers, the host beyond them that hands over to `host`; beyond them, the one that it hands over to; -1: none. */
+static inline int shoal_hosts_stand_by(int count, int host)
+{
+    const int powers = shoal_hosts_powers(count), other = host < powers ? host + powers : host - powers;
+    return other < count ? other : -1;
+}
+
 /* Also a local rank by its number, counted on from the last to the first. */
 static inline int shoal_hosts_carrier(const struct shoal_hosts *hosts, int host, int slice)
 {

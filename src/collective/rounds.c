@@ -11,27 +11,13 @@ struct builder {
     uint16_t *next;
 };
 
-static int largest_power(int hosts)
-{
-    int powers = 1;
-    while (2 * powers <= hosts)
-        powers *= 2;
-    return powers;
-}
-
 int shoal_rounds_count(int hosts)
 {
+    const int all = shoal_hosts_powers(hosts);
     int rounds = 0;
-    for (int powers = largest_power(hosts); powers > 1; powers /= 2)
+    for (int powers = all; powers > 1; powers /= 2)
         rounds++;
-    return rounds + (largest_power(hosts) < hosts ? 2 : 0);
-}
-
-/* The host beyond the powers that hands over to `host`, or the one that a host beyond them hands over to; -1: none. */
-static int find_stand_by(const struct builder *builder, int host)
-{
-    const int other = host < builder->powers ? host + builder->powers : host - builder->powers;
-    return other < builder->hosts.count ? other : -1;
+    return rounds + (all < hosts ? 2 : 0);
 }
 
 /* ---- Lists of ranks ------------------------------------------------------------------------------------------------------ */
@@ -71,32 +57,31 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
     const int first = host / distance * distance;
     const uint16_t *start = builder->next;
     for (int member = first; member < first + distance; member++) {
+        const int other = shoal_hosts_stand_by(builder->hosts.count, member);
         append_members(builder, member);
-        if (find_stand_by(builder, member) >= 0)
-            append_members(builder, find_stand_by(builder, member));
+        if (other >= 0)
+            append_members(builder, other);
     }
     return list_since(builder, start);
 }
 
+/* The rank of another host that serves this one. */
 static int served_by(const struct builder *builder, int host)
 {
-    const struct shoal_hosts *hosts = &builder->hosts;
-    return hosts->member[hosts->start[host] + hosts->local % shoal_hosts_size(hosts, host)];
+    return shoal_hosts_carrier(&builder->hosts, host, builder->hosts.local);
 }
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
-static struct shoal_round *append(struct builder *builder, struct shoal_round round)
+static void append(struct builder *builder, struct shoal_round round)
 {
-    struct shoal_round *added = &builder->rounds->rounds[builder->rounds->count++];
-    *added = round;
-    return added;
+    builder->rounds->rounds[builder->rounds->count++] = round;
 }
 
 /* A host beyond the powers: what it has goes to its partner, and the result comes back. */
 static void stand_by(struct builder *builder)
 {
-    const int own = builder->hosts.own, partner = find_stand_by(builder, own);
+    const int own = builder->hosts.own, partner = shoal_hosts_stand_by(builder->hosts.count, own);
     append(builder, (struct shoal_round){.from = served_by(builder, partner),
                                          .to = list_served(builder, partner),
                                          .held = list_host(builder, own),
@@ -129,7 +114,7 @@ static void exchange(struct builder *builder, int distance)
 
 static void build(struct builder *builder)
 {
-    const int partner = find_stand_by(builder, builder->hosts.own);
+    const int partner = shoal_hosts_stand_by(builder->hosts.count, builder->hosts.own);
     builder->rounds->here = list_host(builder, builder->hosts.own);
     if (builder->hosts.own >= builder->powers) {
         stand_by(builder);
@@ -151,8 +136,9 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     shoal_plan_init(&plan, rank, view->size);
     const bool is_apart = shoal_hosts_find(&builder.hosts, &plan, view, rank, 0);
     shoal_plan_fini(&plan);
-    builder.powers = largest_power(builder.hosts.count);
-    /* Served: at most all ranks of another host in each round. Held and came: what is held doubles from round to round. */
+    builder.powers = shoal_hosts_powers(builder.hosts.count);
+    /* In all rounds together a rank serves each other rank at most once, and so it is with parts that come; what is held may be
+     * nearly all ranks in each round, where hosts are of different sizes. */
     rounds->pool = calloc((size_t)view->size * (4 + SHOAL_ROUNDS_MAX), sizeof *rounds->pool);
     if (!rounds->pool)
         return false;

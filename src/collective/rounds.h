@@ -10,8 +10,6 @@
 #ifndef SHOAL_COLLECTIVE_ROUNDS_H
 #define SHOAL_COLLECTIVE_ROUNDS_H
 
-#include <stddef.h>
-
 #include "plan/plan.h"
 
 #define SHOAL_ROUNDS_MAX 14 /* log2 of the ranks, and two where hosts are no power of two */
