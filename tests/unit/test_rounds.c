@@ -164,6 +164,21 @@ static void rounds_bring_all_to_all(void **state)
     }
 }
 
+/* One host has most of the ranks, the first or the last one: what it holds is long in each round. */
+static void rounds_with_one_large_host(void **state)
+{
+    (void)state;
+    for (int hosts = 2; hosts <= 17; hosts++) {
+        uint16_t first[RANKS_MAX], last[RANKS_MAX];
+        for (int r = 0; r < RANKS_MAX; r++) {
+            first[r] = (uint16_t)(r < RANKS_MAX - hosts ? 0 : r - (RANKS_MAX - hosts));
+            last[r] = (uint16_t)(r < hosts ? r : hosts - 1);
+        }
+        run(RANKS_MAX, first);
+        run(RANKS_MAX, last);
+    }
+}
+
 /* Two hosts that exchange sums agree on which one comes first, and the last sum is the last thing that is added. */
 static void rounds_add_in_one_order(void **state)
 {
@@ -201,6 +216,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounds_bring_all_to_all),
+        cmocka_unit_test(rounds_with_one_large_host),
         cmocka_unit_test(rounds_add_in_one_order),
         cmocka_unit_test(rounds_are_counted),
     };
