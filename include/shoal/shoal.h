@@ -244,10 +244,12 @@ struct shoal_options {
     uint32_t timeout_ms; /* the operation's deadline, from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
     double scale;        /* of SHOAL_SCALED_SUM; other operators do not read it */
+    uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and
+                            it can be left. Not in callbacks, which must not wait. */
 };
-#define SHOAL_OPTIONS_INIT                    \
-    {                                         \
-        sizeof(struct shoal_options), 0, 0, 1 \
+#define SHOAL_OPTIONS_INIT                       \
+    {                                            \
+        sizeof(struct shoal_options), 0, 0, 1, 0 \
     }
 
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
@@ -361,7 +363,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoa
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
-/* An operation under way. The *_post calls return at once; buffers belong to Shoal until the request is done. Any number may
+/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the request is done. Any number may
  * be posted; they start in order. The first one starts the context's progress thread. Arrays of counts, offsets, tensors and
  * messages need not outlive the call. */
 struct shoal_request;
@@ -435,7 +437,8 @@ shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tenso
 #define SHOAL_FOREVER UINT32_MAX
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
-/* Drives a little, without waiting; returns PENDING or the operation's status. */
+/* Drives a little, without waiting; returns PENDING or the operation's status. Gives way to other ranks where the host has more
+ * of them than cores, so that a loop of tests lets them come. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_test(struct shoal_request *request);
 
 /* Calls fn once when the request is done, on the thread that drives; at once when it is done already. It may post operations,

@@ -42,7 +42,7 @@ static enum shoal_status take_options(const struct attempt *attempt, const struc
         return shoal_call_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
     call->timeout_ms = options->timeout_ms;
     call->trace_tag = options->trace_tag;
-    if (options->struct_bytes >= sizeof *options)
+    if (options->struct_bytes >= offsetof(struct shoal_options, wait_ms))
         call->scale = options->scale;
     return SHOAL_OK;
 }

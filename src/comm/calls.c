@@ -11,6 +11,7 @@ struct batch {
     const struct shoal_call *calls;
     size_t count;
     bool is_group;
+    uint32_t wait_ms; /* of options */
 };
 
 /* Under the lock. */
@@ -43,7 +44,7 @@ static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
 
 enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
 {
-    return run(comm, &(struct batch){call, 1, false});
+    return run(comm, &(struct batch){call, 1, false, 0});
 }
 
 /* Of a call that was not posted. */
@@ -64,8 +65,12 @@ static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch
         return drop(batch, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request"));
     shoal_driver_lock(driver);
     const enum shoal_status status = begin(comm, batch, request);
-    shoal_engine_progress(comm->engine);
-    shoal_engine_flush(comm->engine);
+    if (batch->wait_ms && status == SHOAL_OK) {
+        shoal_driver_spin(driver, comm->engine, request);
+    } else {
+        shoal_engine_progress(comm->engine);
+        shoal_engine_flush(comm->engine);
+    }
     shoal_driver_wake(driver);
     shoal_driver_unlock(driver);
     if (status != SHOAL_OK) {
@@ -73,7 +78,8 @@ static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch
         return status;
     }
     *request_out = request;
-    shoal_driver_wake_thread(driver);
+    if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)
+        shoal_driver_wake_thread(driver);
     return SHOAL_OK;
 }
 
@@ -89,12 +95,17 @@ static enum shoal_status launch(struct shoal_comm *comm, const char *name, const
     return request_out ? post(comm, batch, request_out) : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
 }
 
+static uint32_t wait_of(const struct shoal_options *options)
+{
+    return options && options->struct_bytes >= sizeof *options ? options->wait_ms : 0;
+}
+
 static enum shoal_status start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                const struct shoal_extra *extra, const struct shoal_options *options,
                                struct shoal_request **request_out)
 {
     SHOAL_TRY(shoal_call_check(comm, name, call, extra, options));
-    return launch(comm, name, &(struct batch){call, 1, false}, request_out);
+    return launch(comm, name, &(struct batch){call, 1, false, wait_of(options)}, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -102,7 +113,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_call_check_message(comm, name, &message, options, &call));
-    return launch(comm, name, &(struct batch){&call, 1, false}, request_out);
+    return launch(comm, name, &(struct batch){&call, 1, false, wait_of(options)}, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -118,7 +129,7 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_call_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status = launch(comm, name, &(struct batch){calls, count, true}, request_out);
+        status = launch(comm, name, &(struct batch){calls, count, true, wait_of(options)}, request_out);
     free(calls);
     return status;
 }

@@ -236,7 +236,8 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     const uint32_t timeout_ms = create_timeout(context, options);
     struct recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
-    context->log.rank = bootstrap->rank;
+    if (!context->comms) /* a process's first group is its job's */
+        context->log.rank = bootstrap->rank;
     SHOAL_TRY(agree(context, bootstrap, timeout_ms, &recipe.number));
     struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
     if (!members)
@@ -244,7 +245,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
     if (status == SHOAL_OK) {
-        shoal_driver_set_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
+        shoal_driver_note_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
     }
     free(members);

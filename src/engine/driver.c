@@ -33,13 +33,14 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
         pthread_cond_init(&driver->thread_wake, NULL))
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
-    shoal_driver_set_ranks(driver, 1);
+    shoal_driver_note_ranks(driver, 1);
     return SHOAL_OK;
 }
 
-void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks)
+void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks)
 {
-    driver->spin_ns = local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
+    driver->local_ranks = local_ranks > driver->local_ranks ? local_ranks : driver->local_ranks;
+    driver->spin_ns = driver->local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
 }
 
 void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network)
@@ -192,6 +193,8 @@ void shoal_driver_poll(struct shoal_driver *driver)
     if (now_ns >= driver->next_check_ns)
         driver->next_check_ns = now_ns + check_all(driver);
     shoal_driver_unlock(driver);
+    if (!driver->spin_ns) /* a loop of polls would keep the core from those it waits for */
+        sched_yield();
 }
 
 /* ---- Waiting: the only place where Shoal waits --------------------------------------------------------------------------- */

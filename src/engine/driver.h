@@ -24,6 +24,7 @@ struct shoal_driver {
     struct shoal_network *network; /* NULL: all ranks are on this host */
     struct shoal_engine *engines;
     double ns_per_tick;
+    int local_ranks;
     uint64_t spin_ns;
     uint64_t yield_ns;
     atomic_int waiters;
@@ -45,8 +46,8 @@ SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, 
 /* Stops the thread. All engines must be gone. */
 void shoal_driver_fini(struct shoal_driver *driver);
 
-/* How many ranks share this process's cores: decides whether waits spin. */
-void shoal_driver_set_ranks(struct shoal_driver *driver, int local_ranks);
+/* So many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
+void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks);
 
 /* Under the lock: polls the network too, from now on. */
 void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network);
@@ -75,7 +76,7 @@ void shoal_driver_wake(struct shoal_driver *driver);
 SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request,
                                                    uint64_t until_ns);
 
-/* One round of progress, if nobody else drives. */
+/* One round of progress, if nobody else drives; gives way to other ranks where waits do not spin. */
 void shoal_driver_poll(struct shoal_driver *driver);
 
 /* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was

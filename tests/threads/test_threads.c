@@ -367,6 +367,45 @@ static void threads_wait_that_runs_out_loses_nothing(void **state)
     run_world(2, late_body);
 }
 
+static void note_done(void *is_done, enum shoal_status status)
+{
+    atomic_store((atomic_bool *)is_done, status == SHOAL_OK);
+}
+
+/* A post that waits is done when it returns; where a peer is late it comes back all the same, and the progress thread goes on. */
+static void waiting_post_body(struct rank *rank)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    struct shoal_request *request;
+    int64_t value = 1, sum = 0;
+    options.wait_ms = 10000;
+    OK(rank, shoal_allreduce_post(rank->comm, &value, &sum, 1, SHOAL_INT64, SHOAL_SUM, &options, &request));
+    CHECK(rank, sum == 2, "the sum is %lld before any wait", (long long)sum);
+    OK(rank, shoal_request_wait(request, 0));
+    shoal_request_free(request);
+
+    options.wait_ms = 20;
+    if (rank->rank == 1)
+        pause_us(200000);
+    OK(rank, shoal_allreduce_post(rank->comm, &value, &sum, 1, SHOAL_INT64, SHOAL_SUM, &options, &request));
+    if (rank->rank == 0) {
+        CHECK(rank, shoal_request_wait(request, 0) == SHOAL_PENDING, "done before the other rank has come");
+        atomic_bool is_done = false;
+        shoal_request_on_done(request, note_done, &is_done);
+        for (int ms = 0; ms < 5000 && !is_done; ms++) /* nobody waits or tests */
+            pause_us(1000);
+        CHECK(rank, is_done, "left to the progress thread, it was not done");
+    }
+    OK(rank, shoal_request_wait(request, SHOAL_FOREVER));
+    shoal_request_free(request);
+}
+
+static void threads_post_that_waits(void **state)
+{
+    (void)state;
+    run_world(2, waiting_post_body);
+}
+
 /* ---- Several communicators and threads per rank -------------------------------------------------------------------------- */
 
 #define USERS 3
@@ -550,6 +589,7 @@ int main(void)
         cmocka_unit_test(threads_async),
         cmocka_unit_test(threads_callbacks_that_post),
         cmocka_unit_test(threads_wait_that_runs_out_loses_nothing),
+        cmocka_unit_test(threads_post_that_waits),
         cmocka_unit_test(threads_several_communicators),
         cmocka_unit_test(threads_split_beside_others),
         cmocka_unit_test(threads_abort_from_another_thread),
