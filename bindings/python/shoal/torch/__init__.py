@@ -1,0 +1,98 @@
+"""Shoal as a back-end of torch.distributed.
+
+    import shoal.torch
+    torch.distributed.init_process_group("shoal")            # or "cpu:shoal", "cpu:shoal,cuda:nccl"
+
+The import registers the back-end (an installed package registers itself when torch is imported). Two shims over the same C
+library can serve a process: one in C++, compiled against this very torch when it is first needed and kept, and one in Python where no compiler is found.
+SHOAL_TORCH_SHIM=c++ or python chooses."""
+from __future__ import annotations
+
+import datetime
+import inspect
+import math
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from . import _compile
+
+_SHIMS = ("auto", "c++", "python")
+_chosen = None  # (name, module), once a group or a tensor was asked for
+_registered = set()
+
+
+def register(name: str = "shoal") -> None:
+    """Makes the back-end known to torch.distributed under a name, for CPU tensors. Doing it again changes nothing."""
+    if name in _registered:
+        return
+    if "extended_api" in inspect.signature(dist.Backend.register_backend).parameters:
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu"])
+    else:  # before torch 2.0
+        dist.Backend.register_backend(name, _create_plain)
+    _registered.add(name)
+
+
+def empty(*size, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor like torch.empty's in memory that the other ranks of the host map: collectives on it copy nothing. Freed with
+    the last tensor that views it."""
+    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = dtype or torch.get_default_dtype()
+    return _shim(0)[1].empty(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+
+def shim() -> str:
+    """Which shim serves this process: "c++" or "python"."""
+    return _shim(0)[0]
+
+
+def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: datetime.timedelta | None = None,
+                      wait_all_ranks: bool = False) -> None:
+    """torch.distributed.monitored_barrier, which torch itself refuses to all back-ends but Gloo: a barrier whose error names
+    the ranks that did not come in time."""
+    group = group or dist.group.WORLD
+    group.monitored_barrier(timeout or datetime.timedelta(seconds=300), wait_all_ranks)
+
+
+def _shim(rank: int):
+    global _chosen
+    if _chosen is None:
+        _chosen = _choose(rank)
+    return _chosen
+
+
+def _choose(rank: int):
+    wanted = os.environ.get("SHOAL_TORCH_SHIM") or "auto"
+    if wanted not in _SHIMS:
+        raise ValueError(f"SHOAL_TORCH_SHIM is \"{wanted}\", but must be one of {', '.join(_SHIMS)}")
+    if wanted != "python":
+        try:
+            return "c++", _compile.load()
+        except _compile.Unavailable as reason:
+            if wanted == "c++":
+                raise
+            if rank == 0:
+                print(f"shoal: {reason}: the Python shim serves instead; it is slower, and before torch 2.14 it cannot sit beside "
+                      "another back-end in one group", file=sys.stderr)
+    from . import _python
+    return "python", _python
+
+
+def _create(options, pg_options=None):
+    ranks = [int(rank) for rank in options.global_ranks_in_group]
+    name = f"torch.{options.group_id or 'world'}"
+    return _join(options.store, options.group_rank, options.group_size, options.timeout, name, ranks)
+
+
+def _create_plain(store, rank, size, timeout):
+    return _join(store, rank, size, timeout, "torch", [])
+
+
+def _join(store, rank, size, timeout, name, ranks):
+    create = _shim(rank)[1].create
+    return create(store, rank, size, timeout, name, ranks)
+
+
+register()

@@ -1,0 +1,118 @@
+"""Compiles the C++ shim, backend.cpp, against the torch that is imported, once; the result is kept in a cache."""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+
+import torch
+
+import shoal
+from shoal import _library
+
+MODULE = "shoal_torch"
+SOURCE = pathlib.Path(__file__).with_name("backend.cpp")
+TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
+OLDEST_TORCH = (2, 4)
+
+
+class Unavailable(RuntimeError):
+    """The C++ shim cannot serve here; the text says why."""
+
+
+def load():
+    """The compiled module: functions create and empty. Compiles it where that has not been done; raises Unavailable."""
+    compiled = _cached()
+    _library.load()  # the module finds it loaded, wherever it lies
+    spec = importlib.util.spec_from_file_location(MODULE, compiled)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise Unavailable(f"{compiled} cannot be loaded ({error})") from error
+    return module
+
+
+def cache_folder() -> pathlib.Path:
+    """Where compiled shims are kept: $SHOAL_TORCH_CACHE, else `shoal` in the user's cache folder."""
+    named = os.environ.get("SHOAL_TORCH_CACHE")
+    if named:
+        return pathlib.Path(named)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "shoal"
+
+
+def _cached() -> pathlib.Path:
+    if _torch_version() < OLDEST_TORCH:
+        raise Unavailable(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}, what the C++ shim needs")
+    folder = cache_folder()
+    compiled = folder / f"{MODULE}-{torch.__version__}-{_fingerprint()}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if compiled.exists():
+        return compiled
+    command = _command()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            if not compiled.exists():  # another process may have made it meanwhile
+                _compile(command, compiled)
+    except OSError as error:
+        raise Unavailable(f"the compiled shim cannot be kept in {folder} ({error}); SHOAL_TORCH_CACHE names another folder") from error
+    return compiled
+
+
+def _torch_version():
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _fingerprint() -> str:
+    """Of everything the result depends on that its name does not say."""
+    digest = hashlib.sha256()
+    for path in (SOURCE, shoal.include_path() / "shoal/shoal.h"):
+        digest.update(path.read_bytes())
+    digest.update(f"{torch.version.git_version} {torch.compiled_with_cxx11_abi()} {sys.abiflags}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _command() -> list:
+    """The compiler's command but for the name of the result."""
+    compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))), None)
+    if not compiler:
+        raise Unavailable("no C++ compiler is installed (CXX, c++, g++, clang++)")
+    python = pathlib.Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
+        raise Unavailable(f"Python's headers are not in {python} (Debian: python3-dev)")
+    top = pathlib.Path(torch.__file__).parent
+    include = top / "include"
+    folders = (include, include / "torch/csrc/api/include", python, shoal.include_path())
+    return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+            f"-DTORCH_EXTENSION_NAME={MODULE}", *(f"-isystem{folder}" for folder in folders), str(SOURCE), str(shoal.library_path()),
+            f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES)]
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path):
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(command: list, compiled: pathlib.Path) -> None:
+    print(f"shoal: compiling the back-end for torch {torch.__version__}, once; about a minute", end="", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=compiled.parent) as folder:
+        made = pathlib.Path(folder) / "made.so"
+        result = subprocess.run([*command, "-o", str(made)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        print(f" ... {'failed' if result.returncode else 'done'} after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        if result.returncode:
+            log = compiled.with_suffix(".log")
+            log.write_text(" ".join(command) + "\n" + result.stdout)
+            raise Unavailable(f"the C++ shim does not compile with {command[0]} ({log} has what it said)")
+        os.replace(made, compiled)
