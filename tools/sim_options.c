@@ -27,7 +27,11 @@ enum option {
     OPTION_SIGNAL,
     OPTION_HEADER,
     OPTION_FRAME,
+    OPTION_BURST,
+    OPTION_BURST_RATE,
+    OPTION_PAUSE,
     OPTION_CORES,
+    OPTION_ONE_MACHINE,
     OPTION_FORMAT,
     OPTION_PLOT,
     OPTION_EXPLAIN
@@ -51,7 +55,11 @@ static const struct tool_option options_known[] = {
     {"--signal-us", OPTION_SIGNAL, "US"},
     {"--header", OPTION_HEADER, "SIZE"},
     {"--frame", OPTION_FRAME, "SIZE"},
+    {"--burst", OPTION_BURST, "SIZE"},
+    {"--burst-rate", OPTION_BURST_RATE, "RATE"},
+    {"--pause", OPTION_PAUSE, "TIME"},
     {"--cores", OPTION_CORES, "N"},
+    {"--one-machine", OPTION_ONE_MACHINE, NULL},
     {"--format", OPTION_FORMAT, "table|json|csv"},
     {"--plot", OPTION_PLOT, "FILE"},
     {"--explain-model", OPTION_EXPLAIN, NULL},
@@ -95,6 +103,11 @@ static bool quantity_read(const struct tool_args *args, const struct unit *units
         }
     }
     return tool_value_fail(args, takes);
+}
+
+static bool network_read(const struct tool_args *args, double *gbit_s_out)
+{
+    return quantity_read(args, network_units, "bits per second, such as 1gbit, 25gbit or 400mbit", gbit_s_out);
 }
 
 static bool memory_read(const struct tool_args *args, double *gb_s_out)
@@ -226,7 +239,7 @@ static bool model_apply(int id, const struct tool_args *args, struct shoal_simul
 {
     switch (id) {
     case OPTION_RATE:
-        return quantity_read(args, network_units, "bits per second, such as 1gbit, 25gbit or 400mbit", &question->rate_gbit_s);
+        return network_read(args, &question->rate_gbit_s);
     case OPTION_LATENCY:
         return time_read(args, &question->latency_us);
     case OPTION_MESSAGE:
@@ -241,8 +254,17 @@ static bool model_apply(int id, const struct tool_args *args, struct shoal_simul
         return tool_size_read(args, &question->header_bytes);
     case OPTION_FRAME:
         return tool_size_read(args, &question->frame_bytes);
+    case OPTION_BURST:
+        return tool_size_read(args, &question->burst_bytes);
+    case OPTION_BURST_RATE:
+        return network_read(args, &question->burst_gbit_s);
+    case OPTION_PAUSE:
+        return time_read(args, &question->pause_us);
     case OPTION_CORES:
         return count_read(args, 1, &question->cores);
+    case OPTION_ONE_MACHINE:
+        question->one_machine = 1;
+        return true;
     default:
         return true;
     }

@@ -22,15 +22,20 @@ static double share_of_bound(const struct shoal_simulated *answer)
 
 static void parameters_print(const struct shoal_simulation *model)
 {
-    char frame[24], cores[40] = "a core for each rank", stack[64] = "bytes cost no CPU time";
+    char frame[24], burst[24], cores[48] = "a core for each rank", stack[64] = "bytes cost no CPU time";
     if (model->cores)
-        snprintf(cores, sizeof cores, "%zu core%s per host", model->cores, model->cores == 1 ? "" : "s");
+        snprintf(cores, sizeof cores, "%zu core%s %s", model->cores, model->cores == 1 ? "" : "s",
+                 model->one_machine ? "for all hosts" : "per host");
     if (model->stack_gb_s > 0)
         snprintf(stack, sizeof stack, "bytes go through a core at %g GB/s", model->stack_gb_s);
     printf("# model: network %g Gbit/s each way per host, latency %g us, %g us CPU per message and side, %s,\n"
            "#   %zu header bytes, frames of %s; memory %g GB/s read and written per rank, signal %g us, %s\n",
            model->rate_gbit_s, model->latency_us, model->message_us, stack, model->header_bytes,
            size_text((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
+    if (model->burst_bytes && model->burst_gbit_s > 0)
+        printf("#   after a pause %s go at %g Gbit/s\n", size_text((double)model->burst_bytes, burst), model->burst_gbit_s);
+    else if (model->burst_bytes)
+        printf("#   after a pause %s go in no time\n", size_text((double)model->burst_bytes, burst));
 }
 
 void sim_header_print(const struct sim_options *options)
@@ -39,7 +44,8 @@ void sim_header_print(const struct sim_options *options)
     if (options->format == SIM_CSV)
         puts("collective,hosts,ranks,bytes,dtype,operands,algorithm,time_us,algbw_gb_s,busbw_gb_s,bound_us,share_of_bound,"
              "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,pieces,pieces_simulated,piece_us,"
-             "rate_gbit_s,latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores");
+             "rate_gbit_s,latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,"
+             "burst_bytes,burst_gbit_s,pause_us,one_machine");
     if (options->format != SIM_TABLE)
         return;
     printf("# shoal %s, %s predicted, %zu rank%s per host, %s, %s operands\n", shoal_version(), question->collective,
@@ -123,7 +129,11 @@ static void record_print(const struct sim_options *options, const struct sim_row
         {"signal_us", NULL, model->signal_us},
         {"header_bytes", NULL, (double)model->header_bytes},
         {"frame_bytes", NULL, (double)model->frame_bytes},
-        {"cores", NULL, (double)(model->cores ? model->cores : model->ranks_per_host)},
+        {"cores", NULL, (double)(model->cores ? model->cores : model->ranks_per_host * (model->one_machine ? row->hosts : 1))},
+        {"burst_bytes", NULL, (double)model->burst_bytes},
+        {"burst_gbit_s", NULL, model->burst_gbit_s},
+        {"pause_us", NULL, model->pause_us},
+        {"one_machine", NULL, model->one_machine},
     };
     fields_print(fields, sizeof fields / sizeof fields[0], options->format == SIM_JSON);
 }
@@ -139,9 +149,19 @@ void sim_row_print(const struct sim_options *options, const struct sim_row *row)
 
 /* ---- The model ----------------------------------------------------------------------------------------------------------- */
 
+/* Through an adapter that goes on sending: its bucket is empty. */
 static double wire_us(const struct shoal_simulation *model, double bytes)
 {
     return (bytes + (double)model->header_bytes) * 8e-3 / model->rate_gbit_s;
+}
+
+/* After a pause: the bucket is full. */
+static double first_wire_us(const struct shoal_simulation *model, double bytes)
+{
+    const double sent = bytes + (double)model->header_bytes, shaped = sent - (double)model->burst_bytes;
+    const double line_us = model->burst_gbit_s > 0 ? sent * 8e-3 / model->burst_gbit_s : 0;
+    const double shaped_us = shaped > 0 ? shaped * 8e-3 / model->rate_gbit_s : 0;
+    return shaped_us > line_us ? shaped_us : line_us;
 }
 
 static double stack_us(const struct shoal_simulation *model, double bytes)
@@ -151,7 +171,8 @@ static double stack_us(const struct shoal_simulation *model, double bytes)
 
 static double message_us(const struct shoal_simulation *model, double bytes)
 {
-    return stack_us(model, bytes) + wire_us(model, bytes) + model->latency_us + stack_us(model, bytes);
+    const double sent_us = model->burst_bytes ? first_wire_us(model, bytes) : wire_us(model, bytes);
+    return stack_us(model, bytes) + sent_us + model->latency_us + stack_us(model, bytes);
 }
 
 /* Messages of a stream follow each other as fast as the slower of core and wire lets them. */
@@ -169,8 +190,11 @@ static void network_print(const struct shoal_simulation *model)
     puts("One message from a rank to a rank of another host, from the call to where it is heard (half a round trip):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         printf("    %8s %12.2f us\n", size_text(sizes[i], size), message_us(model, sizes[i]));
-    printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n\n",
+    printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
+    if (model->burst_bytes)
+        printf("    after a pause, so that of the bytes only what is beyond --burst %zu goes at that rate\n", model->burst_bytes);
+    puts("");
     puts("A stream of messages from one rank to one other, many under way (iperf3, or fi_bw of the provider):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         printf("    %8s %12.4f GB/s\n", size_text(sizes[i], size), stream_gb_s(model, sizes[i]));
@@ -199,6 +223,9 @@ void sim_model_print(const struct shoal_simulation *model)
         "    A rank does one thing at a time: it works, sends, hears, or waits. With --cores ranks of a host take turns.\n"
         "    Each host has one adapter for all its ranks. It sends what comes first, --frame bytes of a host's messages, then\n"
         "    of the next host's; receives as fast as it sends; and what it cannot take yet waits on the way.\n"
+        "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "
+        "not\n"
+        "    wait. With --one-machine all ranks take turns on the same --cores.\n"
         "    Not in it: other traffic, losses, caches, a memory bus that ranks share, the time to sleep and to wake.\n"
         "    Once the time from piece to piece has settled to 0.2% the rest is taken to go on so; --every-piece does not.");
 }

@@ -662,10 +662,15 @@ struct shoal_simulation {
     size_t header_bytes;         /* that a message has beside its payload */
     size_t frame_bytes;          /* after so many bytes the adapter goes on with another host's message */
     size_t cores;                /* of a host; 0: one for each rank */
+    size_t burst_bytes;          /* of a token bucket that each adapter has, each way; 0: it never sends faster than its rate */
+    double burst_gbit_s;         /* how fast bytes go that find tokens; 0: in no time */
+    double pause_us;             /* since adapters sent all they could: so long buckets have filled; 0: they are full */
+    int one_machine;             /* are hosts emulated on one machine? cores then counts its cores, which all ranks share */
 };
-#define SHOAL_SIMULATION_INIT                                                                                         \
-    {                                                                                                                 \
-        sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0 \
+#define SHOAL_SIMULATION_INIT                                                                                                \
+    {                                                                                                                        \
+        sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
+            0, 0                                                                                                             \
     }
 
 /* What came of it. Begins as SHOAL_SIMULATED_INIT. Shares are of time_us; of ranks they are means. */
@@ -679,7 +684,7 @@ struct shoal_simulated {
     double bound_us;       /* what an adapter needs at least for what must cross it; 0 on one host */
     double sent_bytes;     /* payload, by the host that sends most */
     double received_bytes;
-    double sending;   /* share of time in which the adapter that sends most is doing so */
+    double sending;   /* share of time that the adapter that sends most needs at least for that */
     double receiving; /* and the one that receives most */
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
     double messaging; /* in which it sends and hears messages */

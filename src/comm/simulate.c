@@ -11,6 +11,9 @@
 #define RATE_LEAST 1e-2
 #define RATE_MOST 1e6
 
+/* Of a question from before there were token buckets. */
+#define SIMULATION_BYTES_LEAST offsetof(struct shoal_simulation, burst_bytes)
+
 struct inquiry {
     const struct shoal_simulation *simulation;
     FILE *out; /* or NULL */
@@ -61,6 +64,9 @@ static enum shoal_status check_bounds(const struct inquiry *inquiry)
         {"header_bytes", (double)simulation->header_bytes, 0, 1 << 20, false},
         {"frame_bytes", (double)simulation->frame_bytes, 64, 1 << 30, false},
         {"cores", (double)simulation->cores, 1, SHOAL_PLAN_RANKS_MAX, true},
+        {"burst_bytes", (double)simulation->burst_bytes, 1, (double)BYTES_MOST, true},
+        {"burst_gbit_s", simulation->burst_gbit_s, simulation->rate_gbit_s, RATE_MOST, true},
+        {"pause_us", simulation->pause_us, 0, US_MOST, false},
     };
     for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
         const struct bound *bound = &bounds[i];
@@ -112,17 +118,25 @@ static uint64_t ps_of(double us)
     return (uint64_t)(us * (double)SHOAL_PS_PER_US + 0.5);
 }
 
+/* Without a bucket nothing is faster than the rate. */
 static struct shoal_model model_of(const struct shoal_simulation *simulation)
 {
+    const double wire_ps = ps_per_byte(simulation->rate_gbit_s / 8);
+    const uint64_t burst_ps = shoal_bytes_ps(simulation->burst_bytes, wire_ps), pause_ps = ps_of(simulation->pause_us);
+    const size_t ranks = simulation->ranks_per_host * (simulation->one_machine ? simulation->hosts : 1);
     return (struct shoal_model){.latency_ps = ps_of(simulation->latency_us),
                                 .message_ps = ps_of(simulation->message_us),
                                 .signal_ps = ps_of(simulation->signal_us),
-                                .wire_ps = ps_per_byte(simulation->rate_gbit_s / 8),
+                                .burst_ps = burst_ps,
+                                .lacking_ps = pause_ps && pause_ps < burst_ps ? burst_ps - pause_ps : 0,
+                                .wire_ps = wire_ps,
+                                .line_ps = simulation->burst_bytes ? ps_per_byte(simulation->burst_gbit_s / 8) : wire_ps,
                                 .memory_ps = ps_per_byte(simulation->memory_gb_s),
                                 .stack_ps = ps_per_byte(simulation->stack_gb_s),
                                 .header_bytes = simulation->header_bytes,
                                 .frame_bytes = simulation->frame_bytes,
-                                .cores = (int)(simulation->cores ? simulation->cores : simulation->ranks_per_host)};
+                                .cores = (int)(simulation->cores ? simulation->cores : ranks),
+                                .is_one_machine = simulation->one_machine};
 }
 
 /* Parts are equal: what is left over belongs to none. */
@@ -169,8 +183,8 @@ static double bound_us(const struct inquiry *inquiry)
     const double operands = inquiry->kind == SHOAL_KIND_ALLTOALL ? (double)simulation->ranks_per_host : 1;
     if (simulation->hosts < 2)
         return 0;
-    return (double)inquiry->asked.selection.bytes * operands * carried(inquiry->kind, (double)simulation->hosts) * 8e-3 /
-           simulation->rate_gbit_s;
+    const double bytes = (double)inquiry->asked.selection.bytes * operands * carried(inquiry->kind, (double)simulation->hosts);
+    return shoal_adapter_ps(&inquiry->asked.model, bytes) / (double)SHOAL_PS_PER_US;
 }
 
 static double rank_us(const struct inquiry *inquiry, double all_ranks_ps)
@@ -264,15 +278,17 @@ static enum shoal_status simulate(struct inquiry *inquiry, struct shoal_simulate
 
 enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out, struct shoal_simulated *simulated_out)
 {
-    struct inquiry inquiry = {.simulation = simulation, .out = out};
+    struct shoal_simulation whole = SHOAL_SIMULATION_INIT;
+    struct inquiry inquiry = {.simulation = &whole, .out = out};
     struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
-    if (!simulation || simulation->struct_bytes < sizeof *simulation)
+    if (!simulation || simulation->struct_bytes < SIMULATION_BYTES_LEAST)
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the question is NULL, or its struct_bytes is not set: use SHOAL_SIMULATION_INIT");
     if (!simulated_out || simulated_out->struct_bytes < sizeof *simulated_out)
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
-    inquiry.kind = shoal_kind_find(simulation->collective);
+    memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
+    inquiry.kind = shoal_kind_find(whole.collective);
     inquiry.row = shoal_kind_row(inquiry.kind);
     inquiry.is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
     const enum shoal_status status = simulate(&inquiry, &answer);

@@ -57,6 +57,7 @@ struct machine {
     struct cores *cores;   /* [hosts] */
     uint16_t *finished;    /* [piece] ranks that have done it */
     uint64_t *finished_ps; /* [piece] */
+    uint64_t *lacking_ps;  /* [piece] what token buckets lacked then */
     size_t finished_capacity;
     uint64_t finished_by_all;
     uint64_t started_most;
@@ -96,10 +97,15 @@ static void start_work(struct machine *machine, int rank, uint64_t work_ps)
     shoal_events_push(&machine->events, machine->events.now_ps + work_ps, (uint32_t)rank);
 }
 
+static struct cores *cores_of(struct machine *machine, int rank)
+{
+    return &machine->cores[machine->model->is_one_machine ? 0 : shoal_cast_host(&machine->cast, rank)];
+}
+
 /* The rank's event comes when it has had a core for so long. */
 static void begin_work(struct machine *machine, int rank, uint64_t work_ps)
 {
-    struct cores *cores = &machine->cores[shoal_cast_host(&machine->cast, rank)];
+    struct cores *cores = cores_of(machine, rank);
     struct rank *own = &machine->ranks[rank];
     own->is_busy = true;
     if (cores->idle) {
@@ -118,7 +124,7 @@ static void begin_work(struct machine *machine, int rank, uint64_t work_ps)
 
 static void end_work(struct machine *machine, int rank)
 {
-    struct cores *cores = &machine->cores[shoal_cast_host(&machine->cast, rank)];
+    struct cores *cores = cores_of(machine, rank);
     machine->ranks[rank].is_busy = false;
     if (!cores->first) {
         cores->idle++;
@@ -151,7 +157,9 @@ static bool has_room(struct machine *machine, uint64_t piece)
     machine->finished = finished ? finished : machine->finished;
     uint64_t *finished_ps = realloc(machine->finished_ps, more * sizeof *finished_ps);
     machine->finished_ps = finished_ps ? finished_ps : machine->finished_ps;
-    if (!finished || !finished_ps)
+    uint64_t *lacking_ps = realloc(machine->lacking_ps, more * sizeof *lacking_ps);
+    machine->lacking_ps = lacking_ps ? lacking_ps : machine->lacking_ps;
+    if (!finished || !finished_ps || !lacking_ps)
         return false;
     memset(finished + before, 0, (more - before) * sizeof *finished);
     machine->finished_capacity = more;
@@ -163,6 +171,14 @@ static uint64_t apart(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
+/* By how much more token buckets lacked after the last piece than three windows before. As long as they empty, times agree, and
+ * will not once they are empty: what they lose in a window is what a window will take longer then. */
+static uint64_t emptied_ps(const struct machine *machine, uint64_t window)
+{
+    const uint64_t *end = &machine->lacking_ps[machine->finished_by_all - 1];
+    return end[0] > *(end - 3 * window) ? end[0] - *(end - 3 * window) : 0;
+}
+
 /* What comes after the last `window` pieces that all have done, where the times of three windows in a row agree; else 0. Slots
  * repeat, and what repeats does so with them: a window is so many times the slots. */
 static uint64_t settled_ps(const struct machine *machine, uint64_t window)
@@ -172,7 +188,8 @@ static uint64_t settled_ps(const struct machine *machine, uint64_t window)
     const uint64_t *end = &machine->finished_ps[machine->finished_by_all - 1];
     const uint64_t late = end[0] - *(end - window), early = *(end - 2 * window) - *(end - 3 * window);
     const uint64_t whole = end[0] - *(end - 3 * window), parts = whole / 3 / SETTLED_PARTS;
-    return apart(late, early) <= parts && apart(late, whole / 3) <= parts ? whole / 3 : 0;
+    const bool is_steady = apart(late, early) <= parts && apart(late, whole / 3) <= parts;
+    return is_steady && emptied_ps(machine, window) / 3 <= parts ? whole / 3 : 0;
 }
 
 /* What is left once times have settled: all pieces that have begun, the last one, which may be short, and so many that what is
@@ -204,6 +221,7 @@ static void finish_piece(struct machine *machine, uint64_t piece)
     machine->finished[piece]++;
     while (machine->finished_by_all < machine->finished_capacity &&
            machine->finished[machine->finished_by_all] == machine->cast.size) {
+        machine->lacking_ps[machine->finished_by_all] = shoal_wire_lacking(&machine->wire);
         machine->finished_ps[machine->finished_by_all++] = machine->events.now_ps;
         settle(machine);
     }
@@ -488,6 +506,7 @@ static void tear_down(struct machine *machine)
         free(machine->counters[rank]);
     shoal_wire_fini(&machine->wire);
     shoal_events_fini(&machine->events);
+    free(machine->lacking_ps);
     free(machine->finished_ps);
     free(machine->finished);
     free(machine->cores);
@@ -522,8 +541,8 @@ static void add_host(const struct machine *machine, const struct shoal_load *loa
     add_load(&forecast->total, load);
     forecast->sent_bytes_most = most(forecast->sent_bytes_most, load->sent_bytes);
     forecast->heard_bytes_most = most(forecast->heard_bytes_most, load->heard_bytes);
-    forecast->sending_ps_most = most(forecast->sending_ps_most, shoal_bytes_ps(sent, model->wire_ps));
-    forecast->receiving_ps_most = most(forecast->receiving_ps_most, shoal_bytes_ps(heard, model->wire_ps));
+    forecast->sending_ps_most = most(forecast->sending_ps_most, (uint64_t)shoal_adapter_ps(model, (double)sent));
+    forecast->receiving_ps_most = most(forecast->receiving_ps_most, (uint64_t)shoal_adapter_ps(model, (double)heard));
 }
 
 static void sum_up(struct machine *machine, struct shoal_forecast *forecast)

@@ -4,15 +4,18 @@
  * The model:
  *   CPU      a rank's steps take time on its core one after the other: a reduction by the bytes that it reads and writes, a
  *            signal inside the host a fixed time, a message a fixed time where it is sent and where it is heard, and for its
- *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step.
+ *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step; where hosts are
+ *            emulated on one machine, all ranks take turns on its cores.
  *   network  each host has one adapter, which sends and receives at its rate at the same time. What its ranks send is cut
  *            into frames; hosts that are sent to take turns, frame by frame, and what goes to one host goes in order. A frame
  *            is on its way for the latency, then waits until the adapter there has received what came before. Between
- *            adapters there is room for all.
+ *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
+ *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
  *   engine   as src/engine/engine_run.c has it: pieces take slots in order, a slot is free again when what was put from it has
  *            left, the oldest piece goes first until it has to wait; a rank hears messages between its rounds.
  *
- * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking. */
+ * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking, and that ranks which
+ * wait awake take cores from others. */
 #ifndef SHOAL_PREDICT_PREDICT_H
 #define SHOAL_PREDICT_PREDICT_H
 
@@ -26,12 +29,16 @@ struct shoal_model {
     uint64_t latency_ps;
     uint64_t message_ps; /* CPU, where it is sent and where it is heard */
     uint64_t signal_ps;
-    double wire_ps;   /* per byte */
-    double memory_ps; /* per byte read or written */
-    double stack_ps;  /* CPU per byte that is sent, and per byte that is heard */
+    uint64_t burst_ps;   /* in which an empty token bucket is filled; 0: there is none */
+    uint64_t lacking_ps; /* in which it is filled from what it has at first */
+    double wire_ps;      /* per byte */
+    double line_ps;      /* per byte that finds tokens */
+    double memory_ps;    /* per byte read or written */
+    double stack_ps;     /* CPU per byte that is sent, and per byte that is heard */
     size_t header_bytes;
     size_t frame_bytes;
-    int cores; /* of a host */
+    int cores; /* of a host, or of the one machine */
+    bool is_one_machine;
 };
 
 /* What is asked: a call, machines, a model. Hosts have equal numbers of ranks, in a row. */
@@ -66,7 +73,7 @@ struct shoal_forecast {
     struct shoal_load total;   /* of all ranks */
     uint64_t sent_bytes_most;  /* of a host */
     uint64_t heard_bytes_most; /* of a host */
-    uint64_t sending_ps_most;  /* of a host's adapter, with headers */
+    uint64_t sending_ps_most;  /* that a host's adapter needs, with headers */
     uint64_t receiving_ps_most;
 };
 
@@ -77,6 +84,13 @@ SHOAL_MUST_USE enum shoal_status shoal_predict(const struct shoal_case *asked, s
 static inline uint64_t shoal_bytes_ps(size_t bytes, double ps_per_byte)
 {
     return (uint64_t)((double)bytes * ps_per_byte);
+}
+
+/* What an adapter needs at least to let so much pass. */
+static inline double shoal_adapter_ps(const struct shoal_model *model, double bytes)
+{
+    const double shaped_ps = bytes * model->wire_ps - (double)model->burst_ps, line_ps = bytes * model->line_ps;
+    return shaped_ps > line_ps ? shaped_ps : line_ps;
 }
 
 #endif

@@ -8,7 +8,11 @@ enum shoal_status shoal_wire_init(struct shoal_wire *wire, const struct shoal_mo
     *wire = (struct shoal_wire){.model = model, .events = events, .hosts = hosts, .first_event = first_event};
     wire->adapters = calloc((size_t)hosts, sizeof *wire->adapters);
     wire->flows = calloc((size_t)hosts * (size_t)hosts, sizeof *wire->flows);
-    return wire->adapters && wire->flows ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (!wire->adapters || !wire->flows)
+        return SHOAL_ERR_MEMORY;
+    for (int host = 0; host < hosts; host++)
+        wire->adapters[host].out.full_at = wire->adapters[host].in.full_at = model->lacking_ps;
+    return SHOAL_OK;
 }
 
 void shoal_wire_fini(struct shoal_wire *wire)
@@ -76,13 +80,29 @@ static void queue_flow(struct shoal_wire *wire, struct shoal_adapter *adapter, u
     adapter->last_flow = flow + 1;
 }
 
-/* Receiving begins when the first bit is there, and when all that came before has been received. Frames come in the order in
- * which they were sent, from wherever, for the latency is the same everywhere. */
-static uint64_t receive(struct shoal_wire *wire, int host, uint64_t frame_ps)
+static uint64_t later(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* When a frame has passed that reaches the bucket at `from_ps`. It takes tokens for all its bytes, and so much later will the
+ * bucket be full again. The last token comes when the bucket is no more than empty, burst_ps before it is full; and nothing is
+ * faster than the line. */
+static uint64_t pass(const struct shoal_model *model, struct shoal_bucket *bucket, uint64_t from_ps, size_t frame)
+{
+    const uint64_t carried_at = from_ps + shoal_bytes_ps(frame, model->line_ps);
+    bucket->full_at = later(bucket->full_at, from_ps) + shoal_bytes_ps(frame, model->wire_ps);
+    return later(carried_at, bucket->full_at - shoal_min_size(bucket->full_at, model->burst_ps));
+}
+
+/* Receiving begins when the first bit is there, and when all that came before has been received; it does not end before the
+ * last bit is there. Frames come in the order in which they were sent, from wherever: the latency is the same everywhere. */
+static uint64_t receive(struct shoal_wire *wire, int host, size_t frame, uint64_t left_at)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     const uint64_t comes_at = wire->events->now_ps + wire->model->latency_ps;
-    adapter->received_at = (adapter->received_at > comes_at ? adapter->received_at : comes_at) + frame_ps;
+    const uint64_t passed_at = pass(wire->model, &adapter->in, later(adapter->received_at, comes_at), frame);
+    adapter->received_at = later(passed_at, left_at + wire->model->latency_ps);
     return adapter->received_at;
 }
 
@@ -102,14 +122,14 @@ static void send_frame(struct shoal_wire *wire, int host)
     struct shoal_flow *waiting = &wire->flows[flow];
     struct shoal_wire_message *message = &wire->messages[waiting->waiting.head - 1];
     const size_t frame = shoal_min_size(message->left, wire->model->frame_bytes);
-    const uint64_t frame_ps = shoal_bytes_ps(frame, wire->model->wire_ps);
+    const uint64_t left_at = pass(wire->model, &adapter->out, wire->events->now_ps, frame);
     const int to = (int)(flow % (uint32_t)wire->hosts);
 
     adapter->first_flow = waiting->next;
     adapter->is_sending = true;
-    shoal_events_push(wire->events, wire->events->now_ps + frame_ps, (uint32_t)(wire->first_event + host));
+    shoal_events_push(wire->events, left_at, (uint32_t)(wire->first_event + host));
     message->left -= frame;
-    message->heard_at = receive(wire, to, frame_ps);
+    message->heard_at = receive(wire, to, frame, left_at);
     adapter->is_last_frame = message->left == 0;
     if (adapter->is_last_frame) {
         adapter->leaving_rank = message->from;
@@ -156,4 +176,18 @@ uint32_t shoal_wire_received(struct shoal_wire *wire, int host)
         shoal_events_push(wire->events, wire->messages[adapter->arriving.head - 1].heard_at,
                           (uint32_t)(wire->first_event + wire->hosts + host));
     return message;
+}
+
+static uint64_t lacking(const struct shoal_wire *wire, const struct shoal_bucket *bucket)
+{
+    const uint64_t now_ps = wire->events->now_ps;
+    return bucket->full_at > now_ps ? shoal_min_size(bucket->full_at - now_ps, wire->model->burst_ps) : 0;
+}
+
+uint64_t shoal_wire_lacking(const struct shoal_wire *wire)
+{
+    uint64_t sum_ps = 0;
+    for (int host = 0; wire->model->burst_ps && host < wire->hosts; host++)
+        sum_ps += lacking(wire, &wire->adapters[host].out) + lacking(wire, &wire->adapters[host].in);
+    return sum_ps;
 }

@@ -29,7 +29,14 @@ struct shoal_flow {
     uint32_t next; /* 1 + the next flow that has a turn */
 };
 
+/* A token bucket. */
+struct shoal_bucket {
+    uint64_t full_at; /* it is, or will be when nothing more passes */
+};
+
 struct shoal_adapter {
+    struct shoal_bucket out;
+    struct shoal_bucket in;
     uint32_t first_flow; /* 1 + the flow whose turn is next; 0: none has anything to send */
     uint32_t last_flow;
     bool is_sending;
@@ -66,6 +73,9 @@ bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot
 
 /* When the event of receiving has come: the message, which is the caller's until it gives it back. */
 uint32_t shoal_wire_received(struct shoal_wire *wire, int host);
+
+/* What all buckets lack, as the time in which they get it. */
+uint64_t shoal_wire_lacking(const struct shoal_wire *wire);
 
 void shoal_wire_release(struct shoal_wire *wire, uint32_t message);
 

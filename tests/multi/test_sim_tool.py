@@ -60,6 +60,22 @@ def units_say_the_same_in_other_words():
     expect(objects(*words, "--rate", "1gbit")[0]["time_us"] > usual[0]["time_us"])
 
 
+def bursts_and_one_machine_are_asked_for():
+    words = ("allreduce", "--hosts", "4", "--bytes", "64K", "--rate", "1gbit")
+    times = [objects(*words, *more.split())[0]["time_us"] for more in
+             ("", "--burst 8K", "--burst 1M --pause 100us", "--burst 1M --burst-rate 2gbit", "--burst 1M --burst-rate 10gbit",
+              "--burst 1M", "--burst 1M --cores 1 --one-machine")]
+    expect(times[:6] == sorted(times[:6], reverse=True) and len(set(times)) == 7 and times[6] > times[5], times)
+    rows = objects(*words, *"--burst 72K --burst-rate 10gbit --pause 7 --cores 3 --one-machine".split())
+    expect([rows[0][name] for name in ("burst_bytes", "burst_gbit_s", "pause_us", "cores", "one_machine")] ==
+           [72 << 10, 10, 7, 3, 1], rows)
+    expect("after a pause 72 KiB go in no time" in sim(*words, "--burst", "72K"))
+    text = sim(*words, "--burst", "72K", "--burst-rate", "10gbit", "--cores", "1", "--one-machine")
+    expect("after a pause 72 KiB go at 10 Gbit/s" in text and "1 core for all hosts" in text, text)
+    out = sim("--explain-model", "--rate", "1gbit", "--burst", "8K")
+    expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30, what is beyond
+
+
 def algorithms_are_chosen_by_name_and_by_the_environment():
     words = ("allreduce", "--hosts", "16", "--bytes", "1M")
     expect(objects(*words)[0]["algorithm"] == "mesh")
@@ -104,6 +120,9 @@ def what_makes_no_sense_is_refused():
     refused("allreduce", "--rate", "25", about="such as 1gbit")
     refused("allreduce", "--rate", "0gbit", about="rate_gbit_s is 0")
     refused("allreduce", "--latency", "soon", about="a time")
+    refused("allreduce", "--burst-rate", "9gbit", about="burst_gbit_s is 9, but may be 25 to")
+    refused("allreduce", "--burst", "some", about="a size")
+    refused("allreduce", "--pause", "long", about="a time")
     refused("allreduce", "--memory", "5", about="bytes per second")
     refused("allreduce", "--operands", "soft", about="plain or shared")
     refused("allreduce", "--algorithm", "rng", about='no algorithm "rng"')
@@ -113,5 +132,5 @@ def what_makes_no_sense_is_refused():
 
 
 run_cases([lists_and_ranges_are_asked_in_turn, formats_agree, units_say_the_same_in_other_words,
-           algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings, model_explains_itself,
-           what_makes_no_sense_is_refused])
+           bursts_and_one_machine_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings,
+           model_explains_itself, what_makes_no_sense_is_refused])

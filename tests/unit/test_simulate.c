@@ -90,6 +90,64 @@ static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
     assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_RECORD_BYTES + 1024) * 1e-3 / 4, 1e-5);
 }
 
+/* What finds tokens goes at the burst's rate, or in no time; what is beyond them waits for tokens. */
+static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
+    const double sent = SHOAL_RECORD_BYTES + 64 + 1024, us = time_us(&question);
+    (void)state;
+    question.rate_gbit_s = 1;
+    const double rest_us = us - sent * 8e-3 / 25;
+    question.burst_bytes = 2000;
+    assert_near(time_us(&question), rest_us, 1e-7);
+    question.burst_gbit_s = 10;
+    assert_near(time_us(&question), rest_us + sent * 8e-3 / 10, 1e-7);
+    question.burst_bytes = 500;
+    assert_near(time_us(&question), rest_us + (sent - 500) * 8e-3, 1e-7);
+    question.pause_us = 0.4; /* tokens of 4 us fit, and until the message is sent more come */
+    const double before_us = 2 * 1024 * 1e-3 / question.memory_gb_s + 0.2 + 2;
+    assert_near(time_us(&question), rest_us + (sent - 500) * 8e-3 + 4 - 0.4 - before_us, 1e-7);
+    question.burst_bytes = 1;
+    question.pause_us = 0;
+    assert_near(time_us(&question), rest_us + (sent - 1) * 8e-3, 1e-7);
+}
+
+/* However long the stream: a burst is gained once. Latency counts three times: records, permits, data. */
+static void simulate_a_burst_is_gained_once(void **state)
+{
+    struct shoal_simulation question = without_cpu(question_of("allgather", 2, 1, 256 * MIB));
+    (void)state;
+    question.rate_gbit_s = 1;
+    for (size_t burst = MIB; burst <= 16 * MIB; burst *= 4) {
+        question.burst_bytes = burst;
+        const struct shoal_simulated answer = ask(&question);
+        assert_near(answer.bound_us, (double)(128 * MIB - burst) * 8e-3, 1e-9);
+        assert_true(answer.time_us >= answer.bound_us && answer.time_us <= answer.bound_us + 3.2 * question.latency_us);
+        assert_true(answer.sending <= 1 && answer.receiving <= 1);
+    }
+    question.burst_bytes = 200 * MIB; /* all */
+    question.burst_gbit_s = 10;
+    const double us = time_us(&question);
+    question.burst_bytes = 0;
+    question.rate_gbit_s = 10;
+    assert_near(us, time_us(&question), 1e-9);
+}
+
+/* Both send, and both hear: on one core one after the other. */
+static void simulate_hosts_on_one_machine_share_its_cores(void **state)
+{
+    struct shoal_simulation question = question_of("barrier", 2, 1, 0);
+    (void)state;
+    question.message_us = 1e6;
+    assert_near(time_us(&question), 2e6, 1e-3);
+    question.one_machine = 1;
+    assert_near(time_us(&question), 2e6, 1e-3);
+    question.cores = 1;
+    assert_near(time_us(&question), 4e6, 1e-3);
+    question.one_machine = 0;
+    assert_near(time_us(&question), 2e6, 1e-3);
+}
+
 static void simulate_inside_a_host_memory_counts(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 1, 1, 64 * MIB);
@@ -243,6 +301,78 @@ static void wire_receives_one_after_the_other(void **state)
     network_close(&network);
 }
 
+/* A bucket holds two frames. What it lets through at once the one over there lets through as well. */
+static void wire_sends_at_once_what_finds_tokens(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 2);
+    network.model.burst_ps = 2 * US;
+    for (uint16_t slot = 1; slot <= 5; slot++)
+        send_frames(&network, 0, 1, slot, 1);
+    assert_received(&network, 1, 2 + 0);
+    assert_received(&network, 2, 2 + 0);
+    assert_received(&network, 3, 2 + 1);
+    assert_received(&network, 4, 2 + 2);
+    assert_received(&network, 5, 2 + 3);
+    assert_int_equal(shoal_wire_lacking(&network.wire), 2 * US); /* the sender's is full again, the receiver's empty */
+    send_frames(&network, 0, 1, 6, 3);
+    assert_received(&network, 6, 5 + 2 + 1);
+    network_close(&network);
+}
+
+static void wire_tokens_come_at_the_rate(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 2);
+    network.model.burst_ps = 2 * US;
+    network.model.latency_ps = 0;
+    send_frames(&network, 0, 1, 1, 4);
+    assert_received(&network, 1, 2);
+    assert_int_equal(shoal_wire_lacking(&network.wire), 2 * 2 * US); /* of two buckets, both empty */
+    send_frames(&network, 0, 1, 2, 1);
+    assert_received(&network, 2, 3); /* no pause, no tokens */
+    network.events.now_ps += 3 * US / 2;
+    assert_int_equal(shoal_wire_lacking(&network.wire), US);
+    send_frames(&network, 0, 1, 3, 2);
+    uint64_t us;
+    assert_int_equal(receive_next(&network, &us), 3);
+    assert_int_equal(network.events.now_ps, 5 * US); /* one and a half are there, half is waited for */
+    network_close(&network);
+}
+
+static void wire_is_never_faster_than_the_line(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 2);
+    network.model.wire_ps *= 4;
+    network.model.line_ps = network.model.wire_ps / 4;
+    network.model.burst_ps = 8 * US;
+    for (uint16_t slot = 1; slot <= 4; slot++)
+        send_frames(&network, 0, 1, slot, 1);
+    assert_received(&network, 1, 2 + 1);
+    assert_received(&network, 2, 2 + 2);
+    assert_received(&network, 3, 2 + 4); /* tokens for a quarter are there, and some come while they are used */
+    assert_received(&network, 4, 2 + 8);
+    network_close(&network);
+}
+
+/* Two senders have tokens for two frames each, the receiver for two in all. */
+static void wire_receives_through_a_bucket(void **state)
+{
+    struct network network;
+    (void)state;
+    network_open(&network, 3);
+    network.model.burst_ps = 2 * US;
+    send_frames(&network, 1, 0, 1, 2);
+    send_frames(&network, 2, 0, 2, 2);
+    assert_received(&network, 1, 2 + 1);
+    assert_received(&network, 2, 2 + 2);
+    network_close(&network);
+}
+
 static void events_come_by_time_then_by_order(void **state)
 {
     static const uint64_t times[] = {5, 3, 9, 3, 0, 5, 3, 8};
@@ -275,6 +405,9 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
                 struct shoal_simulation question =
                     question_of(shoal_kind_row((enum shoal_kind)kind)->name, host, local, bytes + bytes / 96 * 4 % 96);
                 question.shared = (int)(i % 2);
+                question.burst_bytes = i % 3 == 1 ? 40000 : 0;
+                question.burst_gbit_s = i % 2 ? 50 : 0;
+                question.one_machine = i % 4 == 1;
                 const struct shoal_simulated answer = ask(&question);
                 assert_true(answer.time_us > 0 || host * local == 1);
                 assert_true(answer.time_us >= answer.bound_us);
@@ -392,6 +525,23 @@ static void assert_settles(struct shoal_simulation question)
     assert_near(some.sent_bytes, all.sent_bytes, 0);
 }
 
+/* While buckets empty, pieces follow each other at the burst's rate, steadily, and not for ever. */
+static void simulate_waits_until_buckets_are_empty(void **state)
+{
+    static const char *const collectives[] = {"allreduce", "broadcast", "allgather"};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(collectives); i++) {
+        struct shoal_simulation question = question_of(collectives[i], 4, 2, 200 * MIB);
+        question.rate_gbit_s = 1;
+        question.burst_gbit_s = 5;
+        question.burst_bytes = 40 * MIB;
+        assert_settles(question);
+        question.burst_gbit_s = 1.1; /* so that they empty slowly */
+        question.burst_bytes = 8 * MIB;
+        assert_settles(question);
+    }
+}
+
 static void simulate_goes_on_as_it_began(void **state)
 {
     static const char *const collectives[] = {"allreduce", "broadcast", "reducescatter", "allgather", "alltoall", "gather"};
@@ -405,6 +555,22 @@ static void simulate_goes_on_as_it_began(void **state)
         slow.cores = 2;
         assert_settles(slow);
     }
+}
+
+/* ---- Questions of another version ---------------------------------------------------------------------------------------- */
+
+/* A program that was built before there were buckets has nothing where a new one has them. */
+static void simulate_takes_a_shorter_question(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 3, 2, MIB);
+    const double us = time_us(&question);
+    (void)state;
+    question.struct_bytes = offsetof(struct shoal_simulation, burst_bytes);
+    memset((char *)&question + question.struct_bytes, 0xff, sizeof question - question.struct_bytes);
+    assert_near(time_us(&question), us, 0);
+    question.struct_bytes--;
+    struct shoal_simulated answer = SHOAL_SIMULATED_INIT;
+    assert_int_equal(shoal_simulate(&question, NULL, &answer), SHOAL_ERR_ARGUMENT);
 }
 
 /* ---- Questions that make no sense ---------------------------------------------------------------------------------------- */
@@ -467,6 +633,15 @@ static void simulate_refuses_models_that_make_no_sense(void **state)
     question.frame_bytes = 0;
     assert_refused(&question, "frame_bytes is 0, but may be 64 to 1073741824\n");
     question = usual;
+    question.burst_bytes = (size_t)1 << 41;
+    assert_refused(&question, "burst_bytes is 2.199023256e+12, but may be 1 to 1.099511628e+12, or 0\n");
+    question = usual;
+    question.burst_gbit_s = 24;
+    assert_refused(&question, "burst_gbit_s is 24, but may be 25 to 1000000, or 0\n");
+    question = usual;
+    question.pause_us = NAN;
+    assert_refused(&question, "pause_us is nan, but may be 0 to 10000000\n");
+    question = usual;
     question.settings = settings;
     assert_refused(&question, "SHOAL_DEPTH is 99, but may be 1 to 16\n");
 }
@@ -496,7 +671,14 @@ int main(void)
         cmocka_unit_test(events_come_by_time_then_by_order),
         cmocka_unit_test(wire_hosts_take_turns_and_each_has_its_order),
         cmocka_unit_test(wire_receives_one_after_the_other),
+        cmocka_unit_test(wire_sends_at_once_what_finds_tokens),
+        cmocka_unit_test(wire_tokens_come_at_the_rate),
+        cmocka_unit_test(wire_is_never_faster_than_the_line),
+        cmocka_unit_test(wire_receives_through_a_bucket),
         cmocka_unit_test(simulate_one_message_takes_the_sum_of_its_parts),
+        cmocka_unit_test(simulate_a_burst_does_not_wait_for_the_rate),
+        cmocka_unit_test(simulate_a_burst_is_gained_once),
+        cmocka_unit_test(simulate_hosts_on_one_machine_share_its_cores),
         cmocka_unit_test(simulate_inside_a_host_memory_counts),
         cmocka_unit_test(simulate_crossings_add_up),
         cmocka_unit_test(simulate_large_vectors_tend_to_the_wire),
@@ -509,6 +691,8 @@ int main(void)
         cmocka_unit_test(simulate_more_bytes_take_longer),
         cmocka_unit_test(simulate_ranks_share_cores),
         cmocka_unit_test(simulate_goes_on_as_it_began),
+        cmocka_unit_test(simulate_waits_until_buckets_are_empty),
+        cmocka_unit_test(simulate_takes_a_shorter_question),
         cmocka_unit_test(simulate_refuses_with_one_line),
         cmocka_unit_test(simulate_refuses_models_that_make_no_sense),
         cmocka_unit_test(simulate_survives_every_failed_allocation),
