@@ -26,6 +26,7 @@ from pathlib import Path
 GRACE_S = 15  # for the others once one rank has failed: they hear of it through the library
 PORT = 29500  # the namespaces are ours: every port is free
 INTERFACE = "eth0"
+BURST_BYTES = 72 << 10  # of the token bucket of a shaped link, each way: one of TCP's largest packets has to fit
 IS_INSIDE = "SHOAL_TEST_USER_NAMESPACE"  # set once we are root of a user namespace
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
                   "SHOAL_SECRET", "SHOAL_SECRET_FILE", "PMIX_RANK", "PMI_RANK")
@@ -175,8 +176,8 @@ class Cluster:
         host.run("ip", "link", "set", INTERFACE, "up")
         if self.rate:
             for place, device in ((self.switch, port), (host, INTERFACE)):
-                place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst", "72kb",
-                          "latency", "20ms")
+                place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst",
+                          str(BURST_BYTES), "latency", "20ms")
 
     def join_ipv6(self, host, number):
         """A kernel without IPv6 is no fault where IPv4 is there, too."""
