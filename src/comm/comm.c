@@ -470,8 +470,10 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                        can_move
                            ? "the contents move to fresh pages"
                            : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
-        if (can_move)
-            shoal_shm_node_renew(context->node, engine->exposed[i]);
+        if (!can_move)
+            continue;
+        shoal_network_forget_source(context->network, shoal_shm_node_own(context->node, engine->exposed[i]));
+        shoal_shm_node_renew(context->node, engine->exposed[i]);
     }
 }
 

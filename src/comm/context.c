@@ -129,6 +129,7 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
     shoal_driver_lock(&context->driver);
+    shoal_network_forget_source(context->network, memory);
     const enum shoal_status status = shoal_shm_node_release(context->node, memory, false);
     shoal_driver_unlock(&context->driver);
     return status;

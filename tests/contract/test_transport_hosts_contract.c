@@ -7,8 +7,13 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "comm/context.h"
 #include "comm/members.h"
 #include "memory_store.h"
@@ -24,6 +29,7 @@ const char *__lsan_default_suppressions(void)
 #define SHARED_MAX 8
 #define TIMEOUT_MS 20000
 #define SETTINGS_MAX 3
+#define WINDOW_BYTES ((size_t)1 << 19)
 #define MOCK "SHOAL_LIBFABRIC=" MOCK_FABRIC
 
 struct shared {
@@ -94,7 +100,7 @@ static enum shoal_status make_rank(struct maker *maker)
                                                         .rank = maker->rank,
                                                         .size = world->size,
                                                         .slots = SHOAL_DEPTH_MAX,
-                                                        .slot_bytes = (size_t)1 << 19,
+                                                        .slot_bytes = WINDOW_BYTES,
                                                         .counter_start = world->counter_start,
                                                         .timeout_ms = TIMEOUT_MS}};
     SHOAL_TRY(shoal_hosts_create((*context)->node, &options, &world->ranks[maker->rank]));
@@ -190,6 +196,223 @@ static void destroy(struct contract_world *world)
     free(inner);
 }
 
+/* ---- What is written from, where sources have to be registered ---- */
+
+#define SOURCE_BYTES ((size_t)100000)
+#define SEGMENTS 100
+
+/* Rank 0 puts to rank 1. While nobody polls the mock reads no source: what is changed after the put arrives changed, unless it
+ * was copied. */
+struct sources {
+    struct contract_world world;
+    struct shoal_context *context; /* rank 0's */
+    uint64_t puts;
+    unsigned (*count_regions)(const void *at);
+    void (*limit_locked)(size_t bytes);
+};
+
+static void find_in_mock(const char *name, void *function_out)
+{
+    void *mock = dlopen(MOCK_FABRIC, RTLD_NOW);
+    assert_non_null(mock);
+    void *function = dlsym(mock, name);
+    assert_non_null(function);
+    memcpy(function_out, &function, sizeof function);
+    dlclose(mock); /* the contexts keep it */
+}
+
+#define UNTIL(sources, condition)                                          \
+    do {                                                                   \
+        const uint64_t until_ns_ = shoal_clock_ns() + 10 * SHOAL_NS_PER_S; \
+        while (!(condition)) {                                             \
+            assert_true(shoal_clock_ns() < until_ns_);                     \
+            pump(&(sources)->world);                                       \
+        }                                                                  \
+    } while (0)
+
+static void open_sources(struct sources *sources, void **state)
+{
+    const struct shoal_arrival record = {.descriptor = {.sequence = 1}};
+    *sources = (struct sources){.world = {.factory = *state, .size = 2}};
+    assert_true(make(&sources->world));
+    sources->context = ((struct inner *)sources->world.inner)->contexts[0];
+    find_in_mock("mock_count_regions", &sources->count_regions);
+    find_in_mock("mock_limit_locked", &sources->limit_locked);
+    struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
+    assert_int_equal(taker->ops->reserve_window(taker, SHOAL_DEPTH_MAX, WINDOW_BYTES), SHOAL_OK);
+    taker->ops->arrive(taker, &record, NULL, 0, NULL);
+    taker->ops->flush(taker);
+    UNTIL(sources, giver->ops->arrival(giver, 1, 1) != NULL);
+}
+
+static unsigned char *allocate(struct sources *sources, unsigned char content)
+{
+    void *memory;
+    assert_int_equal(shoal_mem_alloc(sources->context, SOURCE_BYTES, &memory), SHOAL_OK);
+    memset(memory, content, SOURCE_BYTES);
+    return memory;
+}
+
+static void release(struct sources *sources, void *memory)
+{
+    assert_int_equal(shoal_mem_free(sources->context, memory), SHOAL_OK);
+}
+
+static void put_all(struct sources *sources, const void *memory)
+{
+    struct shoal_transport *giver = sources->world.ranks[0];
+    enum shoal_status status;
+    UNTIL(sources, (status = giver->ops->put(giver, 1, 0, 0, memory, SOURCE_BYTES)) != SHOAL_PENDING);
+    assert_int_equal(status, SHOAL_OK);
+    sources->puts++;
+}
+
+static void assert_comes(struct sources *sources, unsigned char content)
+{
+    struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
+    UNTIL(sources, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->has_left(giver, 0));
+    const unsigned char *came = taker->ops->window(taker, 1, 0);
+    for (size_t i = 0; i < SOURCE_BYTES; i++)
+        assert_int_equal(came[i], content);
+}
+
+static void sources_in_shared_memory_are_registered_once_and_not_copied(void **state)
+{
+    static unsigned char private[SOURCE_BYTES];
+    struct sources sources;
+    open_sources(&sources, state);
+    unsigned char *shared = allocate(&sources, 1);
+    assert_int_equal(sources.count_regions(shared), 0);
+    for (unsigned char turn = 2; turn < 5; turn++) {
+        put_all(&sources, shared);
+        memset(shared, turn, SOURCE_BYTES);
+        assert_comes(&sources, turn);
+        assert_int_equal(sources.count_regions(shared), 1);
+        assert_int_equal(sources.count_regions(shared + SOURCE_BYTES - 1), 1);
+    }
+    memset(private, 5, SOURCE_BYTES);
+    put_all(&sources, private);
+    memset(private, 6, SOURCE_BYTES);
+    assert_comes(&sources, 5);
+    assert_int_equal(sources.count_regions(private), 0);
+    release(&sources, shared);
+    destroy(&sources.world);
+}
+
+/* At the addresses of memory that was freed new memory lies, which is another region's. */
+static void sources_that_are_freed_are_unregistered_before(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    for (unsigned char turn = 1; turn <= 20; turn++) {
+        unsigned char *shared = allocate(&sources, turn);
+        assert_int_equal(sources.count_regions(shared), 0);
+        put_all(&sources, shared);
+        assert_comes(&sources, turn);
+        assert_int_equal(sources.count_regions(shared), 1);
+        release(&sources, shared);
+        assert_int_equal(sources.count_regions(shared), 0);
+    }
+    destroy(&sources.world);
+}
+
+/* As after a failure, when the caller cannot know. */
+static void sources_that_are_freed_too_early_stay_until_all_has_left(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    unsigned char *shared = allocate(&sources, 1);
+    put_all(&sources, shared);
+    release(&sources, shared);
+    assert_int_equal(sources.count_regions(shared), 1);
+    assert_comes(&sources, 1);
+    pump(&sources.world);
+    assert_int_equal(sources.count_regions(shared), 0);
+    unsigned char *left = allocate(&sources, 2);
+    put_all(&sources, left);
+    release(&sources, left); /* and the endpoint ends */
+    destroy(&sources.world);
+}
+
+static void sources_may_be_many_segments(void **state)
+{
+    struct sources sources;
+    unsigned char *segments[SEGMENTS];
+    open_sources(&sources, state);
+    for (int i = 0; i < SEGMENTS; i++)
+        segments[i] = allocate(&sources, (unsigned char)(i + 1));
+    for (int i = 0; i < 2 * SEGMENTS; i++) {
+        const int which = i * 37 % SEGMENTS;
+        put_all(&sources, segments[which]);
+        assert_comes(&sources, (unsigned char)(which + 1));
+    }
+    for (int i = 0; i < SEGMENTS; i += 2)
+        release(&sources, segments[i]);
+    for (int i = 0; i < SEGMENTS; i++)
+        assert_int_equal(sources.count_regions(segments[i]), i % 2);
+    for (int i = 1; i < SEGMENTS; i += 2) {
+        put_all(&sources, segments[i]);
+        assert_comes(&sources, (unsigned char)(i + 1));
+        release(&sources, segments[i]);
+    }
+    destroy(&sources.world);
+}
+
+static void sources_that_cannot_be_locked_are_copied(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    unsigned char *shared = allocate(&sources, 1);
+    sources.limit_locked(0);
+    put_all(&sources, shared);
+    sources.limit_locked(SIZE_MAX);
+    memset(shared, 2, SOURCE_BYTES);
+    assert_comes(&sources, 1);
+    put_all(&sources, shared); /* it is not tried again */
+    memset(shared, 3, SOURCE_BYTES);
+    assert_comes(&sources, 2);
+    assert_int_equal(sources.count_regions(shared), 0);
+    release(&sources, shared);
+    destroy(&sources.world);
+}
+
+/* A child has the parent's shared memory not at all, so that its pages do not part from those that are registered. */
+static void sources_stay_registered_when_the_process_forks(void **state)
+{
+    struct sources sources;
+    int ended;
+    open_sources(&sources, state);
+    unsigned char *shared = allocate(&sources, 1), pages[SOURCE_BYTES / SHOAL_PAGE + 1];
+    put_all(&sources, shared);
+    const pid_t child = fork();
+    if (child == 0)
+        _exit(mincore(shared, SOURCE_BYTES, pages) == 0 || shoal_mem_free(sources.context, shared) != SHOAL_ERR_STATE);
+    assert_true(child > 0);
+    memset(shared, 2, SOURCE_BYTES);
+    assert_comes(&sources, 2);
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_int_equal(ended, 0);
+    put_all(&sources, shared);
+    memset(shared, 3, SOURCE_BYTES);
+    assert_comes(&sources, 3);
+    assert_int_equal(sources.count_regions(shared), 1);
+    release(&sources, shared);
+    destroy(&sources.world);
+}
+
+static int run_sources(struct contract_factory *factory)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(sources_in_shared_memory_are_registered_once_and_not_copied, factory),
+        cmocka_unit_test_prestate(sources_that_are_freed_are_unregistered_before, factory),
+        cmocka_unit_test_prestate(sources_that_are_freed_too_early_stay_until_all_has_left, factory),
+        cmocka_unit_test_prestate(sources_may_be_many_segments, factory),
+        cmocka_unit_test_prestate(sources_that_cannot_be_locked_are_copied, factory),
+        cmocka_unit_test_prestate(sources_stay_registered_when_the_process_forks, factory),
+    };
+    return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
+}
+
 /* ---- Main ---- */
 
 /* False, with a line that says why, where this machine has no libfabric. */
@@ -232,11 +455,14 @@ int main(int argc, char **argv)
     if (!has_libfabric())
         return 77;
     for (size_t i = 0; i < SHOAL_COUNT_OF(weathers); i++) {
-        const struct contract_factory factory = {weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy};
+        struct contract_factory factory = {weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy};
         if (weathers[i].machine)
             setenv("SHOAL_MOCK_FABRIC", weathers[i].machine, 1);
-        if (argc < 2 || strcmp(weathers[i].name, argv[1]) == 0)
-            failed += contract_run(&factory);
+        if (argc >= 2 && strcmp(weathers[i].name, argv[1]) != 0)
+            continue;
+        failed += contract_run(&factory);
+        if (strcmp(weathers[i].name, "transport_hosts_efa") == 0)
+            failed += run_sources(&factory);
     }
     return failed > 0;
 }

@@ -104,6 +104,14 @@ enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, voi
     return SHOAL_OK;
 }
 
+const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                              struct shoal_fabric_memory *memory_out)
+{
+    (void)node, (void)bytes;
+    *memory_out = (struct shoal_fabric_memory){memory, 0, 5};
+    return NULL;
+}
+
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory)
 {
     (void)node, (void)memory;

@@ -3,6 +3,7 @@
  *   - the bytes of a write land more than once before its immediate is heard, and the immediate before or after what was
  *     posted earlier;
  *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no bytes;
+ *   - a region's memory has to be there until the region is closed;
  *   - a write has to lie in the region of its key, in a domain that still has it;
  *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on.
  * A breach by the sender fails its call, one that shows later fails the completion. */
@@ -84,6 +85,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct region *regions;
 static struct endpoint *endpoints;
 static uint64_t last_number, random_state = 1;
+static size_t locked_bytes, locked_limit = SIZE_MAX;
 
 /* splitmix64, https://prng.di.unimi.it/splitmix64.c */
 static uint64_t draw(uint64_t limit)
@@ -132,9 +134,29 @@ static int close_region(struct fid *fid)
         link = &(*link)->next;
     struct region *region = *link;
     *link = region->next;
+    locked_bytes -= region->bytes;
     pthread_mutex_unlock(&lock);
+    for (size_t at = 0; at < region->bytes; at += 4096)
+        (void)*(volatile char *)(region->at + at); /* faults where it has gone too early */
     free(region);
     return 0;
+}
+
+__attribute__((visibility("default"))) unsigned mock_count_regions(const void *at)
+{
+    unsigned count = 0;
+    pthread_mutex_lock(&lock);
+    for (const struct region *region = regions; region; region = region->next)
+        count += holds(region, at, 1, 0);
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+__attribute__((visibility("default"))) void mock_limit_locked(size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    locked_limit = bytes;
+    pthread_mutex_unlock(&lock);
 }
 
 static struct fi_ops region_ops = {.size = sizeof region_ops, .close = close_region};
@@ -161,8 +183,10 @@ static int register_region(struct fid *fid, const void *buffer, size_t bytes, ui
     region->fid.fid.ops = &region_ops;
     region->fid.mem_desc = region;
     region->fid.key = domain->modes & FI_MR_PROV_KEY ? ++last_number * 7919 : requested_key;
-    const int result = is_key_taken(domain, region->fid.key) ? -FI_ENOKEY : 0;
+    const bool is_too_much = locked_bytes > locked_limit || bytes > locked_limit - locked_bytes;
+    const int result = is_key_taken(domain, region->fid.key) ? -FI_ENOKEY : is_too_much ? -FI_ENOMEM : 0;
     if (result == 0) {
+        locked_bytes += bytes;
         region->next = regions;
         regions = region;
         *mr = &region->fid;

@@ -6,4 +6,8 @@
 
 int mock_open_fabric(struct fid_fabric **fabric);
 
+/* For tests, which find these by name: how many regions hold the byte, and how many bytes all regions may have together. */
+unsigned mock_count_regions(const void *at);
+void mock_limit_locked(size_t bytes);
+
 #endif

@@ -30,6 +30,7 @@ struct job {
     bool is_posted; /* a receive; it is posted again when that did not work at once */
     bool is_staged; /* a write, from room number `staged` */
     uint64_t staged;
+    unsigned *under_way; /* of a write: counts it until it is at its end */
     char *buffer;
     void *owner;
     struct job *next_free;
@@ -322,34 +323,49 @@ static uint64_t draw_key(const struct shoal_fabric_node *node)
     return key;
 }
 
-/* The providers that want local memory registered lock its pages; that brings them into being, as FI_MR_ALLOCATED demands. */
-static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t access, void *memory, size_t bytes,
-                                      struct shoal_fabric_memory *memory_out)
+/* 0, or libfabric's error. The providers that want local memory registered lock its pages; that brings them into being, as
+ * FI_MR_ALLOCATED demands. */
+static int try_register(struct shoal_fabric_node *node, uint64_t access, void *memory, size_t bytes,
+                        struct shoal_fabric_memory *memory_out)
 {
     struct fid_mr *region;
     *memory_out = (struct shoal_fabric_memory){.region = NULL};
     int result = fi_mr_reg(node->domain, memory, bytes, access, 0, draw_key(node), 0, &region, NULL);
-    if (result == -FI_ENOMEM && shoal_fabric_node_registers_sources(node))
-        return fail(node, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
     if (result != 0)
-        return fail(node, "registering memory", result);
+        return result;
     if (node->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
         result = fi_mr_bind(region, &node->endpoint->fid, 0);
         result = result == 0 ? fi_mr_enable(region) : result;
     }
     if (result != 0) {
         fi_close(&region->fid);
-        return fail(node, "registering memory with the endpoint", result);
+        return result;
     }
     const bool is_virtual = node->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
     *memory_out = (struct shoal_fabric_memory){region, is_virtual ? (uint64_t)(uintptr_t)memory : 0, fi_mr_key(region)};
-    return SHOAL_OK;
+    return 0;
+}
+
+static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t access, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out)
+{
+    const int result = try_register(node, access, memory, bytes, memory_out);
+    if (result == -FI_ENOMEM && shoal_fabric_node_registers_sources(node))
+        return fail(node, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
+    return result == 0 ? SHOAL_OK : fail(node, "registering memory", result);
 }
 
 enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
                                              struct shoal_fabric_memory *memory_out)
 {
     return register_for(node, FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE, memory, bytes, memory_out);
+}
+
+const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                              struct shoal_fabric_memory *memory_out)
+{
+    const int result = try_register(node, FI_SEND | FI_WRITE, memory, bytes, memory_out);
+    return result == 0 ? NULL : node->library->error_text(-result);
 }
 
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory)
@@ -404,6 +420,8 @@ static void give_back_write(struct shoal_fabric_node *node, struct job *job)
     if (job->is_staged)
         shoal_fabric_staging_give_back(&node->staging, job->staged);
     job->is_staged = false;
+    if (job->under_way)
+        --*job->under_way;
     give_back(&node->free_writes, job);
 }
 
@@ -423,6 +441,9 @@ enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const 
     if (!job)
         return SHOAL_PENDING;
     job->owner = write->owner;
+    job->under_way = write->under_way;
+    if (job->under_way)
+        ++*job->under_way;
     const bool is_ready = write->source_memory || !shoal_fabric_node_registers_sources(node) || stage(node, job, &staged);
     const ssize_t result = is_ready ? post_write(node, job, &staged) : -FI_EAGAIN;
     if (result == 0)

@@ -65,6 +65,9 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node
 
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
                                                             struct shoal_fabric_memory *memory_out);
+/* The same for memory that is only written from. NULL, or why not: that is for the caller to tell. */
+SHOAL_MUST_USE const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                                             struct shoal_fabric_memory *memory_out);
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory);
 
 /* Whether the provider wants local sources registered (FI_MR_LOCAL), as those do that drive an adapter themselves. */
@@ -78,7 +81,8 @@ struct shoal_fabric_write {
     const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
     size_t bytes;                                    /* at most shoal_fabric_node_write_max of source_memory */
     uint32_t immediate;
-    void *owner; /* comes back with `left` or `failed` */
+    unsigned *under_way; /* one more until the write has left or failed; NULL: nobody counts */
+    void *owner;         /* comes back with `left` or `failed` */
 };
 /* PENDING: not now. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node,

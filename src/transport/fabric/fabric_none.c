@@ -95,6 +95,13 @@ enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, voi
     return SHOAL_ERR_UNSUPPORTED;
 }
 
+const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
+                                              struct shoal_fabric_memory *memory_out)
+{
+    (void)node, (void)memory, (void)bytes, (void)memory_out;
+    return "there is no libfabric";
+}
+
 void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory)
 {
     (void)node, (void)memory;

@@ -53,6 +53,7 @@ struct shoal_network {
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_node *node;
     struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
+    struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count;
     struct shoal_links links;
@@ -134,6 +135,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
+    network->sources = (struct shoal_fabric_sources){.node = network->node, .log = network->log};
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
         open_links(network);
@@ -183,6 +185,7 @@ void shoal_network_close(struct shoal_network *network)
     if (network->node)
         shoal_fabric_node_stop(network->node);
     free_orphans(network);
+    shoal_fabric_sources_close(&network->sources);
     shoal_fabric_node_close(network->node);
     shoal_fabric_fork_forget(network);
     shoal_links_close(&network->links);
@@ -614,6 +617,27 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
     shoal_fabric_node_unregister(network->node, memory);
 }
 
+bool shoal_network_registers_sources(const struct shoal_network *network)
+{
+    return shoal_fabric_node_registers_sources(network->node);
+}
+
+struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes)
+{
+    return shoal_fabric_sources_find(&network->sources, at, bytes);
+}
+
+struct shoal_fabric_source *shoal_network_add_source(struct shoal_network *network, const struct shoal_fabric_holding *holding)
+{
+    return shoal_fabric_sources_add(&network->sources, holding);
+}
+
+void shoal_network_forget_source(struct shoal_network *network, const void *at)
+{
+    if (network)
+        shoal_fabric_sources_forget(&network->sources, at);
+}
+
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
 {
     struct shoal_network_load *load = write->load;
@@ -627,6 +651,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
                                              .offset = write->offset,
                                              .source = write->source,
                                              .source_memory = write->source_memory,
+                                             .under_way = write->under_way,
                                              .bytes = write->bytes,
                                              .immediate = write->immediate,
                                              .owner = load};
@@ -682,6 +707,8 @@ bool shoal_network_poll(struct shoal_network *network)
         judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->links.open))
         shoal_links_look(&network->links, shoal_clock_ns());
+    if (SHOAL_UNLIKELY(network->sources.forgotten != NULL))
+        shoal_fabric_sources_tidy(&network->sources);
     return send_waiting(network) || did;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include "bootstrap/control.h"
+#include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/link.h"
 #include "transport/transport.h"
 
@@ -142,12 +143,20 @@ SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *ne
                                                         struct shoal_fabric_memory *memory_out);
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
 
+/* Memory of the user that writes go from, where the provider wants sources registered; see fabric_sources.h. */
+bool shoal_network_registers_sources(const struct shoal_network *network);
+struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes);
+struct shoal_fabric_source *shoal_network_add_source(struct shoal_network *network, const struct shoal_fabric_holding *holding);
+/* Before the memory in which `at` lies is freed, or moves. NULL for the network is allowed. */
+void shoal_network_forget_source(struct shoal_network *network, const void *at);
+
 struct shoal_network_write {
     struct shoal_network_load *load;
     const struct shoal_fabric_memory *to; /* the peer's */
     uint64_t offset;
     const void *source;
     const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
+    unsigned *under_way;                             /* of that memory; NULL: nobody counts */
     size_t bytes;
     uint32_t immediate;
 };

@@ -74,6 +74,7 @@ struct hosts {
     struct shoal_world *world;
     struct shoal_network_channel channel;
     struct shoal_world_member membership;
+    struct shoal_shm_node *node;
     struct shoal_transport *local; /* shared memory, among the ranks of this host */
     struct shoal_member *members;  /* [size] */
     int *local_of;                 /* [size] number on this host, -1 elsewhere */
@@ -278,19 +279,58 @@ static bool has_space(const struct hosts *hosts, unsigned slot, uint64_t offset,
     return slot < hosts->slots && offset <= hosts->slot_bytes && bytes <= hosts->slot_bytes - offset;
 }
 
-/* Where a source is registered: the window is, what else is put from may be anywhere. */
-static const struct shoal_fabric_memory *find_registered(const struct hosts *hosts, const void *source, size_t bytes)
+static bool is_in_window(const struct hosts *hosts, const void *source, size_t bytes)
 {
     if (!hosts->has_window)
-        return NULL;
+        return false;
     const uintptr_t first = (uintptr_t)hosts->local->ops->window(hosts->local, hosts->local->rank, 0);
     const size_t length = hosts->slots * window_stride(hosts);
     const uintptr_t at = (uintptr_t)source - first;
-    return at <= length && bytes <= length - at ? &hosts->window : NULL;
+    return at <= length && bytes <= length - at;
+}
+
+static void put_segment(void *segment)
+{
+    shoal_segment_put(segment);
+}
+
+/* Shared memory that is written from for the first time. NULL: the source lies elsewhere. */
+static struct shoal_fabric_source *add_source(struct hosts *hosts, const void *source, size_t bytes)
+{
+    const struct shoal_shm_export *export = shoal_shm_node_find(hosts->node, source, bytes);
+    if (!export)
+        return NULL;
+    const struct shoal_fabric_holding holding = {export->begin, export->bytes, put_segment, shoal_segment_get(export->segment)};
+    return shoal_network_add_source(hosts->network, &holding);
+}
+
+/* What is put: where it lies, where that is registered, and who counts what is written from there. */
+struct origin {
+    const void *at;
+    size_t bytes;
+    const struct shoal_fabric_memory *memory; /* NULL: not registered */
+    unsigned *under_way;
+};
+
+static struct origin find_origin(struct hosts *hosts, const void *source, size_t bytes)
+{
+    struct origin origin = {.at = source, .bytes = bytes};
+    if (is_in_window(hosts, source, bytes)) {
+        origin.memory = &hosts->window;
+    } else if (shoal_network_registers_sources(hosts->network)) {
+        struct shoal_fabric_source *known = shoal_network_find_source(hosts->network, source, bytes);
+        if (!known)
+            known = add_source(hosts, source, bytes);
+        if (known && known->memory.region) {
+            origin.memory = &known->memory;
+            origin.under_way = &known->under_way;
+        }
+    }
+    return origin;
 }
 
 /* Writes that are not at their end yet could be taken for later ones. */
-static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
+static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
 {
     struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
@@ -300,18 +340,19 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
     const struct shoal_network_write write = {.load = &remote->loads[slot],
                                               .to = &remote->window,
                                               .offset = slot * window_stride(hosts) + offset,
-                                              .source = source->iov_base,
-                                              .source_memory = find_registered(hosts, source->iov_base, source->iov_len),
-                                              .bytes = source->iov_len,
+                                              .source = origin->at,
+                                              .source_memory = origin->memory,
+                                              .under_way = origin->under_way,
+                                              .bytes = origin->bytes,
                                               .immediate = remote->raises | (uint32_t)slot << SHOAL_NETWORK_RAISE_BITS | raise};
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     counter->raised++;
     return SHOAL_OK;
 }
 
-static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct iovec *source)
+static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
 {
-    struct shoal_network_part part = {offset, (source->iov_len + PART_BYTES - 1) / PART_BYTES};
+    struct shoal_network_part part = {offset, (origin->bytes + PART_BYTES - 1) / PART_BYTES};
     if (shoal_network_is_full(remote_of(hosts, peer)->peer))
         return SHOAL_PENDING;
     part.parts = part.parts ? part.parts : 1;
@@ -319,12 +360,12 @@ static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot
         .kind = SHOAL_NETWORK_DATA, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
     size_t at = 0;
     do {
-        const size_t bytes = shoal_min_size(source->iov_len - at, PART_BYTES);
-        const struct iovec body[] = {{&part, sizeof part}, {(char *)source->iov_base + at, bytes}};
+        const size_t bytes = shoal_min_size(origin->bytes - at, PART_BYTES);
+        const struct iovec body[] = {{&part, sizeof part}, {(char *)(uintptr_t)origin->at + at, bytes}};
         part.offset = offset + at;
         SHOAL_TRY(send_message(hosts, peer, head, body, 2));
         at += bytes;
-    } while (at < source->iov_len);
+    } while (at < origin->bytes);
     return SHOAL_OK;
 }
 
@@ -332,17 +373,16 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
                              size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
-    const struct iovec from = {(void *)(uintptr_t)source, bytes};
     if (hosts->error != SHOAL_OK)
         return hosts->error;
     if (is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
                               offset);
-    if (remote_of(hosts, peer)->has_window &&
-        shoal_network_writes(hosts->network, find_registered(hosts, source, bytes), bytes))
-        return write_to(hosts, peer, slot, offset, &from);
-    return send_parts(hosts, peer, slot, offset, &from);
+    const struct origin origin = find_origin(hosts, source, bytes);
+    if (remote_of(hosts, peer)->has_window && shoal_network_writes(hosts->network, origin.memory, bytes))
+        return write_to(hosts, peer, slot, offset, &origin);
+    return send_parts(hosts, peer, slot, offset, &origin);
 }
 
 static bool has_left(struct shoal_transport *transport, unsigned slot)
@@ -854,11 +894,6 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-static void put_segment(void *segment)
-{
-    shoal_segment_put(segment);
-}
-
 /* What peers may still write to, until they hear of a failure, and what counts writes under way, outlives the communicator. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
@@ -1030,6 +1065,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     if (!hosts)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator");
     hosts->log = options->log;
+    hosts->node = node;
     hosts->network = options->network;
     hosts->world = options->world;
     hosts->slots = options->shm.slots;

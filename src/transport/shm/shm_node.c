@@ -528,6 +528,16 @@ shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct s
     return 0;
 }
 
+const struct shoal_shm_export *shoal_shm_node_find(const struct shoal_shm_node *node, const void *address, size_t bytes)
+{
+    for (size_t i = 0; i < node->export_count; i++) {
+        const struct shoal_shm_export *export = &node->exports[i];
+        if (export->segment && !export->segment->is_foreign && contains(export, address, bytes))
+            return export;
+    }
+    return NULL;
+}
+
 static struct shoal_segment *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
 {
     for (size_t i = 0; i < peer->mapped_count; i++) {

@@ -142,6 +142,8 @@ shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct s
                                      size_t bytes);
 /* The peer's memory as an address here; NULL when it has not sent it. */
 void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes);
+/* The own memory of shoal_mem_alloc in which all these bytes lie; NULL: there is none. */
+const struct shoal_shm_export *shoal_shm_node_find(const struct shoal_shm_node *node, const void *address, size_t bytes);
 /* The own memory at a location. */
 void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
 
