@@ -13,6 +13,7 @@
 #include "device/kernels.h"
 #include "topology/features.h"
 #include "topology/limits.h"
+#include "transport/fabric/fabric_node.h"
 #include "transport/shm/shm.h"
 
 #define FOUND_MAX 1400
@@ -250,10 +251,11 @@ static bool locks_memory(const char *provider)
     return provider && (strncmp(provider, "efa", 3) == 0 || strncmp(provider, "verbs", 5) == 0);
 }
 
+/* What operations lock of the caller's shared memory is not known here; without it they copy. */
 static void check_locked_memory(struct shoal_diagnosis *diagnosis)
 {
     struct rlimit limit;
-    const uint64_t window = window_bytes(diagnosis);
+    const uint64_t locked = window_bytes(diagnosis) + SHOAL_FABRIC_LOCKED_BYTES;
     char text[32];
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
         limit.rlim_cur = RLIM_INFINITY;
@@ -261,11 +263,12 @@ static void check_locked_memory(struct shoal_diagnosis *diagnosis)
     if (!locks_memory(diagnosis->provider))
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s (ulimit -l); only the providers efa and verbs lock memory",
                              text);
-    else if (limit.rlim_cur < window)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
-                             "set memlock to unlimited in /etc/security/limits.conf, or in the container's or service's limits",
-                             "%s (ulimit -l), but the provider %s locks a rank's window of %llu MiB", text, diagnosis->provider,
-                             (unsigned long long)(window / MIB));
+    else if (limit.rlim_cur < locked)
+        shoal_diagnosis_tell(
+            diagnosis, SHOAL_FINDING_ERROR,
+            "set memlock to unlimited in /etc/security/limits.conf, or in the container's or service's limits",
+            "%s (ulimit -l), but the provider %s locks %llu MiB of a rank: its window and its endpoint's buffers", text,
+            diagnosis->provider, (unsigned long long)((locked + MIB - 1) / MIB));
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s (ulimit -l), enough for the provider %s", text,
                              diagnosis->provider);

@@ -152,6 +152,14 @@ __attribute__((visibility("default"))) unsigned mock_count_regions(const void *a
     return count;
 }
 
+__attribute__((visibility("default"))) size_t mock_count_locked(void)
+{
+    pthread_mutex_lock(&lock);
+    const size_t bytes = locked_bytes;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
 __attribute__((visibility("default"))) void mock_limit_locked(size_t bytes)
 {
     pthread_mutex_lock(&lock);

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import resource
 import shlex
 import socket
@@ -147,7 +148,13 @@ def memory_that_a_provider_locks_is_told():
     if not FABRIC:
         raise Skip("built without libfabric's headers")
     aws = {"SHOAL_LIBFABRIC": FABRIC, "SHOAL_MOCK_FABRIC": "aws", **LOCAL}
-    told("error", "locked memory", "provider efa locks", prepare=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0)), **aws)
+    mib = lambda count: lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (count << 20, count << 20))
+    findings = told("error", "locked memory", "provider efa locks", prepare=mib(0), **aws)
+    locked = int(re.search(r"efa locks (\d+) MiB", str(findings)).group(1))
+    window = int(re.search(r"windows of 1 rank take (\d+) MiB", str(findings)).group(1))
+    expect(locked > window + 5, locked, window)  # the buffers of an endpoint come to it
+    told("error", "locked memory", f"provider efa locks {locked} MiB", prepare=mib(locked - 1), **aws)
+    told("ok", "locked memory", "enough for the provider efa", prepare=mib(locked), **aws)
     findings = told("ok", "libfabric", "efa is taken, the best one here", **aws)
     expect(has(findings, "ok", "libfabric", "verbs;ofi_rxm is not taken: it finds no device here"), *findings)
 

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -389,6 +390,23 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
     free(target);
 }
 
+/* What is told of it to people (shoal doctor) is what it is. */
+static void fabric_locks_what_it_says(void **state)
+{
+    struct pair *pair = *state;
+    char reason[1200];
+    size_t (*count_locked)(void);
+    void *function = dlsym(pair->library.handle, "mock_count_locked");
+    const struct shoal_fabric_provider *best = shoal_fabric_providers_choose(pair->providers, "", reason, sizeof reason);
+    assert_non_null(function);
+    assert_non_null(best);
+    memcpy(&count_locked, &function, sizeof count_locked);
+    open_ends(pair, best);
+    assert_int_equal(count_locked(), 2 * SHOAL_FABRIC_LOCKED_BYTES);
+    close_ends(pair);
+    assert_int_equal(count_locked(), 0);
+}
+
 static void fabric_keys_are_not_to_be_guessed(void **state)
 {
     struct pair *pair = *state;
@@ -446,6 +464,7 @@ int main(void)
         cmocka_unit_test(fabric_messages_come_once_and_whole),
         cmocka_unit_test(fabric_writes_are_there_with_their_immediate),
         cmocka_unit_test(fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for),
+        cmocka_unit_test(fabric_locks_what_it_says),
     };
     return cmocka_run_group_tests_name("fabric_node", tests, open_library, close_library) +
            cmocka_run_group_tests_name("fabric_node_efa", mocked, open_efa, close_library) +

@@ -12,10 +12,9 @@
 #include <sys/random.h>
 
 #include "base/clock.h"
-#include "transport/fabric/fabric_staging.h"
 
-#define RECEIVES 64
-#define SENDS 64
+#define RECEIVES SHOAL_FABRIC_RECEIVES
+#define SENDS SHOAL_FABRIC_SENDS
 #define WRITES 256
 _Static_assert(WRITES <= SHOAL_FABRIC_STAGED_MAX, "each write may be staged");
 #define COMPLETIONS 4096 /* what peers may have written before this process polls is more than this process has posted */
@@ -98,7 +97,7 @@ static enum shoal_status register_buffers(struct shoal_fabric_node *node, size_t
 
 static enum shoal_status make_jobs(struct shoal_fabric_node *node)
 {
-    const size_t bytes = (size_t)(RECEIVES + SENDS) * SHOAL_FABRIC_MESSAGE_MAX;
+    const size_t bytes = SHOAL_FABRIC_BUFFER_BYTES;
     node->buffers = aligned_alloc(4096, bytes);
     if (!node->buffers)
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers", bytes);
