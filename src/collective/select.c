@@ -220,22 +220,6 @@ bool shoal_select_has_rules(const struct shoal_selection *selection)
     return selection->rules && selection->rules->count && (selection->bytes || selection->kind == SHOAL_KIND_BARRIER);
 }
 
-bool shoal_select_is_direct(const struct shoal_selection *selection)
-{
-    const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
-    if (!is_over_hosts(selection) && is_bare)
-        return true;
-    if (SHOAL_UNLIKELY(is_over_hosts(selection)) && shoal_select_rounds(selection))
-        return true;
-    if (!can_go_direct(selection))
-        return false;
-    const bool has_rules = shoal_select_has_rules(selection);
-    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
-    if (rule)
-        return !shoal_select_find(rule->kind, rule->name)->build;
-    return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
-}
-
 static int ranks_per_host(const struct shoal_selection *selection)
 {
     return (selection->size + selection->hosts - 1) / selection->hosts;
@@ -255,7 +239,8 @@ static bool rounds_pay(const struct shoal_selection *selection)
     return !selection->sends_cheaply && rounds < records && 2 * rounds <= records + 1;
 }
 
-const struct shoal_row *shoal_select_rounds(const struct shoal_selection *selection)
+/* NULL: the call does not go in rounds. */
+static const struct shoal_row *find_rounds(const struct shoal_selection *selection)
 {
     if (!can_go_in_rounds(selection))
         return NULL;
@@ -264,6 +249,23 @@ const struct shoal_row *shoal_select_rounds(const struct shoal_selection *select
     if (!row || !shoal_row_is_in_rounds(row))
         return NULL;
     return rule || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? row : NULL;
+}
+
+bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_row **rounds_out)
+{
+    const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
+    *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
+    if (!is_over_hosts(selection) && is_bare)
+        return true;
+    if (*rounds_out)
+        return true;
+    if (!can_go_direct(selection))
+        return false;
+    const bool has_rules = shoal_select_has_rules(selection);
+    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
+    if (rule)
+        return !shoal_select_find(rule->kind, rule->name)->build;
+    return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
 const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,

@@ -56,11 +56,9 @@ size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 /* Whether rules are heeded: not in calls that have nothing to move. */
 bool shoal_select_has_rules(const struct shoal_selection *selection);
 
-/* Whether the call goes without a plan. Known to each rank before anything is exchanged. */
-bool shoal_select_is_direct(const struct shoal_selection *selection);
-
-/* The row of such a call that goes in rounds; NULL: it does not. */
-const struct shoal_row *shoal_select_rounds(const struct shoal_selection *selection);
+/* Whether the call goes without a plan. Known to each rank before anything is exchanged. *rounds_out is the row by which
+ * it then goes in rounds between hosts; NULL: all goes at once, or there is a plan. */
+bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_row **rounds_out);
 
 /* The most bytes that go in rounds where no rule says otherwise. */
 size_t shoal_select_rounds_limit(const struct shoal_selection *selection);

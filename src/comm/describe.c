@@ -398,9 +398,9 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
     fprintf(out, "cost: %s\n", row->cost);
 }
 
-static void explain_direct(const struct inquiry *inquiry, FILE *out)
+/* rounds: the row by which the call goes in rounds; NULL: at once. */
+static void explain_direct(const struct inquiry *inquiry, const struct shoal_row *rounds, FILE *out)
 {
-    const struct shoal_row *rounds = inquiry->hosts > 1 ? shoal_select_rounds(&inquiry->selection) : NULL;
     const struct shoal_row *row = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
     const bool has_rules = shoal_select_has_rules(&inquiry->selection);
     const struct shoal_rule *rule = has_rules ? shoal_select_rule(&inquiry->selection) : NULL;
@@ -474,14 +474,15 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
 
 static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
 {
+    const struct shoal_row *rounds;
     explain_call(inquiry, out);
     if (inquiry->question->ranks == 1) {
         fprintf(out, "algorithm alone: a copy, or nothing in place\n");
         return SHOAL_OK;
     }
-    if (!shoal_select_is_direct(&inquiry->selection))
+    if (!shoal_select_is_direct(&inquiry->selection, &rounds))
         return explain_plans(inquiry, out);
-    explain_direct(inquiry, out);
+    explain_direct(inquiry, rounds, out);
     return SHOAL_OK;
 }
 

@@ -260,10 +260,8 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     inquiry->asked.view =
         (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->row->shape};
     const struct shoal_selection *selection = &inquiry->asked.selection;
-    if (ranks > 1 && !shoal_select_is_direct(selection))
+    if (ranks > 1 && !shoal_select_is_direct(selection, &inquiry->asked.row))
         inquiry->asked.row = shoal_select_plan(selection, &inquiry->asked.view, 0, NULL);
-    else if (ranks > 1 && selection->hosts > 1)
-        inquiry->asked.row = shoal_select_rounds(selection);
     return predict(inquiry, answer);
 }
 

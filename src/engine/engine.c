@@ -339,8 +339,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         return;
     }
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    request->is_direct = shoal_select_is_direct(&selection);
-    request->in_rounds = SHOAL_UNLIKELY(engine->hosts > 1) ? shoal_select_rounds(&selection) : NULL;
+    request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
     request->payload_bytes = is_with_notices(call) ? (size_t)engine->size * sizeof *call->layout->notices
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
