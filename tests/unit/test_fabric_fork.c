@@ -1,4 +1,4 @@
-/* What a forked child keeps of its parent's endpoints: nothing of theirs, all of others. */
+/* What a child keeps of its parent's endpoints: nothing of theirs, all of others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,6 +8,7 @@
 
 #include <netinet/in.h>
 #include <poll.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -203,11 +204,44 @@ static void fork_child_keeps_what_is_not_the_endpoints(void **state)
     close(other);
 }
 
-int main(void)
+/* posix_spawn runs no handler of fork: this program again, which counts what it was left. */
+static void spawned_program_keeps_no_socket_of_an_endpoint(void **state)
 {
+    char program[] = "/proc/self/exe", count_word[] = "count";
+    char *const words[] = {program, count_word, NULL};
+    struct shoal_fabric_address address;
+    struct child peer;
+    struct side side;
+    pid_t pid;
+    int ended;
+    (void)state;
+    if (!start_peer(&peer, &address)) {
+        end_child(&peer);
+        skip();
+    }
+    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
+    const int of_others = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* one that listens */
+    assert_int_equal(waitpid(pid, &ended, 0), pid);
+    assert_int_equal(WEXITSTATUS(ended), 1);
+    send_to(&side, &address);
+    assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* and one that is connected */
+    assert_int_equal(waitpid(pid, &ended, 0), pid);
+    assert_int_equal(WEXITSTATUS(ended), 1);
+    send_to(&side, &address);
+    close(of_others);
+    close_side(&side);
+    end_child(&peer);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        return strcmp(argv[1], "count") == 0 ? count_sockets() : 99;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fork_child_keeps_no_socket_of_an_endpoint),
         cmocka_unit_test(fork_child_keeps_what_is_not_the_endpoints),
+        cmocka_unit_test(spawned_program_keeps_no_socket_of_an_endpoint),
     };
     return cmocka_run_group_tests_name("fabric_fork", tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static struct {
 } noted = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_once_t noted_once = PTHREAD_ONCE_INIT;
 
-/* ---- In a forked child, where little but system calls is allowed --------------------------------------------------------- */
+/* ---- Sockets by their addresses: in a forked child, too, where little but system calls is allowed ------------------------ */
 
 static bool is_same_ipv4(const struct sockaddr_in *a, const struct sockaddr_in *b)
 {
@@ -54,18 +54,26 @@ static bool is_noted(const struct sockaddr_storage *address)
     return false;
 }
 
-static void close_if_noted(int fd)
+static bool is_of_endpoint(int fd)
 {
     struct sockaddr_storage side = {.ss_family = AF_UNSPEC};
     socklen_t bytes = sizeof side;
     if (getsockname(fd, (struct sockaddr *)&side, &bytes) != 0)
-        return; /* no socket */
-    bool is_ours = is_noted(&side);
+        return false; /* no socket */
+    if (is_noted(&side))
+        return true;
     bytes = sizeof side;
-    if (!is_ours && getpeername(fd, (struct sockaddr *)&side, &bytes) == 0)
-        is_ours = is_noted(&side);
-    if (is_ours)
-        close(fd);
+    return getpeername(fd, (struct sockaddr *)&side, &bytes) == 0 && is_noted(&side);
+}
+
+static void close_socket(int fd)
+{
+    close(fd);
+}
+
+static void seal_socket(int fd)
+{
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 /* As getdents64 writes it. */
@@ -78,7 +86,7 @@ struct name {
 };
 
 /* opendir would take memory, whose lock a thread of the parent may hold. */
-static void close_noted(void)
+static void for_each_noted(void (*act)(int fd))
 {
     char names[4096] __attribute__((aligned(8)));
     const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -86,8 +94,8 @@ static void close_noted(void)
     while (folder >= 0 && (bytes = syscall(SYS_getdents64, folder, names, sizeof names)) > 0) {
         for (long at = 0; at < bytes;) {
             const struct name *name = (const void *)(names + at);
-            if (isdigit((unsigned char)name->text[0]))
-                close_if_noted(atoi(name->text));
+            if (isdigit((unsigned char)name->text[0]) && is_of_endpoint(atoi(name->text)))
+                act(atoi(name->text));
             at += name->bytes;
         }
     }
@@ -98,7 +106,7 @@ static void close_noted(void)
 static void after_fork_in_child(void)
 {
     if (noted.count)
-        close_noted();
+        for_each_noted(close_socket);
     noted.count = 0;
     pthread_mutex_unlock(&noted.lock);
 }
@@ -154,5 +162,13 @@ void shoal_fabric_fork_forget(const void *owner)
             noted.entries[kept++] = noted.entries[i];
     }
     noted.count = kept;
+    pthread_mutex_unlock(&noted.lock);
+}
+
+void shoal_fabric_fork_seal(void)
+{
+    pthread_mutex_lock(&noted.lock);
+    if (noted.count)
+        for_each_noted(seal_socket);
     pthread_mutex_unlock(&noted.lock);
 }

@@ -27,11 +27,12 @@ struct early {
 
 #define EARLY_MAX 8192 /* messages */
 #define EARLY_BYTES_MAX ((size_t)16 << 20)
-#define CLOSED_MAX 256    /* communicators whose late messages are known for what they are */
-#define FULL_MESSAGES 64  /* so many wait for one peer: then it is better to come again later */
-#define SENDING_MAX 16    /* of one peer that have not left: one that takes none must not hold up the others */
-#define POLLS_AT_ONCE 16  /* rounds of a poll while there is more to hear */
-#define FALSE_WAKES_MAX 4 /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
+#define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
+#define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
+#define SENDING_MAX 16   /* of one peer that have not left: one that takes none must not hold up the others */
+#define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to hear */
+#define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* as it looks at all descriptors */
+#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 
 /* Counters that a peer raises by writing. */
@@ -69,6 +70,8 @@ struct shoal_network {
     uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
+    bool is_unsealed;      /* connections were made: children that exec shall not keep them (fork.h) */
+    uint64_t next_seal_ns; /* not before */
     atomic_bool was_woken; /* by the descriptor, since the last poll */
     unsigned false_wakes;
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
@@ -138,6 +141,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     network->sources = (struct shoal_fabric_sources){.node = network->node, .log = network->log};
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
+        shoal_fabric_fork_seal();
         open_links(network);
     }
     if (status == SHOAL_OK)
@@ -449,8 +453,10 @@ static void on_left(void *arg, void *owner)
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
     count_left(load);
-    if (SHOAL_UNLIKELY(load->peer->link.state != SHOAL_LINK_SETTLED))
-        shoal_link_settle(&network->links, &load->peer->link);
+    if (SHOAL_LIKELY(load->peer->link.state == SHOAL_LINK_SETTLED))
+        return;
+    shoal_link_settle(&network->links, &load->peer->link);
+    network->is_unsealed |= !network->links.open; /* all that are being made now are made: one look for them */
 }
 
 static void break_peer(struct shoal_network *network, struct shoal_network_peer *peer, const char *text)
@@ -698,6 +704,16 @@ static bool poll_once(struct shoal_network *network)
     return network->shuffle ? poll_shuffled(network) : shoal_fabric_node_poll(network->node, &handler);
 }
 
+static void seal_when_due(struct shoal_network *network)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    if (now_ns < network->next_seal_ns)
+        return;
+    network->is_unsealed = false;
+    network->next_seal_ns = now_ns + SEAL_EVERY_NS;
+    shoal_fabric_fork_seal();
+}
+
 bool shoal_network_poll(struct shoal_network *network)
 {
     bool did = false;
@@ -707,6 +723,8 @@ bool shoal_network_poll(struct shoal_network *network)
         judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->links.open))
         shoal_links_look(&network->links, shoal_clock_ns());
+    if (SHOAL_UNLIKELY(network->is_unsealed))
+        seal_when_due(network);
     if (SHOAL_UNLIKELY(network->sources.forgotten != NULL))
         shoal_fabric_sources_tidy(&network->sources);
     return send_waiting(network) || did;
