@@ -174,6 +174,17 @@ static void check_round(struct world *world)
     }
 }
 
+/* Between two rounds one event happens, in a world of hundreds several: there each round takes long, and events are many. False:
+ * there was none. */
+static bool advance(struct world *world)
+{
+    const int most = world->size <= 64 ? 1 : world->size / 8;
+    int events = 0;
+    while (events < most && shoal_sim_advance(world->sim))
+        events++;
+    return events > 0;
+}
+
 /* Until all requests are done or the virtual time has passed. Returns whether they are. */
 static bool drive(struct world *world, int count, uint64_t until_ns)
 {
@@ -186,7 +197,7 @@ static bool drive(struct world *world, int count, uint64_t until_ns)
         }
         if (progress_round(world))
             continue;
-        if (!shoal_sim_advance(world->sim))
+        if (!advance(world))
             shoal_sim_advance_to(world->sim, before_ns + 10 * TICK_NS);
     }
     return all_done(world, count);
@@ -316,16 +327,18 @@ static void post_program(struct world *world, const struct program *program)
     }
 }
 
-/* Some ranks are far ahead of others: what they have sent waits for its call. */
+/* Some ranks are far ahead of others: what they have sent waits for its call. The more ranks there are, the fewer turns all of
+ * them take for each post: else a world of hundreds would spend an hour in posting. */
 static void post_in_turns(struct world *world, const struct program *program, uint64_t seed)
 {
     int next[RANKS_MAX] = {0};
     uint64_t random = seed;
+    const size_t most_turns = world->size <= 32 ? 40 : 2 + 40 * 32 / (size_t)world->size;
     for (int left = program->count * world->size; left > 0;) {
         const int r = (int)reference_below(&random, (size_t)world->size);
         for (size_t posts = reference_below(&random, 6); posts > 0 && next[r] < program->count; posts--, left--)
             post_item(world, program, r, next[r]++);
-        for (size_t turns = reference_below(&random, 40); turns > 0; turns--) {
+        for (size_t turns = reference_below(&random, most_turns); turns > 0; turns--) {
             progress_round(world);
             shoal_sim_advance(world->sim);
         }
