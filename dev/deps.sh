@@ -6,7 +6,7 @@ set -eu
 packages_for() {
     case $1 in
     build) echo "gcc libc6-dev meson ninja-build pkg-config python3 zlib1g-dev libopenblas-dev libsodium23 libpmix-dev" \
-                "libfabric-dev" ;;
+                "libfabric1" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
     test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
                "python3 iproute2 iperf3 util-linux groff-base cmark-gfm slurmctld slurmd slurm-client munge" ;;

@@ -146,7 +146,7 @@ def limits_of_the_process_are_told():
 
 def memory_that_a_provider_locks_is_told():
     if not FABRIC:
-        raise Skip("built without libfabric's headers")
+        raise Skip("the mock of libfabric is not built: that needs libcmocka-dev")
     aws = {"SHOAL_LIBFABRIC": FABRIC, "SHOAL_MOCK_FABRIC": "aws", **LOCAL}
     mib = lambda count: lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (count << 20, count << 20))
     findings = told("error", "locked memory", "provider efa locks", prepare=mib(0), **aws)
@@ -250,7 +250,7 @@ def hosts_without_a_network_are_told():
 
 def providers_that_cannot_be_taken_are_told():
     if not FABRIC:
-        raise Skip("built without libfabric's headers")
+        raise Skip("the mock of libfabric is not built: that needs libcmocka-dev")
     told("error", "libfabric", "SHOAL_LIBFABRIC cannot be loaded", SHOAL_LIBFABRIC="/no/such/file", **LOCAL)
     mock = {"SHOAL_LIBFABRIC": FABRIC, **LOCAL}
     told("error", "libfabric", 'SHOAL_PROVIDER is "smoke"', SHOAL_PROVIDER="smoke", **mock)

@@ -60,10 +60,6 @@ static void swallow(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-#ifndef MOCK_FABRIC
-#define MOCK_FABRIC "" /* without libfabric's headers there is none */
-#endif
-
 /* Even ranks and odd ranks call themselves different hosts, with EFA between. */
 static bool is_over_efa;
 
@@ -596,8 +592,6 @@ int main(void)
         cmocka_unit_test(threads_rank_that_left_is_named),
     };
     const int failed = cmocka_run_group_tests_name("threads", tests, NULL, NULL);
-    if (!MOCK_FABRIC[0])
-        return failed;
     assert_non_null(dlopen(MOCK_FABRIC, RTLD_NOW)); /* here: the sanitizer does not know the loader's lock */
     is_over_efa = true;
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);

@@ -1,5 +1,4 @@
-/* The network between hosts, through libfabric: what the rest of the library sees of it. Built without libfabric's headers, it
- * says so. */
+/* The network between hosts, through libfabric: what the rest of the library sees of it. */
 #ifndef SHOAL_TRANSPORT_FABRIC_H
 #define SHOAL_TRANSPORT_FABRIC_H
 
