@@ -55,8 +55,8 @@ static const struct choice {
     {"SHOAL_KERNELS", kernels, NULL},
 };
 
-/* Variables that are no settings: what `shoal run` tells its workers. */
-static const char *const others[] = {"SHOAL_RUN_TERMINAL", NULL};
+/* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */
+static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_LIBRARY", "SHOAL_TORCH_SHIM", "SHOAL_TORCH_CACHE", NULL};
 
 #define PREFIX "SHOAL_"
 

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <sys/random.h>
 
+#include "base/carried.h"
+
 #define STATE_BYTES_MAX 512
 
 /* What is used of libsodium. Constant once loaded; a process-wide cache of addresses, no state of a job. */
@@ -23,11 +25,22 @@ static bool find(void *library, const char *name, void *function_out)
     return found != NULL;
 }
 
+/* What is used is the same in all these versions. */
+static void *open_sodium(void)
+{
+    static const char *const names[] = {"libsodium.so.23", "libsodium.so.26", "libsodium.so"};
+    char carried[PATH_MAX];
+    void *library = NULL;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(names) && !library; i++)
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (!library && shoal_carried_find("libsodium.so", carried))
+        library = dlopen(carried, RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
 static void load_sodium(void)
 {
-    void *library = dlopen("libsodium.so.23", RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        library = dlopen("libsodium.so", RTLD_NOW | RTLD_LOCAL);
+    void *library = open_sodium();
     if (!library)
         return;
     int (*init)(void);

@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/carried.h"
+
 /* fi_version's numbers; RDM endpoints with RMA and data in completions are there since long before. */
 #define MAJOR(version) ((version) >> 16)
 #define MINOR(version) ((version)&0xffff)
 #define OLDEST_MINOR 10
 
-/* Where vendors put theirs, and the loader's own search. */
+/* On the machine: where vendors put theirs, and the loader's own search. */
 static const char *const places[] = {
     "/opt/amazon/efa/lib64/libfabric.so.1",
     "/opt/amazon/efa/lib/libfabric.so.1",
@@ -18,7 +20,7 @@ static const char *const places[] = {
     "libfabric.so.1",
 };
 
-/* Structures changed with these versions of the symbols; what is declared in the header that this was built with are those. */
+/* Structures changed with these versions of the symbols; what third_party/libfabric declares are those. */
 static void *find_function(void *handle, const char *name, const char *version)
 {
     return dlvsym(handle, name, version);
@@ -93,6 +95,7 @@ static enum shoal_status open_named(const char *wanted, struct shoal_log *log, s
 enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log *log, struct shoal_fabric_library *library_out)
 {
     struct shoal_fabric_library best = {.handle = NULL}, other;
+    char carried[PATH_MAX];
     if (wanted[0])
         return open_named(wanted, log, library_out);
     for (size_t i = 0; i < SHOAL_COUNT_OF(places); i++) {
@@ -105,12 +108,16 @@ enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log
             shoal_fabric_library_close(&other);
         }
     }
+    /* The carried one may be newer, but the machine's knows its network cards. */
+    if (!best.handle && shoal_carried_find("libfabric.so.1", carried))
+        (void)open_at(carried, &best);
     *library_out = best;
     if (best.handle)
         return SHOAL_OK;
     return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "fabric",
                           "several hosts need libfabric 1.%d or newer, and none can be loaded (libfabric.so.1, and in "
-                          "/opt/amazon/efa, /usr/local/lib); install libfabric1, or name the file in SHOAL_LIBFABRIC",
+                          "/opt/amazon/efa, /usr/local/lib, beside libshoal); install libfabric1, or name the file in "
+                          "SHOAL_LIBFABRIC",
                           OLDEST_MINOR);
 }
 

@@ -1,5 +1,6 @@
 /* libfabric, loaded at run time: libshoal works without it, on one host. Of the copies on the machine the newest is taken
- * (vendors bring theirs beside the distribution's), unless SHOAL_LIBFABRIC names a file. Set-up only; one thread at a time. */
+ * (vendors bring theirs beside the distribution's); where there is none, the one that a wheel carries; unless SHOAL_LIBFABRIC
+ * names a file. Set-up only; one thread at a time. */
 #ifndef SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 #define SHOAL_TRANSPORT_FABRIC_LIBRARY_H
 
