@@ -1,9 +1,11 @@
 # The front door. Meson does the building; these targets install what is missing, build and run.
 #
 #   make demo    trains the Fashion-MNIST example with two workers
+#   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
 #   make bench   measures every collective beside Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
+#   make bench-torch  from Python, in turns with Gloo
 #   make build   the command at build/shoal, the libraries beside it
 #   make docs    renders the public header and docs/ at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
@@ -13,12 +15,15 @@
 WORKERS ?= 2
 TORCH ?= 2.13.0
 
-.PHONY: all build demo test bench bench-hosts docs check deps clean
+# What Python in a checkout needs to know.
+FROM_PYTHON = PYTHONPATH=$(CURDIR)/bindings/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
+
+.PHONY: all build demo demo-torch test bench bench-hosts bench-torch docs check deps clean
 
 all: build
 
 deps:
-	@dev/deps.sh build test bench docs aarch64
+	@dev/deps.sh build test bench python docs aarch64
 
 build/build.ninja:
 	@dev/deps.sh build
@@ -35,7 +40,11 @@ demo: build
 	@dev/deps.sh demo
 	build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
 
-test:
+demo-torch: build build/torch/bin/python3
+	@dev/deps.sh python
+	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
+
+test: build/torch/bin/python3
 	@dev/deps.sh build demo test
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
@@ -44,14 +53,19 @@ bench: build
 	@dev/deps.sh bench
 	@dev/bench.py $(ARGS)
 
-# Without PyTorch there is no Gloo, and the others are measured all the same.
-build/gloo/bin/python3:
-	@python3 -m venv build/gloo
-	@build/gloo/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without Gloo"
+# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on.
+build/torch/bin/python3:
+	@dev/deps.sh python
+	@echo "installing PyTorch $(TORCH) at build/torch"
+	@python3 -m venv build/torch
+	@build/torch/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
 
-bench-hosts: build build/gloo/bin/python3
+bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench
 	@dev/bench.py 'hosts-*' $(ARGS)
+
+bench-torch: build build/torch/bin/python3
+	@$(FROM_PYTHON) build/torch/bin/python3 dev/bench_torch.py $(ARGS)
 
 docs:
 	@dev/deps.sh docs

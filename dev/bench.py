@@ -10,7 +10,7 @@ A size is the bytes of the larger operand: of all parts where an operand has one
 place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
 
 Suites whose names begin with hosts are left out unless they are named (`make bench-hosts`): they run Shoal, Open MPI and, where
-build/gloo has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see dev/bench_hosts.py.
+build/torch has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see dev/bench_hosts.py.
 
 Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
 """

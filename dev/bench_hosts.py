@@ -18,7 +18,7 @@ import cluster as emulated  # noqa: E402
 
 IPERF_S = 3
 IPERF_PORT = 5201
-GLOO_PYTHON = ROOT / "build/gloo/bin/python3"
+TORCH_PYTHON = ROOT / "build/torch/bin/python3"
 FACTORS = {"allreduce": 2, "allgather": 1}
 
 
@@ -143,14 +143,14 @@ class Launched:
 
 
 def gloo_is_here():
-    tried = [GLOO_PYTHON, "-c", "import torch.distributed"]
-    return GLOO_PYTHON.exists() and subprocess.run(tried, capture_output=True).returncode == 0
+    tried = [TORCH_PYTHON, "-c", "import torch.distributed"]
+    return TORCH_PYTHON.exists() and subprocess.run(tried, capture_output=True).returncode == 0
 
 
 def gloo_open(hosts, limit_s):
     """PyTorch would look up its host's name, which no resolver knows; the interface says the same."""
     def command(suite, size):
-        return [GLOO_PYTHON, ROOT / "dev/gloo_bench.py", suite.collective, size, suite.seconds]
+        return [TORCH_PYTHON, ROOT / "dev/gloo_bench.py", suite.collective, size, suite.seconds]
     return Launched("gloo", hosts, command, {"GLOO_SOCKET_IFNAME": emulated.INTERFACE, "OMP_NUM_THREADS": 1}, limit_s)
 
 
