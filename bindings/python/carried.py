@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints which libraries the wheel carries, and their licences: a line `FILE -> PLACE` for each, PLACE in the package. They come out of
-wheels that pyproject.toml names as build requirements; of one that is not installed nothing is printed but a warning."""
+"""Prints which libraries the wheel carries, and their licences: a line `FILE -> PLACE` for each, PLACE in the package. They
+come out of wheels that pyproject.toml names as build requirements; for one that is not installed there is only a warning."""
 import importlib.metadata
 import re
 import sys

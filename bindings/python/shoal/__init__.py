@@ -34,6 +34,6 @@ def command_path() -> pathlib.Path:
 
 def _existing(path: pathlib.Path) -> pathlib.Path:
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there: `pip install .` puts it there; in a checkout, build with `make build` and set "
-                                "SHOAL_LIBRARY=build/libshoal.so")
+        raise FileNotFoundError(f"{path} is not there: `pip install .` puts it there; in a checkout, `make build` and "
+                                "SHOAL_LIBRARY=build/libshoal.so do")
     return path
