@@ -1,0 +1,22 @@
+#!/usr/bin/env python3
+"""with_torch.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has PyTorch. Without one it says why and
+exits with 77, which counts as skipped."""
+import os
+import pathlib
+import subprocess
+import sys
+
+INTERPRETER = pathlib.Path(__file__).resolve().parents[2] / "build/torch/bin/python3"
+
+
+def skip(reason):
+    print(reason)
+    sys.exit(77)
+
+
+if not INTERPRETER.exists():
+    skip(f"there is no {INTERPRETER}: `make test` makes it")
+tried = subprocess.run([INTERPRETER, "-c", "import torch.distributed"], capture_output=True, text=True)
+if tried.returncode:
+    skip(f"{INTERPRETER} has no PyTorch: {(tried.stderr.strip().splitlines() or ['it ends without a word'])[-1]}")
+os.execv(INTERPRETER, [str(INTERPRETER), *sys.argv[1:]])
