@@ -1,0 +1,411 @@
+#!/usr/bin/env python3
+"""Wrong arguments; ranks that disagree, end, stop or come late; Ctrl-C: what each rank is told, how soon, what still works."""
+import datetime
+import os
+import re
+import signal
+import threading
+import time
+
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import Case, Skip, expect
+from torch.distributed import distributed_c10d
+
+WITHIN_S = 10  # of a fault, on a loaded machine
+INTERRUPTED_WITHIN_S = 1.0  # 0.1 where nothing else runs
+SHORT = datetime.timedelta(seconds=2)
+
+
+def only_shoal():
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo does not do it")
+
+
+def refused(function, words):
+    """The call raises for its arguments, before anything is posted."""
+    try:
+        function()
+    except (ValueError, TypeError, RuntimeError) as error:
+        expect(not isinstance(error, dist.DistBackendError), "a wrong argument is told as a failure of the back-end", error)
+        expect(re.search(words, str(error), re.I), f"the text lacks {words!r}:", error)
+        return
+    raise AssertionError("nothing was raised")
+
+
+def fails(function, *words, within_s=WITHIN_S):
+    """The call raises DistBackendError in time and its text has all the words. Returns the text."""
+    began = time.monotonic()
+    try:
+        function()
+    except dist.DistBackendError as error:
+        took = time.monotonic() - began
+        for word in words:
+            expect(re.search(word, str(error)), f"the text lacks {word!r}:", error)
+        expect(took < within_s, f"it took {took:.1f} s")
+        print(f"after {took:.2f} s: {error}")
+        return str(error)
+    raise AssertionError("no DistBackendError was raised")
+
+
+def still_works(world, group=None):
+    tensor = torch.ones(100)
+    dist.all_reduce(tensor, group=group)
+    expect(tensor[99].item() == dist.get_world_size(group), tensor)
+
+
+def back_end():
+    """The object that gets the calls of this process for CPU tensors."""
+    group = distributed_c10d._get_default_group()
+    try:
+        return group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return group
+
+
+def fake_cuda_tensor():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return torch.empty(3, device="cuda")
+
+
+# ---- Wrong arguments: (name, call, what the text must have) ----
+
+WRONG = (
+    ("a CUDA tensor", lambda world: back_end().allreduce([fake_cuda_tensor()], dist.AllreduceOptions()), "cpu:shoal,cuda:nccl"),
+    ("a meta tensor", lambda world: back_end().allreduce([torch.empty(3, device="meta")], dist.AllreduceOptions()), "meta|cpu"),
+    ("a sparse tensor", lambda world: dist.all_reduce(torch.eye(3).to_sparse_csr()), "sparse|layout|dense"),
+    ("no tensor", lambda world: dist.all_reduce([1, 2]), "tensor"),
+    ("types that differ in a list",
+     lambda world: dist.all_gather([torch.empty(3, dtype=torch.int64)] * world.size, torch.ones(3)), "dtype|type"),
+    ("too many outputs", lambda world: dist.all_gather([torch.empty(3)] * (world.size + 1), torch.ones(3)),
+     r"size|length|outputs|\d"),
+    ("an output that is too long", lambda world: dist.all_gather_into_tensor(torch.empty(3 * world.size + 1), torch.ones(3)),
+     "size|elements"),
+    ("an input that is too short", lambda world: dist.reduce_scatter_tensor(torch.empty(3), torch.ones(3 * world.size - 1)),
+     "size|elements"),
+    ("outputs of another size", lambda world: dist.all_gather([torch.empty(4)] * world.size, torch.ones(3)),
+     "size|elements|shape"),
+    ("a root beyond the group", lambda world: dist.broadcast(torch.ones(3), world.size), "rank|root"),
+    ("a peer beyond the group", lambda world: dist.send(torch.ones(3), world.size), "rank|peer"),
+    ("a message to itself", lambda world: dist.send(torch.ones(3), world.rank), "rank|itself|self"),
+    ("int16 to be summed", lambda world: dist.all_reduce(torch.ones(3, dtype=torch.int16)), "int16|short"),
+    ("bits of float32", lambda world: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND), "float|BAND|bit"),
+    ("half a scale for int32", lambda world: dist.all_reduce(torch.ones(3, dtype=torch.int32), dist._make_nccl_premul_sum(0.5)),
+     "whole|integer|scale|factor"),
+    ("splits that do not add up", lambda world: dist.all_to_all_single(torch.empty(world.size), torch.ones(world.size),
+                                                                       [2] * world.size, [1] * world.size), "split|size"),
+    ("too few splits", lambda world: dist.all_to_all_single(torch.empty(4), torch.ones(4), [4] * (world.size - 1), None),
+     "split|size"),
+)
+GLOO_DOES = ("int16 to be summed", "a peer beyond the group", "a CUDA tensor", "a meta tensor", "half a scale for int32",
+             "bits of float32", "outputs of another size", "too many outputs")
+
+
+def wrong_case(name, call, words):
+    def body(world):
+        if ranks.BACKEND == "gloo" and name in GLOO_DOES:
+            raise Skip("Gloo has no such rule")
+        refused(lambda: call(world), words)
+        still_works(world)
+    return Case(name, body, sizes=(2,))
+
+
+def gather_77():
+    dist.all_gather_into_tensor(torch.empty(77 * dist.get_world_size()), torch.ones(77))
+
+
+# ---- Ranks that disagree: (name, what rank 0 calls, what the others call, words of both sides) ----
+
+DISAGREEMENTS = (
+    ("counts", lambda: dist.all_reduce(torch.ones(1010)), lambda: dist.all_reduce(torch.ones(1111)), ("1010", "1111")),
+    ("large counts", lambda: dist.all_reduce(torch.ones(1000100)), lambda: dist.all_reduce(torch.ones(2000200)),
+     ("1000100", "2000200")),
+    ("types", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10, dtype=torch.float64)),
+     ("float32", "float64")),
+    ("operators", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.all_reduce(torch.ones(10), dist.ReduceOp.MAX),
+     ("sum", "max")),
+    ("operations", lambda: dist.all_reduce(torch.ones(10)), lambda: dist.broadcast(torch.ones(10), 0),
+     ("all-?reduce", "broadcast")),
+    ("roots", lambda: dist.broadcast(torch.ones(10), 0), lambda: dist.broadcast(torch.ones(10), 1),
+     ("root 0|from 0|rank 0", "root 1|from 1|rank 1")),
+    ("order", lambda: [dist.all_reduce(torch.ones(33)), gather_77()], lambda: [gather_77(), dist.all_reduce(torch.ones(33))],
+     ("all-?reduce", "all-?gather")),
+    ("a barrier", lambda: dist.barrier(), lambda: dist.all_reduce(torch.ones(10)), ("barrier", "all-?reduce")),
+)
+
+
+def disagreement_case(name, first, other, words):
+    def body(world):
+        only_shoal()
+
+        def call():
+            (first if world.rank == 0 else other)()
+            dist.barrier()  # who only gives may be through before the others have come
+        fails(call, *words)
+        fails(lambda: dist.all_reduce(torch.ones(1)), *words)  # the first cause stays
+    return Case(f"disagreement in {name}", body, sizes=(2, 3), fresh=True)
+
+
+def message_of_another_size(world):
+    only_shoal()
+    if world.rank == 0:
+        fails(lambda: [dist.send(torch.ones(30_303), 1), dist.barrier()], "30303", "20202")
+    else:
+        fails(lambda: [dist.recv(torch.ones(20_202), 0), dist.barrier()], "30303", "20202")
+
+
+# ---- A rank that ends: what the others wait in when rank 1 is killed ----
+
+WAITS = (
+    ("all_reduce", lambda world: dist.all_reduce(torch.ones(10))),
+    ("a large all_reduce", lambda world: dist.all_reduce(torch.ones(4 << 20))),
+    ("an async all_reduce", lambda world: dist.all_reduce(torch.ones(10), async_op=True).wait()),
+    ("barrier", lambda world: dist.barrier()),
+    ("broadcast", lambda world: dist.broadcast(torch.ones(10), 1)),
+    ("recv", lambda world: dist.recv(torch.ones(10), 1)),
+    ("a large send", lambda world: dist.send(torch.ones(4 << 20), 1)),
+    ("all_to_all_single", lambda world: dist.all_to_all_single(torch.empty(3), torch.ones(3))),
+    ("an object collective", lambda world: dist.all_gather_object([None] * 3, "text")),
+)
+
+
+def killed_case(name, wait):
+    def body(world):
+        pair = dist.new_group([0, 2])
+        for _ in range(5):
+            still_works(world)
+        if world.rank == 1:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        only_shoal()
+        fails(lambda: wait(world), "rank 1")
+        fails(lambda: dist.all_reduce(torch.ones(1)), "rank 1")
+        still_works(world, pair)  # a group without the lost rank
+    return Case(f"rank 1 killed while others wait in {name}", body, sizes=(3,), fresh=True, ends=(1,))
+
+
+def killed_in_mid_step(world):
+    """A thread kills the rank while it computes or communicates, whichever it is."""
+    if world.rank == 1:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    only_shoal()
+
+    def steps():
+        while True:
+            dist.all_reduce(torch.ones(1 << 20))
+    fails(steps, "rank 1", within_s=WITHIN_S + 1)
+
+
+def exited(world):
+    """A rank whose program ends in the middle."""
+    if world.rank == 1:
+        os._exit(3)
+    only_shoal()
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1")
+
+
+# ---- A rank that stops or comes late ----
+
+
+def stopped(world):
+    dist.init_process_group(ranks.BACKEND, timeout=SHORT)
+    still_works(world)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    only_shoal()
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1", within_s=SHORT.total_seconds() + WITHIN_S)
+
+
+def stopped_with_its_own_group(world):
+    group = dist.new_group(timeout=SHORT)
+    still_works(world, group)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    only_shoal()
+    fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=SHORT.total_seconds() + WITHIN_S)
+
+
+def wait_with_a_timeout(world):
+    """The wait ends with an error, the operation goes on."""
+    tensor = torch.ones(10)
+    store = distributed_c10d._get_default_store()
+    if world.rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        began = time.monotonic()
+        try:
+            work.wait(datetime.timedelta(seconds=1))
+        except RuntimeError as error:
+            took = time.monotonic() - began
+            expect(re.search("time|not done within", str(error), re.I), error)
+            expect(0.9 < took < 1 + WITHIN_S, f"it took {took:.2f} s")
+        else:
+            raise AssertionError("wait() did not time out")
+        store.set("waited", "yes")
+        only_shoal()
+        expect(work.wait(), "the second wait")
+    else:
+        store.wait(["waited"])
+        only_shoal()
+        dist.all_reduce(tensor)
+    expect(tensor[0].item() == world.size, tensor)
+    still_works(world)
+
+
+def monitored_barrier_names_who_is_missing(world):
+    store = distributed_c10d._get_default_store()
+    if world.rank == 2:
+        store.wait(["told"], datetime.timedelta(seconds=30))
+        return
+    began = time.monotonic()
+    try:
+        dist.group.WORLD.monitored_barrier(SHORT, wait_all_ranks=True)
+    except RuntimeError as error:
+        expect(world.rank != 0 or re.search(r"\b2\b", str(error)), "the missing rank is not named:", error)
+        expect(time.monotonic() - began < SHORT.total_seconds() + WITHIN_S)
+    else:
+        raise AssertionError("monitored_barrier() came back without rank 2")
+    if world.rank == 0:
+        store.set("told", "yes")
+
+
+def group_without_all(world):
+    """Who makes a group that another rank does not make is told who is missing."""
+    os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "2000"
+    dist.init_process_group(ranks.BACKEND, timeout=datetime.timedelta(seconds=3))
+    store = distributed_c10d._get_default_store()
+    if world.rank == 1:
+        store.wait(["told"], datetime.timedelta(seconds=40))
+        return
+    only_shoal()
+    began = time.monotonic()
+    try:
+        group = dist.new_group(timeout=SHORT)
+        dist.all_reduce(torch.ones(1), group=group)
+    except RuntimeError as error:
+        expect(re.search(r"\b1\b", str(error)), "the missing rank is not named:", error)
+        expect(time.monotonic() - began < 30)
+    else:
+        raise AssertionError("a group was made without one of its ranks")
+    finally:
+        store.set("told", "yes")
+
+
+# ---- Ctrl-C ----
+
+
+
+
+INTERRUPTED = (
+    ("all_reduce", lambda tensor: dist.all_reduce(tensor), lambda tensor: dist.all_reduce(tensor)),
+    ("wait", lambda tensor: dist.all_reduce(tensor, async_op=True).wait(), lambda tensor: dist.all_reduce(tensor)),
+    ("barrier", lambda tensor: dist.barrier(), lambda tensor: dist.barrier()),
+    ("recv", lambda tensor: dist.recv(tensor, 1), lambda tensor: dist.send(tensor, 0)),
+    ("broadcast", lambda tensor: dist.broadcast(tensor, 1), lambda tensor: dist.broadcast(tensor, 1)),
+    ("all_gather", lambda tensor: dist.all_gather([torch.empty(100), torch.empty(100)], tensor),
+     lambda tensor: dist.all_gather([torch.empty(100), torch.empty(100)], tensor)),
+)
+
+
+def interrupted_case(name, waiting, late):
+    def body(world):
+        only_shoal()
+        tensor = torch.ones(100)
+        store = distributed_c10d._get_default_store()
+        if world.rank == 0:
+            sent_at = []
+
+            def send():
+                sent_at.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+            threading.Timer(0.4, send).start()
+            try:
+                waiting(tensor)
+            except KeyboardInterrupt:
+                took = time.monotonic() - sent_at[0]
+                print(f"back in Python after {1000 * took:.0f} ms")
+                expect(took < INTERRUPTED_WITHIN_S, f"it took {took:.2f} s")
+            else:
+                raise AssertionError("no KeyboardInterrupt")
+            del tensor
+            store.set("interrupted", "yes")
+        else:
+            store.wait(["interrupted"])
+            late(tensor)
+        still_works(world)
+    return Case(f"Ctrl-C in {name}", body, sizes=(2,), fresh=True)
+
+
+# ---- Abort, groups that are gone ----
+
+
+def abort(world):
+    only_shoal()
+    store = distributed_c10d._get_default_store()
+    if world.rank == 0:
+        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3)]
+        threading.Timer(0.3, lambda: back_end().abort()).start()
+        for work in works:
+            fails(work.wait, "[Aa]bort")
+        store.set("aborted", "yes")
+    else:
+        store.wait(["aborted"])
+        fails(lambda: dist.all_reduce(torch.ones(10)), "[Aa]bort")
+
+
+def destroyed_group(world):
+    group = dist.new_group()
+    still_works(world, group)
+    dist.destroy_process_group(group)
+    only_shoal()
+    refused(lambda: dist.all_reduce(torch.ones(1), group=group), "group")
+    still_works(world)
+
+
+def work_kept_beyond_its_group(world):
+    """A finished work may be asked after its group is gone; one under way fails or is done."""
+    group = dist.new_group()
+    tensor = torch.ones(10)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    work.wait()
+    dist.destroy_process_group(group)
+    expect(work.is_completed() and tensor[0].item() == world.size)
+    still_works(world)
+
+
+def failed_work_tells(world):
+    """What else a work says of its failure."""
+    store = distributed_c10d._get_default_store()
+    if world.rank == 1:
+        store.wait(["posted"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    only_shoal()
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    future = work.get_future()
+    store.set("posted", "yes")
+    fails(work.wait, "rank 1")
+    expect(work.is_completed() and not work.is_success(), "a failed work is no success")
+    refused_by_future = []
+    try:
+        future.wait()
+    except RuntimeError as error:
+        refused_by_future.append(str(error))
+    expect(refused_by_future and "rank 1" in refused_by_future[0], refused_by_future)
+
+
+CASES = [wrong_case(*row) for row in WRONG]
+CASES += [disagreement_case(*row) for row in DISAGREEMENTS]
+CASES += [Case("message_of_another_size", message_of_another_size, sizes=(2,), fresh=True)]
+CASES += [killed_case(*row) for row in WAITS]
+CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
+          for body in (killed_in_mid_step, exited, stopped_with_its_own_group, failed_work_tells)]
+CASES += [Case("stopped", stopped, sizes=(3,), init=False, fresh=True, ends=(1,))]
+CASES += [Case("group_without_all", group_without_all, sizes=(3,), init=False, fresh=True)]
+CASES += [Case("monitored_barrier_names_who_is_missing", monitored_barrier_names_who_is_missing, sizes=(3,), fresh=True)]
+CASES += [interrupted_case(*row) for row in INTERRUPTED]
+CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (wait_with_a_timeout, abort)]
+CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (destroyed_group, work_kept_beyond_its_group)]
+
+if __name__ == "__main__":
+    ranks.run(CASES)

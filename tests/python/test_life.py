@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+"""How processes begin and end: every way to start, processes that fork, groups made and destroyed, what is left behind.
+
+Most cases start programs of their own, as a user would: the texts below. Each prints nothing but what it is asked for.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+
+import ranks
+import tap
+import torch
+import torch.distributed as dist
+from ranks import Case, Skip, expect
+
+STARTED_S = 120  # for programs that are started anew, which import torch, on a loaded machine
+COMMAND = os.environ.get("SHOAL_COMMAND", str(ranks.TOP / "build/shoal"))
+BEGIN = """
+import os, sys, torch, torch.distributed as dist
+if "BACKEND" in os.environ and "shoal" in os.environ["BACKEND"]:
+    import shoal.torch
+BACKEND = os.environ.get("BACKEND", "shoal")
+"""
+SUM = """
+tensor = torch.ones(1000) * (dist.get_rank() + 1)
+dist.all_reduce(tensor)
+assert tensor[-1].item() == sum(range(1, dist.get_world_size() + 1)), tensor
+"""
+
+
+# ---- Ranks that a launcher of this file starts ----
+
+
+def environment(shim, **variables):
+    of_ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    result = {name: value for name, value in os.environ.items() if name not in of_ranks}
+    result.update(BACKEND=ranks.BACKEND, SHOAL_TORCH_SHIM=shim, **{name: str(value) for name, value in variables.items()})
+    return result
+
+
+def start(shim, size, text, arguments=(), **variables):
+    """Runs a program in processes of its own; returns (exit code, stdout, stderr) of each rank."""
+    port = ranks.free_port()
+    running = []
+    with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(BEGIN + text)
+        for rank in range(size):
+            ranked = environment(shim, RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size,
+                                 MASTER_ADDR="127.0.0.1", MASTER_PORT=port, FOLDER=folder, **variables)
+            running.append(subprocess.Popen([sys.executable, str(program), *arguments], env=ranked, stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        try:
+            return [(*process.communicate(timeout=STARTED_S), process.returncode) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+
+
+def is_clean(results, output=""):
+    for rank, (out, err, code) in enumerate(results):
+        expect(code == 0 and err == "" and out == output, f"rank {rank}: exit code {code}, stdout {out!r}, stderr:", err)
+
+
+INIT = "dist.init_process_group(BACKEND)" + SUM
+ENDS = (  # every one is clean: exit code 0, nothing on stderr
+    ("after destroy_process_group", INIT + "dist.destroy_process_group()"),
+    ("without destroy_process_group", INIT),
+    ("with works nobody waited for", INIT + """
+works = [dist.all_reduce(tensor, async_op=True) for _ in range(5)]
+dist.barrier()
+"""),
+    ("by sys.exit within a function, with a group more", INIT + """
+def main():
+    group = dist.new_group()
+    dist.all_reduce(tensor, group=group)
+    sys.exit(0)
+main()
+"""),
+)
+
+
+def end_case(name, text):
+    return Case(f"exit {name}", lambda world: is_clean(start(world.shim, 2, text)), sizes=(1,), init=False, timeout_s=STARTED_S + 10)
+
+
+def debug_detail(world):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the group in a checker of torch's."""
+    text = INIT + """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+model(torch.ones(2, 3)).sum().backward()
+"""
+    results = start(world.shim, 2, text, TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    expect(all(code == 0 for _, _, code in results), *results)
+
+
+def beside_nccl(world):
+    """cpu:shoal,cuda:nccl, as far as a torch without CUDA goes."""
+    if not dist.is_nccl_available():
+        raise Skip("this torch has no NCCL")
+    results = start(world.shim, 2, 'dist.init_process_group("cpu:shoal,cuda:nccl")\n' + SUM)
+    expect(all(code == 0 for _, _, code in results), *results)
+
+
+def a_rank_that_raises(world):
+    """A Python exception ends one rank; the others are told its name and end too."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo does not name it")
+    results = start(world.shim, 3, INIT + """
+if dist.get_rank() == 1:
+    raise KeyError("planted")
+try:
+    dist.all_reduce(tensor)
+except dist.DistBackendError as error:
+    print("told" if "rank 1" in str(error) else error)
+""")
+    expect(results[1][2] == 1 and "planted" in results[1][1], results[1])
+    for rank in (0, 2):
+        expect(results[rank][2] == 0 and results[rank][0] == "told\n", rank, *results[rank])
+
+
+# ---- Ways to begin ----
+
+
+def sums(world, group=None):
+    tensor = torch.ones(1000) * (world.rank + 1)
+    dist.all_reduce(tensor, group=group)
+    expect(tensor[-1].item() == sum(range(1, world.size + 1)), tensor)
+
+
+def master():
+    return "127.0.0.1", int(os.environ["MASTER_PORT"])
+
+
+def meeting_file():
+    return os.path.join(tempfile.gettempdir(), f"shoal-life-{os.getppid()}-{master()[1]}")
+
+
+BEGINNINGS = (  # name, arguments of init_process_group beside rank and world_size
+    ("tcp://", lambda world: {"init_method": "tcp://{}:{}".format(*master())}),
+    ("file://", lambda world: {"init_method": "file://" + meeting_file()}),
+    ("a TCPStore", lambda world: {"store": dist.TCPStore(*master(), world.size, world.rank == 0)}),
+    ("a FileStore", lambda world: {"store": dist.FileStore(meeting_file(), world.size)}),
+    ("a PrefixStore", lambda world: {"store": dist.PrefixStore("a", dist.TCPStore(*master(), world.size, world.rank == 0))}),
+)
+
+
+def beginning_case(name, arguments):
+    def body(world):
+        dist.init_process_group(ranks.BACKEND, rank=world.rank, world_size=world.size, **arguments(world))
+        sums(world)
+        sums(world, dist.new_group())
+        dist.barrier()
+        dist.destroy_process_group()
+        if os.path.exists(meeting_file()):
+            os.unlink(meeting_file()) if world.rank == 0 else None
+    return Case(f"begin by {name}", body, sizes=(2,), init=False, fresh=True)
+
+
+def hash_store(world):
+    dist.init_process_group(ranks.BACKEND, store=dist.HashStore(), rank=0, world_size=1)
+    sums(world)
+
+
+def named_by_device(world):
+    dist.init_process_group("cpu:" + ranks.BACKEND)
+    sums(world)
+    sums(world, dist.new_group(backend="cpu:" + ranks.BACKEND))
+
+
+def begun_again(world):
+    for turn in range(3):
+        dist.init_process_group(ranks.BACKEND, init_method="env://")
+        sums(world)
+        sums(world, dist.new_group())
+        dist.barrier()
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(master()[1] + 1)
+
+
+def gloo_beside(world):
+    dist.init_process_group(ranks.BACKEND)
+    for group in (dist.new_group(backend="gloo"), dist.new_group(backend=ranks.BACKEND), None):
+        sums(world, group)
+
+
+def group_in_a_world_of_gloo(world):
+    dist.init_process_group("gloo")
+    sums(world)
+    sums(world, dist.new_group(backend=ranks.BACKEND))
+    sums(world)
+
+
+def registered(world):
+    if ranks.BACKEND != "shoal":
+        raise Skip("of shoal")
+    import shoal.torch
+    shoal.torch.register()  # a second time
+    expect(dist.Backend.backend_capability["shoal"] == ["cpu"], dist.Backend.backend_capability)
+    expect(dist.is_backend_available("shoal"))
+    dist.init_process_group("shoal")
+    expect(dist.get_backend() == "shoal" and shoal.torch.shim() == world.shim, dist.get_backend(), shoal.torch.shim())
+
+
+# ---- Launchers ----
+
+
+def launched(world, command):
+    with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(BEGIN + INIT + 'print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")')
+        variables = environment(world.shim)
+        code, out, err = tap.call(*command, sys.executable, program, timeout=STARTED_S, env=variables)
+        expect(code == 0, code, out, err)
+        for rank in range(2):
+            expect(f"rank {rank} of 2" in out, out, err)
+
+
+def torchrun(world):
+    launched(world, [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", ranks.free_port(),
+                     "--no-python"])
+
+
+def shoal_run(world):
+    if not os.access(COMMAND, os.X_OK):
+        raise Skip("no command shoal: build it, or set SHOAL_COMMAND")
+    launched(world, [COMMAND, "run", "-n", 2])
+
+
+def mpirun(world):
+    if not shutil.which("mpirun"):
+        raise Skip("no mpirun")
+    names = {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE", "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
+    shell = " ".join(f"{ours}=${theirs}" for ours, theirs in names.items())
+    launched(world, ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2, "env", "MASTER_ADDR=127.0.0.1",
+                     f"MASTER_PORT={ranks.free_port()}", "sh", "-c", f'{shell} exec "$0" "$@"'])
+
+
+MULTIPROCESSING = """
+import torch.multiprocessing as multiprocessing
+def work(rank, port):
+    if BACKEND == "shoal":
+        import shoal.torch
+    dist.init_process_group(BACKEND, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+""" + "\n".join("    " + line for line in SUM.splitlines()) + """
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    multiprocessing.start_processes(work, args=(int(os.environ["MASTER_PORT"]),), nprocs=2, start_method=sys.argv[1])
+"""
+
+
+def multiprocessing_case(method):
+    return Case(f"torch.multiprocessing with {method}",
+                lambda world: is_clean(start(world.shim, 1, MULTIPROCESSING, [method])), sizes=(1,), init=False,
+                timeout_s=STARTED_S + 10)
+
+
+# ---- Processes that fork ----
+
+
+def fork_after_init(world):
+    """A call of a forked child raises; the parent goes on."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo's child waits for ever")
+    for _ in range(2):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.all_reduce(torch.ones(3))
+                os.write(writing, b"nothing was raised")
+            except BaseException as error:
+                os.write(writing, b"raised " + str(error).encode()[:400])
+            os._exit(0)
+        os.close(writing)
+        dist.all_reduce(torch.ones(3))
+        with os.fdopen(reading) as pipe:
+            told = pipe.read()
+        os.waitpid(child, 0)
+        expect(told.startswith("raised") and "fork" in told, told)
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        expect(tensor[0].item() == world.size)
+
+
+def subprocesses(world):
+    """A program started in the middle holds no descriptor and disturbs nothing."""
+    for turn in range(5):
+        work = dist.all_reduce(torch.ones(10_000), async_op=True)
+        expect(subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True).stdout.split()[:3] == ["0", "1", "2"])
+        work.wait()
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), torch.tensor([float(index * index)])
+
+
+def loader_case(method):
+    def body(world):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method)
+        seen = 0
+        for _ in range(2):
+            for x, y in loader:
+                model.zero_grad()
+                torch.nn.functional.mse_loss(model(x), y).backward()
+                seen += len(x)
+        expect(seen == 64, seen)
+    return Case(f"DataLoader with workers by {method}", body, sizes=(2,), timeout_s=STARTED_S)
+
+
+# ---- What is left behind ----
+
+
+def held():
+    """Descriptors, threads, resident KiB of this process."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 10
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident
+
+
+def make_groups(count):
+    for turn in range(count):
+        group = dist.new_group()
+        tensor = torch.ones(1000 * (turn % 3))
+        dist.all_reduce(tensor, group=group)
+        dist.destroy_process_group(group)
+    dist.barrier()
+
+
+def many_groups(world):
+    """50 groups made and destroyed one after another leave nothing."""
+    make_groups(5)
+    before = held()
+    make_groups(50)
+    after = held()
+    print(f"descriptors, threads, KiB: {before} before, {after} after")
+    expect(after[0] <= before[0] + 2 and after[1] <= before[1] + 1, "descriptors or threads are left:", before, after)
+    expect(after[2] < before[2] + 20_000, "memory grew:", before, after)
+
+
+def groups_together(world):
+    """20 groups at one time work."""
+    made = [dist.new_group() for _ in range(20)]
+    for group in made + made[::-1]:
+        tensor = torch.ones(10)
+        dist.all_reduce(tensor, group=group)
+        expect(tensor[0].item() == world.size)
+    for group in made:
+        dist.destroy_process_group(group)
+
+
+def many_collectives(world):
+    """200 collectives of each kind leave nothing."""
+    tensor, lists = torch.ones(50_000), [torch.empty(50_000) for _ in range(world.size)]
+
+    def turn():
+        dist.all_reduce(tensor.fill_(1), async_op=True).wait()
+        dist.all_reduce(tensor[::2])
+        dist.all_gather(lists, tensor)
+        dist.broadcast(tensor, 0)
+        dist.all_reduce(tensor.fill_(1), async_op=True).get_future().wait()
+    for _ in range(50):
+        turn()
+    before = held()
+    for _ in range(200):
+        turn()
+    after = held()
+    expect(after[0] <= before[0] and after[1] <= before[1] and after[2] < before[2] + 8_000, before, after)
+
+
+def memory_is_given_back(world):
+    if ranks.BACKEND != "shoal":
+        raise Skip("only shoal has it")
+    import shoal.torch
+
+    def turn():
+        tensor = shoal.torch.empty(4 << 20)  # 16 MiB
+        tensor.fill_(1)
+        dist.all_reduce(tensor)
+        return tensor[5:7]
+    for _ in range(3):
+        turn()
+    before = held()
+    for _ in range(30):
+        view = turn()
+        expect(view[0].item() == world.size, "a view outlives the name of its tensor")
+    after = held()
+    expect(after[0] <= before[0] + 2 and after[2] < before[2] + 64_000, before, after)
+
+
+def threads_that_end(world):
+    """Threads that used a group end; the group goes on."""
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(3)))
+        thread.start()
+        thread.join()
+    dist.barrier()
+
+
+ALONE = (debug_detail, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
+CASES = [end_case(*row) for row in ENDS]
+CASES += [beginning_case(*row) for row in BEGINNINGS]
+CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
+CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
+          for body in (named_by_device, begun_again, gloo_beside, group_in_a_world_of_gloo, registered)]
+CASES += [Case(body.__name__, body, sizes=(1,), init=False, timeout_s=STARTED_S + 10) for body in ALONE]
+CASES += [multiprocessing_case(method) for method in ("spawn", "fork")]
+CASES += [Case(body.__name__, body, sizes=(2,)) for body in (fork_after_init, subprocesses, many_groups, groups_together,
+                                                            many_collectives, memory_is_given_back, threads_that_end)]
+CASES += [loader_case(method) for method in ("fork", "spawn")]
+
+if __name__ == "__main__":
+    ranks.run(CASES)

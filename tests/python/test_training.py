@@ -1,0 +1,432 @@
+#!/usr/bin/env python3
+"""Training: whatever splits the work gives the gradients of one process that does it all, to arithmetic's tolerance."""
+import gc
+import os
+import shutil
+import tempfile
+import warnings
+
+import ranks
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from ranks import Case, Skip, expect
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+BATCH = 24  # divisible by every number of ranks and of micro-batches
+STEPS = 500
+KEPT_BYTES = 12 << 20  # by which a process may grow over the last 400 of 500 steps, of which torch itself needs some
+warnings.filterwarnings("ignore")
+
+
+# ---- The model, and what one process makes of it ----
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def batch():
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(BATCH, 12, generator=generator), torch.randn(BATCH, 4, generator=generator)
+
+
+def share(world, tensor):
+    """The part of a batch that is this rank's."""
+    return tensor.chunk(world.size)[world.rank]
+
+
+def loss_of(model, x, y):
+    return nn.functional.mse_loss(model(x), y)
+
+
+def trained_alone(steps=3, clip=None):
+    """The model after so many steps in one process, with the gradients of the last."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, *batch()).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def compare(model, alone, tolerance=1e-5):
+    for (name, ours), theirs in zip(model.named_parameters(), alone.parameters()):
+        close(whole(ours.detach()), theirs.detach(), tolerance, name)
+        close(whole(ours.grad), theirs.grad, tolerance, name + ".grad")
+
+
+def close(ours, theirs, tolerance, *told):
+    worst = (ours.float() - theirs.float()).abs().max().item() if ours.numel() else 0.0
+    expect(ours.shape == theirs.shape and worst <= tolerance, *told, f"differs by {worst}, of which {tolerance} is allowed")
+
+
+def train(world, model, optimizer, steps=3, clip=None):
+    x, y = (share(world, tensor) for tensor in batch())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+# ---- DistributedDataParallel ----
+
+DDP_FORMS = (
+    ("plain", {}, None, 1e-5),
+    ("with find_unused_parameters", {"find_unused_parameters": True}, None, 1e-5),
+    ("with gradient_as_bucket_view", {"gradient_as_bucket_view": True}, None, 1e-5),
+    ("with static_graph", {"static_graph": True}, None, 1e-5),
+    ("with many buckets", {"bucket_cap_mb": 0.0005}, None, 1e-5),
+    ("with allreduce_hook", {}, default_hooks.allreduce_hook, 1e-5),
+    ("with fp16_compress_hook", {}, default_hooks.fp16_compress_hook, 2e-3),
+)
+
+
+def ddp_case(name, options, hook, tolerance):
+    def body(world):
+        model = DistributedDataParallel(network(), **options)
+        if hook:
+            model.register_comm_hook(None, hook)
+        train(world, model, sgd(model))
+        compare(model.module, trained_alone(), tolerance)
+    return Case(f"DDP {name}", body, sizes=(1, 2, 4))
+
+
+class Branches(nn.Module):
+    """One of two branches is used, which depends on the rank: the other has no gradient there."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.left, self.right = nn.Linear(12, 4), nn.Linear(12, 4)
+
+    def forward(self, x, use_left):
+        return (self.left if use_left else self.right)(x)
+
+
+def ddp_unused(world):
+    model = DistributedDataParallel(Branches(), find_unused_parameters=True)
+    x, y = (share(world, tensor) for tensor in batch())
+    alone = Branches()
+    shares = zip(*(tensor.chunk(world.size) for tensor in batch()))
+    losses = [nn.functional.mse_loss(alone(its_x, rank % 2 == 0), its_y) for rank, (its_x, its_y) in enumerate(shares)]
+    (sum(losses) / world.size).backward()
+    nn.functional.mse_loss(model(x, world.rank % 2 == 0), y).backward()
+    for ours, theirs in zip(model.module.parameters(), alone.parameters()):
+        if theirs.grad is not None:
+            close(ours.grad, theirs.grad, 1e-5)
+
+
+def ddp_power_sgd(world):
+    """A lossy compression: the replicas stay equal and the loss goes down."""
+    model = DistributedDataParallel(network())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    before = loss_of(model.module, *batch()).item()
+    train(world, model, sgd(model), steps=10)
+    expect(loss_of(model.module, *batch()).item() < before, "the loss did not go down")
+    for parameter in model.module.parameters():
+        others = [torch.empty_like(parameter) for _ in range(world.size)]
+        dist.all_gather(others, parameter.detach())
+        expect(all(torch.equal(other, others[0]) for other in others), "the replicas differ")
+
+
+def ddp_buffers(world):
+    """Running means and counters of BatchNorm are rank 0's."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)))
+    x, y = (share(world, tensor) for tensor in batch())
+    for _ in range(3):
+        loss_of(model, x, y).backward()
+    model(x)  # brings the buffers of rank 0 first, then adds this rank's batch to the means
+    norm = model.module[1]
+    expect(norm.num_batches_tracked.item() == 4, norm.num_batches_tracked)
+    model.eval()
+    model(x)
+    means = [torch.empty(8) for _ in range(world.size)]
+    dist.all_gather(means, norm.running_mean)
+    expect(all(torch.equal(mean, means[0]) for mean in means), means)
+
+
+def ddp_no_sync(world):
+    model = DistributedDataParallel(network())
+    x, y = (share(world, tensor).chunk(2) for tensor in batch())
+    with model.no_sync():
+        (loss_of(model, x[0], y[0]) / 2).backward()
+    (loss_of(model, x[1], y[1]) / 2).backward()
+    alone = network()
+    loss_of(alone, *batch()).backward()
+    compare(model.module, alone)
+
+
+# ---- Fully sharded ----
+
+
+def sharded(model, **options):
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def fsdp2_plain(world):
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+    train(world, model, sgd(model))
+    compare(model, trained_alone())
+
+
+def fsdp2_clipped(world):
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+    train(world, model, sgd(model), clip=0.05)
+    compare(model, trained_alone(clip=0.05))
+
+
+def fsdp2_bfloat16(world):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)), mp_policy=policy)
+    train(world, model, sgd(model))
+    compare(model, trained_alone(), 2e-2)
+
+
+def fsdp2_two_dimensions(world):
+    """HSDP: replicas of shards."""
+    for shape in {(1, world.size), (world.size, 1), (2, world.size // 2)} if world.size > 1 else {(1, 1)}:
+        model = sharded(network(), mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
+        train(world, model, sgd(model))
+        compare(model, trained_alone())
+
+
+def fsdp2_memory_of_the_group(world):
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+    if not hasattr(model, "set_allocate_memory_from_process_group_for_comm"):
+        raise Skip("this torch asks no group for memory")
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo gives no memory")
+    for module in model.modules():
+        if hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    train(world, model, sgd(model), steps=5)
+    compare(model, trained_alone(steps=5))
+
+
+def fsdp1(world):
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+    train(world, model, sgd(model))
+    with FullyShardedDataParallel.summon_full_params(model):
+        for ours, theirs in zip(model.parameters(), trained_alone().parameters()):
+            close(ours.detach(), theirs.detach(), 1e-5)
+
+
+def zero_redundancy(world):
+    for options in ({}, {"parameters_as_bucket_view": True}):
+        model = DistributedDataParallel(network())
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01, **options)
+        train(world, model, optimizer, steps=4)
+        alone = network()
+        adam = torch.optim.Adam(alone.parameters(), lr=0.01)
+        for _ in range(4):
+            adam.zero_grad()
+            loss_of(alone, *batch()).backward()
+            adam.step()
+        for ours, theirs in zip(model.module.parameters(), alone.parameters()):
+            close(ours.detach(), theirs.detach(), 1e-4)
+        optimizer.consolidate_state_dict(to=0)
+        if world.rank == 0:
+            state = optimizer.state_dict()["state"]
+            for number, theirs in adam.state_dict()["state"].items():
+                close(state[number]["exp_avg"], theirs["exp_avg"], 1e-5, number)
+
+
+# ---- Tensor parallel, DTensor ----
+
+
+def tensor_parallel(world):
+    mesh = init_device_mesh("cpu", (world.size,))
+    model = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    loss_of(model, *batch()).backward()
+    alone = network()
+    loss_of(alone, *batch()).backward()
+    compare(model, alone)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.norm, self.up, self.down = nn.LayerNorm(12), nn.Linear(12, 32), nn.Linear(32, 12)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def sequence_parallel(world):
+    mesh = init_device_mesh("cpu", (world.size,))
+    plan = {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=Shard(1))}
+    model = parallelize_module(Block(), mesh, plan)
+    x = torch.randn(2, 8, 12, generator=torch.Generator().manual_seed(5))
+    output = model(x.chunk(world.size, dim=1)[world.rank])
+    output.square().sum().backward()
+    alone = Block()
+    expected = alone(x)
+    expected.square().sum().backward()
+    close(output.detach(), expected.detach().chunk(world.size, dim=1)[world.rank], 1e-5)
+    for (name, ours), theirs in zip(model.named_parameters(), alone.parameters()):
+        close(whole(ours.grad), theirs.grad, 1e-4, name)
+
+
+def dtensor_redistribute(world):
+    mesh = init_device_mesh("cpu", (world.size,))
+    placements = (Replicate(), Shard(0), Shard(1))
+    for shape in ((8, 12), (5, 7), (1, 3)):  # of which some do not divide
+        tensor = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+        for first in placements:
+            for second in placements:
+                given = distribute_tensor(tensor, mesh, [first])
+                expect(torch.equal(given.redistribute(mesh, [second]).full_tensor(), tensor), shape, first, second)
+    for target in placements:
+        part = DTensor.from_local(torch.full((6, 5), float(world.rank)), mesh, [Partial()])
+        result = part.redistribute(mesh, [target]).full_tensor()
+        expect(torch.equal(result, torch.full((6, 5), float(sum(range(world.size))))), target)
+
+
+# ---- Pipelining ----
+
+SCHEDULES = (  # class, stages per rank
+    ("ScheduleGPipe", 1), ("Schedule1F1B", 1), ("ScheduleInterleaved1F1B", 2), ("ScheduleLoopedBFS", 2),
+    ("ScheduleInterleavedZeroBubble", 2), ("ScheduleZBVZeroBubble", 2),
+)
+
+
+def pipeline_network(stages):
+    torch.manual_seed(6)
+    return [nn.Sequential(nn.Linear(12, 12), nn.Tanh()) for _ in range(stages)]
+
+
+def pipeline_case(name, per_rank):
+    def body(world):
+        kind = getattr(schedules, name, None)
+        if kind is None:
+            raise Skip("this torch has no such schedule")
+        count = world.size * per_rank
+        mine = [world.rank] if per_rank == 1 else [world.rank, world.rank + world.size]
+        if name == "ScheduleZBVZeroBubble":
+            mine = [world.rank, count - 1 - world.rank]
+        parts = pipeline_network(count)
+        stages = [PipelineStage(parts[number], number, count, torch.device("cpu")) for number in mine]
+        generator = torch.Generator().manual_seed(7)
+        x, y = torch.randn(BATCH, 12, generator=generator), torch.randn(BATCH, 12, generator=generator)
+        schedule = kind(stages[0] if per_rank == 1 else stages, n_microbatches=8, loss_fn=nn.functional.mse_loss)
+        alone = nn.Sequential(*pipeline_network(count))
+        nn.functional.mse_loss(alone(x), y).backward()
+        for turn in range(2):
+            for part in parts:
+                part.zero_grad()
+            losses = []
+            schedule.step(*([x] if 0 in mine else []), **({"target": y, "losses": losses} if count - 1 in mine else {}))
+            for number in mine:
+                for ours, theirs in zip(parts[number].parameters(), alone[number].parameters()):
+                    close(ours.grad, theirs.grad, 1e-5, name, turn, number)
+    return Case(f"pipelining {name}", body, sizes=(2, 4))
+
+
+# ---- Checkpoints ----
+
+
+def shared_folder(world):
+    box = [tempfile.mkdtemp(prefix="shoal-checkpoint-") if world.rank == 0 else None]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def distributed_checkpoint(world):
+    folder = shared_folder(world)
+    try:
+        for turn, save in enumerate((checkpoint.save, lambda *args, **kwargs: checkpoint.async_save(*args, **kwargs).result())):
+            model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+            train(world, model, sgd(model), steps=2 + turn)
+            state = {"model": model.state_dict(), "step": torch.tensor(turn)}
+            save(state, checkpoint_id=os.path.join(folder, str(turn)))
+            dist.barrier()
+            fresh = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+            target = {"model": fresh.state_dict(), "step": torch.tensor(-1)}
+            checkpoint.load(target, checkpoint_id=os.path.join(folder, str(turn)))
+            fresh.load_state_dict(target["model"])
+            for ours, theirs in zip(fresh.parameters(), trained_alone(steps=2 + turn).parameters()):
+                close(whole(ours.detach()), theirs.detach(), 1e-5)
+            expect(target["step"].item() == turn)
+            dist.barrier()
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- Many steps ----
+
+
+def resident_bytes():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def losses_of(world, group):
+    model = DistributedDataParallel(network(), process_group=group)
+    optimizer = sgd(model)
+    losses, at_100 = [], 0
+    for step in range(STEPS):
+        generator = torch.Generator().manual_seed(step)
+        x, y = (share(world, torch.randn(BATCH, width, generator=generator)) for width in (12, 4))
+        optimizer.zero_grad()
+        loss = loss_of(model, x, y.add(x[:, :4]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step == 100:
+            at_100 = resident_bytes()
+    return torch.tensor(losses), resident_bytes() - at_100
+
+
+def many_steps(world):
+    """500 steps: the loss curve of Gloo's, and the memory stays."""
+    ours, grown = losses_of(world, None)
+    theirs, _ = losses_of(world, dist.new_group(backend="gloo"))
+    print(f"grown by {grown >> 10} KiB")
+    expect(grown < KEPT_BYTES, f"the process grew by {grown >> 10} KiB in 400 steps")
+    close(ours, theirs, 1e-4, "losses")
+    expect(ours[-50:].mean() < 0.8 * ours[:10].mean(), "the loss does not go down", ours[:10].mean(), ours[-50:].mean())
+
+
+PLAIN = (ddp_unused, ddp_power_sgd, ddp_buffers, ddp_no_sync, fsdp2_plain, fsdp2_clipped, fsdp2_bfloat16, fsdp2_two_dimensions,
+         fsdp2_memory_of_the_group, fsdp1, zero_redundancy, tensor_parallel, sequence_parallel, dtensor_redistribute,
+         distributed_checkpoint)
+
+CASES = [ddp_case(*row) for row in DDP_FORMS]
+CASES += [Case(body.__name__, body, sizes=(1, 2, 4)) for body in PLAIN]
+CASES += [pipeline_case(*row) for row in SCHEDULES]
+CASES += [Case("many_steps", many_steps, sizes=(2,), timeout_s=120)]
+
+if __name__ == "__main__":
+    ranks.run(CASES)
