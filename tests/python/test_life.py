@@ -85,7 +85,8 @@ main()
 
 
 def end_case(name, text):
-    return Case(f"exit {name}", lambda world: is_clean(start(world.shim, 2, text)), sizes=(1,), init=False, timeout_s=STARTED_S + 10)
+    return Case(f"exit {name}", lambda world: is_clean(start(world.shim, 2, text)), sizes=(1,), init=False,
+                timeout_s=STARTED_S + 10)
 
 
 def debug_detail(world):
@@ -407,16 +408,17 @@ def threads_that_end(world):
 
 
 ALONE = (debug_detail, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
-CASES = [end_case(*row) for row in ENDS]
-CASES += [beginning_case(*row) for row in BEGINNINGS]
+IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back, threads_that_end)
+CASES = [beginning_case(*row) for row in BEGINNINGS]
 CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
           for body in (named_by_device, begun_again, gloo_beside, group_in_a_world_of_gloo, registered)]
+CASES += [Case(body.__name__, body, sizes=(2,)) for body in IN_PAIRS]
+CASES += [loader_case(method) for method in ("fork", "spawn")]
+# Those that start programs of their own.
+CASES += [end_case(*row) for row in ENDS]
 CASES += [Case(body.__name__, body, sizes=(1,), init=False, timeout_s=STARTED_S + 10) for body in ALONE]
 CASES += [multiprocessing_case(method) for method in ("spawn", "fork")]
-CASES += [Case(body.__name__, body, sizes=(2,)) for body in (fork_after_init, subprocesses, many_groups, groups_together,
-                                                            many_collectives, memory_is_given_back, threads_that_end)]
-CASES += [loader_case(method) for method in ("fork", "spawn")]
 
 if __name__ == "__main__":
     ranks.run(CASES)

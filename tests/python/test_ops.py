@@ -698,7 +698,8 @@ def memory_of_shoal(world):
 PLAIN = (large, scalars, matrices, parameters, works_finished_out_of_order, works_dropped, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
          barrier_waits, monitored_barrier, coalesced_messages, functional_forms, functional_gradients, groups,
-         groups_in_another_order, groups_made_locally, subgroups, groups_at_once, threads, other_threads_run_while_one_waits, memory_of_shoal)
+         groups_in_another_order, groups_made_locally, subgroups, groups_at_once, threads,
+         other_threads_run_while_one_waits, memory_of_shoal)
 
 CASES = [reducing_case(operation, type_) for operation in REDUCING for type_ in REDUCED]
 CASES += [moving_case(operation, type_) for operation in MOVING for type_ in MOVED]
