@@ -15,11 +15,13 @@ skipped with Gloo's words. SHOAL_TEST_SHIMS=python leaves the other shim out.
 import dataclasses
 import datetime
 import faulthandler
+import functools
 import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -40,6 +42,7 @@ SHIMS = os.environ.get("SHOAL_TEST_SHIMS", "c++ python").split() if BACKEND == "
 TIMEOUT_S = 60  # of a case: generous, because other work may share the machine
 GROUP_TIMEOUT = datetime.timedelta(seconds=30)
 GRACE_S = 10 if BACKEND == "shoal" else 2  # for the others, once a rank has failed
+COMPILED_S = 400  # for the C++ shim, where it is not in the cache yet
 LOG_LINES = 40  # of each rank, told when a case fails
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
@@ -226,6 +229,34 @@ def told(job, verdicts):
     return "\n".join(text)
 
 
+def load_shim(shim, pipe):
+    os.environ["SHOAL_TORCH_SHIM"] = shim
+    try:
+        import shoal.torch
+        pipe.send("" if shoal.torch.shim() == shim else f"{shoal.torch.shim()} serves instead of {shim}")
+    except BaseException:
+        pipe.send(traceback.format_exc())
+
+
+@functools.lru_cache
+def fault_of(shim):
+    """Why a shim does not load, or "". It is loaded here once, in a process of its own, so that no rank waits for a compiler."""
+    if BACKEND != "shoal":
+        return ""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=load_shim, args=(shim, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv() if ours.poll(COMPILED_S) else f"the shim {shim} was not loaded after {COMPILED_S} s"
+    except EOFError:
+        return f"loading the shim {shim} ended a process"
+    finally:
+        process.kill()
+        process.join()
+
+
 class Runner:
     def __init__(self, cases, count):
         self.cases = cases
@@ -248,6 +279,10 @@ class Runner:
 
     def run(self, shim, number, size):
         case = self.cases[number]
+        if fault_of(shim):
+            if shim == "c++" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+                raise Skip("no C++ compiler here")
+            raise AssertionError(fault_of(shim))
         job = self.job_for(shim, case)
         verdicts = job.run(number, case, size)
         reasons = [verdict[1] for verdict in verdicts if verdict and verdict[0] == "skip"]
