@@ -240,7 +240,7 @@ def load_shim(shim, pipe):
 
 @functools.lru_cache
 def fault_of(shim):
-    """Why a shim does not load, or "". It is loaded here once, in a process of its own, so that no rank waits for a compiler."""
+    """Why a shim does not load, or "". A process of its own loads it once, so that no rank waits for a compiler."""
     if BACKEND != "shoal":
         return ""
     context = multiprocessing.get_context("fork")

@@ -408,7 +408,8 @@ def threads_that_end(world):
 
 
 ALONE = (debug_detail, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
-IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back, threads_that_end)
+IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back,
+            threads_that_end)
 CASES = [beginning_case(*row) for row in BEGINNINGS]
 CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
