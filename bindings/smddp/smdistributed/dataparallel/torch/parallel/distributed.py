@@ -1,0 +1,15 @@
+"""DistributedDataParallel as it was called before SMDDP 1.4."""
+import torch.nn.parallel
+
+import smdistributed.dataparallel.torch.distributed  # noqa: F401  says that this is deprecated
+
+BUCKET_CAP_MB = 25
+
+
+class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
+    """PyTorch's own, with the order of arguments of that time; further ones of PyTorch's go by name. Broadcasts buffers, too."""
+
+    def __init__(self, module, device_ids=None, output_device=None, broadcast_buffers=True, process_group=None,
+                 bucket_cap_mb=None, **more):
+        super().__init__(module, device_ids=device_ids, output_device=output_device, broadcast_buffers=broadcast_buffers,
+                         process_group=process_group, bucket_cap_mb=bucket_cap_mb or BUCKET_CAP_MB, **more)

@@ -1,0 +1,14 @@
+"""Importing this module registers the back-end "smddp" with torch.distributed: Shoal's, under the name that scripts use.
+
+    import smdistributed.dataparallel.torch.torch_smddp
+    torch.distributed.init_process_group(backend="smddp")
+
+It also puts into the environment what such scripts, and the libraries above them, read there.
+"""
+import shoal.torch
+
+from smdistributed.dataparallel import _environment
+
+_environment.complete()
+shoal.torch.register("smddp")
+_environment.announce()
