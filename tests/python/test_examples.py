@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""The examples for PyTorch, shortened, as a user runs them: what they learn however they are started, what they refuse.
+
+SHOAL_DATA (optional) is the folder of Fashion-MNIST, SHOAL_TEXT the file of the text.
+"""
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+
+import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+from tap import Skip, call, expect, run_cases
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+FASHION, GPT = TOP / "examples/torch/fashion_mnist", TOP / "examples/torch/gpt"
+SHOAL = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
+IMAGES = pathlib.Path(os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist"))
+TEXT = pathlib.Path(os.environ.get("SHOAL_TEXT", "/usr/lib/bible.data"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--master-port", "0"]
+SECONDS_MAX = 400  # importing torch alone takes long where other tests run beside
+
+FASHION_SHORT = ["--data", IMAGES, "--limit", "6000", "--epochs", "1"]
+GPT_SHORT = ["--data", TEXT, "--layers", "2", "--width", "128", "--context", "64", "--save-every", "20", "--sample", "40"]
+
+
+def needs(*paths):
+    for path in paths:
+        if not path.exists():
+            raise Skip(f"no {path} here")
+
+
+def run(example, *words, workers, env=None):
+    return call(SHOAL, "run", "-n", workers, sys.executable, example / "train.py", *words, timeout=SECONDS_MAX, env=env)
+
+
+def train(example, *words, workers=2, env=None):
+    """Runs an example through `shoal run`; returns what rank 0 printed."""
+    code, out, err = run(example, *words, workers=workers, env=env)
+    expect(code == 0, f"exit code {code}", out, err)
+    return re.sub(r"^0\| ", "", out, flags=re.M)
+
+
+def last_number(word, text):
+    found = re.findall(rf"{word} ([0-9.]+)", text)
+    expect(found, f"no {word} in", text)
+    return float(found[-1])
+
+
+def refused(example, *words, about, workers=1):
+    code, out, err = run(example, *words, workers=workers)
+    expect(code != 0 and any("train.py: " in line and about in line for line in err.splitlines()), code, out, err)
+    expect("Traceback" not in err, err)
+
+
+def fashion_mnist_learns_the_same_with_one_and_two_workers():
+    needs(IMAGES)
+    told = [train(FASHION, *FASHION_SHORT, workers=workers) for workers in (1, 2)]
+    accuracies = [last_number("test accuracy", text) for text in told]
+    losses = [last_number("loss", text) for text in told]
+    expect(min(accuracies) > 65 and max(accuracies) - min(accuracies) < 2, *told)
+    expect(max(losses) - min(losses) < 0.02, *told)
+
+
+def fashion_mnist_prints_lines_or_a_bar():
+    needs(IMAGES)
+    short = ["--data", IMAGES, "--limit", "2400", "--epochs", "1"]
+    lines = train(FASHION, *short)
+    expect(re.search(r"^epoch 1/1  loss \d\.\d{4}  test accuracy \d+\.\d\d %  \d+\.\d s$", lines, re.M), lines)
+    expect("\r" not in lines, repr(lines))
+    bar = train(FASHION, *short, env={**os.environ, "SHOAL_RUN_TERMINAL": "1"})
+    expect(re.search(r"epoch 1/1 \[#*-*\] +\d+ %", bar) and "\033[K" in bar, repr(bar))
+
+
+def fashion_mnist_says_what_it_lacks():
+    with tempfile.TemporaryDirectory() as folder:
+        refused(FASHION, "--data", folder, about="run `apt install dataset-fashion-mnist` or pass --data DIR")
+        (pathlib.Path(folder) / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip")
+        refused(FASHION, "--data", folder, about="train-images-idx3-ubyte.gz: Not a gzipped file")
+    needs(IMAGES)
+    refused(FASHION, "--data", IMAGES, "--batch", "121", about="pass a --batch that is a multiple of 2", workers=2)
+
+
+def gpt_learns_the_same_with_one_and_two_workers():
+    needs(TEXT)
+    told = [train(GPT, *GPT_SHORT, "--steps", "60", workers=workers) for workers in (1, 2)]
+    losses = [last_number("loss", text) for text in told]
+    expect(max(losses) < 3.2 and abs(losses[0] - losses[1]) < 0.02, *told)
+    expect(all("\nAnd God said" in text for text in told), *told)
+
+
+def gpt_goes_on_from_a_checkpoint():
+    needs(TEXT)
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*GPT_SHORT, "--steps", "40", "--checkpoint", folder]
+        whole = train(GPT, *words)
+        expect(sorted(os.listdir(folder)) == ["step-20", "step-40"], whole)
+        os.remove(f"{folder}/step-40/.metadata")  # as one that was not finished
+        resumed = train(GPT, *words)
+        expect(f"going on from {folder}/step-20" in resumed and "step    1/" not in resumed, resumed)
+        os.remove(f"{folder}/step-40/.metadata")
+        alone = train(GPT, *words, workers=1)
+        losses = [last_number("loss", text) for text in (whole, resumed, alone)]
+        expect(max(losses) - min(losses) < 0.01, losses, whole, resumed, alone)
+
+
+def gpt_says_what_it_lacks():
+    refused(GPT, "--data", "/nowhere", about="run `apt install bible-kjv-text` or pass --data FILE")
+    with tempfile.NamedTemporaryFile() as text:
+        text.write(b"In the beginning")
+        text.flush()
+        refused(GPT, "--data", text.name, about="a text has to be longer than the context")
+    with tempfile.NamedTemporaryFile() as text:
+        text.write(b"EC02 and no more")
+        text.flush()
+        refused(GPT, "--data", text.name, about="cannot read")
+    needs(TEXT)
+    refused(GPT, "--data", TEXT, "--batch", "7", about="pass a --batch that is a multiple of 2", workers=2)
+
+
+def gpt_refuses_a_torch_that_cannot():
+    # A torch that says it is 2.6: the example must end before it imports what that one lacks.
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "torch.py").write_text("__version__ = '2.6.0+cpu'\n")
+        code, out, err = call(sys.executable, GPT / "train.py", env={**os.environ, "PYTHONPATH": folder}, timeout=SECONDS_MAX)
+        expect(code == 1 and "FSDP2 runs on CPUs from torch 2.7 on, and this is torch 2.6.0+cpu" in err, out, err)
+
+
+def torchrun_starts_both():
+    needs(IMAGES, TEXT)
+    for example, words, word in ((FASHION, FASHION_SHORT, "test accuracy"), (GPT, [*GPT_SHORT, "--steps", "20"], "loss")):
+        code, out, err = call(*TORCHRUN, "--nproc-per-node", "2", example / "train.py", *words, timeout=SECONDS_MAX)
+        expect(code == 0 and last_number(word, out) > 0, code, out, err)
+
+
+def commands_of(readme):
+    """What a README says to type to train, from its blocks of code."""
+    blocks = re.findall(r"^```\n(.*?)^```", readme.read_text(), re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("shoal run")]
+
+
+def the_commands_of_the_readmes_run():
+    needs(IMAGES, TEXT)
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(SHOAL.resolve(), f"{folder}/shoal")
+        env = {**os.environ, "PATH": f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+        for example, short in ((FASHION, FASHION_SHORT), (GPT, [*GPT_SHORT, "--steps", "20"])):
+            commands = commands_of(example / "README.md")
+            expect(commands, f"no command in {example}/README.md")
+            work = shutil.copytree(example, f"{folder}/{example.name}")  # what a command writes stays out of the checkout
+            for command in commands:
+                code, out, err = call(*shlex.split(command), *short, env=env, cwd=work, timeout=SECONDS_MAX)
+                expect(code == 0 and "loss" in out, command, code, out, err)
+
+
+run_cases([
+    fashion_mnist_learns_the_same_with_one_and_two_workers,
+    fashion_mnist_prints_lines_or_a_bar,
+    fashion_mnist_says_what_it_lacks,
+    gpt_learns_the_same_with_one_and_two_workers,
+    gpt_goes_on_from_a_checkpoint,
+    gpt_says_what_it_lacks,
+    gpt_refuses_a_torch_that_cannot,
+    torchrun_starts_both,
+    the_commands_of_the_readmes_run,
+])

@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+"""Scripts for SageMaker's data-parallel library over Shoal: as they are written since 1.4, as before, and what it tells."""
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+from tap import Skip, call, expect, run_cases
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+SMDDP = TOP / "bindings/smddp"
+SHOAL = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SMDDP}:{os.environ['PYTHONPATH']}"}
+SECONDS_MAX = 240  # importing torch takes long where other tests run beside
+
+# What both scripts train: each of two workers has half of a batch, and gets the weights that the whole batch gives.
+PROBLEM = """
+import torch
+torch.manual_seed(3)
+inputs, targets = torch.randn(8, 4), torch.randn(8, 2)
+
+def train(network, inputs, targets):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(network(inputs), targets).backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+def make_network():
+    torch.manual_seed(4)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+
+def check(weights):
+    assert torch.allclose(weights, train(make_network(), inputs, targets), atol=1e-6), weights
+"""
+
+SINCE_1_4 = PROBLEM + """
+import os
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import smdistributed.dataparallel.torch.torch_smddp
+
+dist.init_process_group(backend="smddp")
+rank, size, local_rank = dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"])
+assert dist.get_backend() == "smddp" and os.environ["SMDATAPARALLEL_LOCAL_RANK"] == str(local_rank)
+check(train(DDP(make_network()), inputs.chunk(size)[rank], targets.chunk(size)[rank]))
+
+# What the original documents.
+x = torch.full((5,), float(rank + 1))
+dist.all_reduce(x)
+assert x.tolist() == [3.0] * 5, x
+dist.broadcast(x.fill_(rank), src=1)
+assert x.tolist() == [1.0] * 5, x
+dist.reduce(x, dst=0, op=dist.ReduceOp.MAX)
+parts = [torch.empty(5) for _ in range(size)]
+dist.all_gather(parts, torch.full((5,), float(rank)))
+assert [part[0].item() for part in parts] == [0.0, 1.0], parts
+dist.barrier()
+
+# What the original refuses.
+average = torch.tensor([float(rank)])
+dist.all_reduce(average, op=dist.ReduceOp.AVG)
+assert average.item() == 0.5, average
+whole = torch.empty(2)
+dist.all_gather_into_tensor(whole, torch.tensor([float(rank)]))
+assert whole.tolist() == [0.0, 1.0], whole
+dist.reduce_scatter_tensor(average, torch.tensor([1.0, 2.0]))
+assert average.item() == [2.0, 4.0][rank], average
+mine = dist.new_group([0])
+if rank == 0:
+    dist.all_reduce(average, group=mine)
+beside = dist.new_group(backend="gloo")
+dist.all_reduce(average, group=beside)
+assert average.item() == 6.0, average
+dist.destroy_process_group()
+print(f"rank {rank} trained")
+"""
+
+BEFORE_1_4 = PROBLEM + """
+import smdistributed.dataparallel.torch.distributed as dist
+from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel as DDP
+import smdistributed.dataparallel.torch.parallel
+assert smdistributed.dataparallel.torch.parallel.DistributedDataParallel is DDP
+
+assert dist.is_available() and not dist.is_initialized()
+dist.init_process_group("whatever", timeout="is ignored")
+assert dist.is_initialized()
+rank, size = dist.get_rank(dist.group.WORLD), dist.get_world_size()
+assert (size, dist.get_local_rank()) == (2, rank)
+network = DDP(make_network(), None, None, False, dist.group.WORLD, 1)
+with network.no_sync():
+    network(inputs).sum().backward()
+check(train(network, inputs.chunk(size)[rank], targets.chunk(size)[rank]))
+
+x = torch.tensor([float(rank), 4.0])
+assert dist.all_reduce(x, dist.ReduceOp.AVERAGE, dist.group.WORLD, False) is None
+assert x.tolist() == [0.5, 4.0], x
+handle = dist.all_reduce(x, op=dist.ReduceOp.SUM, async_op=True)
+handle.wait()
+assert x.tolist() == [1.0, 8.0], x
+dist.broadcast(x.fill_(rank), 1)
+assert x.tolist() == [1.0, 1.0], x
+dist.reduce(x, 1, dist.ReduceOp.MIN)
+parts = [torch.empty(1) for _ in range(size)]
+dist.all_gather(parts, torch.tensor([float(rank)]))
+assert [part.item() for part in parts] == [0.0, 1.0], parts
+swapped = torch.empty(2)
+dist.all_to_all_single(swapped, torch.tensor([10.0 * rank, 10.0 * rank + 1]))
+assert swapped.tolist() == [[0.0, 10.0], [1.0, 11.0]][rank], swapped
+dist.barrier()
+print(f"rank {rank} trained")
+"""
+
+
+def python(text, launcher=(), env=ENVIRONMENT):
+    """Runs a script; returns exit code, stdout, stderr."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "train.py"
+        script.write_text(text)
+        return call(*launcher, sys.executable, script, env=env, timeout=SECONDS_MAX)
+
+
+def trains(text, launcher, env=ENVIRONMENT):
+    code, out, err = python(text, launcher, env)
+    expect(code == 0 and all(out.count(f"rank {rank} trained") == 1 for rank in range(2)), code, out, err)
+    return out + err
+
+
+def alone():
+    """An environment without a launcher."""
+    return {name: value for name, value in ENVIRONMENT.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+def a_script_since_1_4_trains():
+    told = trains(SINCE_1_4, [SHOAL, "run", "-n", "2"])
+    expect(told.count("Running smdistributed.dataparallel v") == 1 and told.count("SMDDP: Single node mode") == 1, told)
+    expect("deprecated since" not in told, told)
+
+
+def a_script_before_1_4_trains_and_is_told_what_to_write_now():
+    told = trains(BEFORE_1_4, [SHOAL, "run", "-n", "2"])
+    expect("deprecated since 1.4.0" in told and 'init_process_group(backend="smddp")' in told, told)
+
+
+def mpirun_starts_it_as_sagemaker_does():
+    if not shutil.which("mpirun.openmpi"):
+        raise Skip("no Open MPI here")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    port = f"SMDATAPARALLEL_SERVER_PORT={ranks.free_port()}"
+    trains(SINCE_1_4, ["mpirun.openmpi", *root, "--oversubscribe", "-n", "2", "-x", port], alone())
+
+
+def without_the_import_torch_does_not_know_the_name():
+    code, out, err = python("import torch.distributed as dist\n"
+                            "dist.init_process_group('smddp', store=dist.HashStore(), rank=0, world_size=1)\n")
+    expect(code != 0 and "smddp" in err.splitlines()[-1], out, err)
+
+
+def outside_a_job_the_old_api_says_so():
+    code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\nassert not dist.is_available()\n"
+                            "dist.init_process_group()\n", env=alone())
+    expect(code == 1 and "RuntimeError: this process is no rank of a job" in err and "shoal run" in err, out, err)
+    code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\ndist.get_local_rank()\n",
+                            env={**alone(), "RANK": "0", "WORLD_SIZE": "1"})
+    expect(code == 1 and "set LOCAL_RANK" in err, out, err)
+
+
+def libraries_that_look_for_it_find_it():
+    # As transformers and accelerate do: the platform's flag, and whether the package could be imported.
+    probe = ("import importlib.util, json, os\n"
+             "assert json.loads(os.environ['SM_FRAMEWORK_PARAMS'])['sagemaker_distributed_dataparallel_enabled']\n"
+             "assert importlib.util.find_spec('smdistributed') is not None\n"
+             "import smdistributed.dataparallel.torch.torch_smddp, torch.distributed as dist\n"
+             "dist.init_process_group(backend='smddp')\n"
+             "print('rank', int(os.environ['SMDATAPARALLEL_LOCAL_RANK']), 'trained')\n"
+             "dist.destroy_process_group()\n")
+    flag = json.dumps({"sagemaker_distributed_dataparallel_enabled": True})
+    trains(probe, [SHOAL, "run", "-n", "2"], {**ENVIRONMENT, "SM_FRAMEWORK_PARAMS": flag})
+
+
+def the_name_is_shared_with_other_packages():
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "smdistributed/modelparallel").mkdir(parents=True)
+        (pathlib.Path(folder) / "smdistributed/modelparallel/__init__.py").write_text("")
+        code, out, err = python("import smdistributed.modelparallel, smdistributed.dataparallel\n",
+                                env={**ENVIRONMENT, "PYTHONPATH": f"{folder}:{ENVIRONMENT['PYTHONPATH']}"})
+        expect(code == 0, out, err)
+
+
+def it_installs_alone():
+    if not importlib.util.find_spec("pip") or not importlib.util.find_spec("setuptools"):
+        raise Skip("no pip and setuptools here")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = f"{folder}/source", f"{folder}/target"
+        shutil.copytree(SMDDP, source)  # pip leaves files behind where it builds
+        code, out, err = call(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+                              "--no-build-isolation", "--target", target, source, timeout=SECONDS_MAX)
+        expect(code == 0, out, err)
+        code, out, err = python("import smdistributed.dataparallel.torch.parallel as p; print(p.__file__)\n",
+                                env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}"})
+        expect(code == 0 and out.startswith(target), out, err)
+        expect(not os.path.exists(f"{target}/smdistributed/__init__.py"))
+
+
+run_cases([
+    a_script_since_1_4_trains,
+    a_script_before_1_4_trains_and_is_told_what_to_write_now,
+    mpirun_starts_it_as_sagemaker_does,
+    without_the_import_torch_does_not_know_the_name,
+    outside_a_job_the_old_api_says_so,
+    libraries_that_look_for_it_find_it,
+    the_name_is_shared_with_other_packages,
+    it_installs_alone,
+])
