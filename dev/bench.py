@@ -81,7 +81,8 @@ SHARED_INPLACE = Memory("shared memory, in place", ["--memory", "shared", "--in-
 @dataclass
 class Suite:
     """kind: a curve over sizes, one over emulated hosts, or one of CASES. rounds: at most so many; 0: as --rounds says.
-    seconds: for one size, see shoal bench --help. sizes: of a curve, empty: the usual ones. layout, rate: of hosts."""
+    seconds: for one size, see shoal bench --help. sizes: of a curve, empty: the usual ones. layout, rate: of hosts. peer: whose
+    time is set against Shoal's; "": that of the fastest."""
     name: str
     title: str
     ranks: int = 2
@@ -94,6 +95,7 @@ class Suite:
     sizes: tuple = ()
     layout: str = ""
     rate: str = ""
+    peer: str = ""
 
 
 def place(ranks):
@@ -267,9 +269,11 @@ def curve_point(suite, size, number, shoal, peers):
     sizes = {result["bytes"] for result in results.values()}
     if len(sizes) > 1:
         sys.exit(f"bench: {suite.name}: for {size} bytes the libraries measured {sizes}")
-    fastest = min(results[peer.name]["median_us"] for peer in peers)
-    return {"round": number, "bytes": sizes.pop(), "state": state_of(results.values()),
-            "ratio": fastest / results["shoal"]["median_us"], "results": results}
+    against = [suite.peer] if suite.peer else [peer.name for peer in peers]
+    fastest = min(results[name]["median_us"] for name in against)
+    one = {"round": number, "bytes": sizes.pop(), "state": state_of(results.values()),
+           "ratio": fastest / results["shoal"]["median_us"], "results": results}
+    return one | ({"peer": suite.peer} if suite.peer else {})
 
 
 def curve_point_clean(suite, size, number, shoal, peers):
@@ -508,9 +512,9 @@ def machine():
     return {"cpu": model, "cores": CORES, "kernel": platform.release()}
 
 
-def command_text(suite, options):
+def command_text(suite, options, program="dev/bench.py"):
     sizes = f" --sizes {','.join(map(str, options.sizes))}" if options.sizes else ""
-    return f"dev/bench.py {suite.name} --rounds {options.rounds}" + (" --quick" if options.quick else sizes)
+    return f"{program} {suite.name} --rounds {options.rounds}" + (" --quick" if options.quick else sizes)
 
 
 def sizes_of(suite, options):
@@ -571,32 +575,46 @@ def sizes_parse(text):
     return [int(word[:-1]) * units[word[-1]] if word[-1:] in units else int(word) for word in text.upper().split(",")]
 
 
-def arguments():
-    listed = "suites:\n" + "\n".join(f"  {name:24} {suite.title}{f', {suite.rounds} rounds at most' if suite.rounds else ''}"
-                                    for name, suite in SUITES.items())
-    parser = argparse.ArgumentParser(description=__doc__, epilog=listed,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def rounds_parse(text):
+    """Raises ValueError as sizes_parse does."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def arguments_add(parser, which):
+    """What dev/bench_torch.py takes, too."""
     parser.add_argument("suites", nargs="*", metavar="SUITE",
-                        help="which to run, of those below; 'four-*' is all whose names begin so (all but hosts-*)")
-    parser.add_argument("--rounds", type=int, default=5,
+                        help=f"which to run, of those below; {which}")
+    parser.add_argument("--rounds", type=rounds_parse, default=5, metavar="N",
                         help="rounds of each suite (5); fewer where the list says so")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and cases")
     parser.add_argument("--sizes", type=sizes_parse, metavar="LIST", help="sizes of the curves, such as 8,64K,16M")
     parser.add_argument("--limit", type=int, default=900, metavar="S",
                         help="start no further round of a suite after S seconds (900)")
-    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal",
-                        help="the command (build/shoal); the peers' programs are built beside it")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="where figures go (docs/figures)")
     parser.add_argument("--targets", action="store_true", help="measure nothing; judge the figures on record")
+
+
+def suites_named(parser, words, suites):
+    """Those whose names one of the words matches, in their order."""
+    for word in words:
+        if not fnmatch.filter(suites, word):
+            parser.error(f"there is no suite {word}; there are {', '.join(suites)}")
+    return [name for name in suites if any(fnmatch.fnmatchcase(name, word) for word in words)]
+
+
+def arguments():
+    listed = "suites:\n" + "\n".join(f"  {name:24} {suite.title}{f', {suite.rounds} rounds at most' if suite.rounds else ''}"
+                                    for name, suite in SUITES.items())
+    parser = argparse.ArgumentParser(description=__doc__, epilog=listed,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments_add(parser, "'four-*' is all whose names begin so (all but hosts-*)")
+    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal",
+                        help="the command (build/shoal); the peers' programs are built beside it")
     options = parser.parse_args()
-    for name in options.suites:
-        if not fnmatch.filter(SUITES, name):
-            parser.error(f"there is no suite {name}; there are {', '.join(SUITES)}")
-    if options.rounds < 1:
-        parser.error("--rounds takes a number from 1 on")
     usual = [name for name in SUITES if options.targets or SUITES[name].kind != "hosts"]
-    named = [name for name in SUITES if any(fnmatch.fnmatchcase(name, one) for one in options.suites)]
-    options.suites = named if options.suites else usual
+    options.suites = suites_named(parser, options.suites, SUITES) if options.suites else usual
     options.shoal = options.shoal.resolve()
     return options
 

@@ -20,6 +20,8 @@ IPERF_S = 3
 IPERF_PORT = 5201
 TORCH_PYTHON = ROOT / "build/torch/bin/python3"
 FACTORS = {"allreduce": 2, "allgather": 1}
+# PyTorch would look up its host's name, which no resolver knows; the interface says the same.
+GLOO_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": emulated.INTERFACE}
 
 
 def why_impossible():
@@ -126,7 +128,8 @@ def openmpi_settings(collective, layout, cores):
 
 @dataclass
 class Launched:
-    """A library whose ranks are started one by one on their hosts. command(suite, size): what each rank runs."""
+    """A library whose ranks are started one by one on their hosts. command(suite, size): what each rank runs; rank 0 prints the
+    figure."""
     name: str
     hosts: Hosts
     command: object
@@ -138,8 +141,7 @@ class Launched:
         with emulated.Job(self.hosts.cluster, self.hosts.layout, command, self.environment).start() as job:
             if not job.wait(self.limit_s, emulated.GRACE_S) or job.failed():
                 sys.exit(f"bench: {self.name} failed: {' '.join(command)}\n{job.told()}")
-            lines = [json.loads(line) for line in job.ranks[0].output().splitlines() if line.startswith("{")]
-        return next(line for line in lines if line["collective"] == suite.collective)
+            return next(json.loads(line) for line in job.ranks[0].output().splitlines() if line.startswith("{"))
 
 
 def gloo_is_here():
@@ -148,10 +150,12 @@ def gloo_is_here():
 
 
 def gloo_open(hosts, limit_s):
-    """PyTorch would look up its host's name, which no resolver knows; the interface says the same."""
+    """Into a list of tensors where all gather."""
+    names = {"allreduce": "all_reduce", "allgather": "all_gather"}
+
     def command(suite, size):
-        return [TORCH_PYTHON, ROOT / "dev/gloo_bench.py", suite.collective, size, suite.seconds]
-    return Launched("gloo", hosts, command, {"GLOO_SOCKET_IFNAME": emulated.INTERFACE, "OMP_NUM_THREADS": 1}, limit_s)
+        return [TORCH_PYTHON, ROOT / "dev/torch_worker.py", "gloo", names[suite.collective], size, "--seconds", suite.seconds]
+    return Launched("gloo", hosts, command, {**GLOO_ENVIRONMENT, "OMP_NUM_THREADS": 1}, limit_s)
 
 
 def scratch():

@@ -11,6 +11,8 @@ from statistics import median
 
 STATES = ("near", "far", "crowded", "mixed", "unknown")
 COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#aaaaaa", "unknown": "#777777"}
+TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
+METRICS = {"ratio_deepspeed": "DeepSpeed "}  # what a table says before the limit, where it is not of the main figure
 K, M = 1 << 10, 1 << 20
 HUGE = 1 << 62
 
@@ -43,8 +45,11 @@ def groups(points, key):
     return [(what, state, found[what, state]) for what in order for state in STATES if (what, state) in found]
 
 
-def loop_ratio(results):
-    return min(result["loop_us"] for name, result in results.items() if name != "shoal") / results["shoal"]["loop_us"]
+def loop_ratio(point):
+    """As the ratio: of the peer that a point names, else of the fastest."""
+    results = point["results"]
+    peers = [point["peer"]] if "peer" in point else [name for name in results if name != "shoal"]
+    return min(results[name]["loop_us"] for name in peers) / results["shoal"]["loop_us"]
 
 
 def wire_summary(points):
@@ -64,11 +69,13 @@ def curve_summary(record):
         shoal = [one["results"]["shoal"] for one in points]
         row = {"bytes": size, "state": state, "rounds": len(points), "ratio": spread([one["ratio"] for one in points])}
         row["times_us"] = {name: median([one["results"][name]["median_us"] for one in points]) for name in names}
-        row["algorithm"] = shoal[-1]["algorithm"]
-        row["loop_ratio"] = spread([loop_ratio(one["results"]) for one in points])
+        row |= {name: value for name, value in (("algorithm", shoal[-1].get("algorithm")), ("peer", points[0].get("peer"))) if value}
+        row["loop_ratio"] = spread([loop_ratio(one) for one in points])
         if state != "unknown":
             row["exchange_ns"] = median([one["exchange_ns"] for one in shoal])
             row["over_exchange_us"] = spread([one["median_us"] - one["exchange_ns"] / 1000 for one in shoal])
+        if "ratio_deepspeed" in points[0]:
+            row["ratio_deepspeed"] = spread([one["ratio_deepspeed"] for one in points])
         if "wire" in points[0]:
             row.update(wire_summary(points))
         if "probe_us" in shoal[0]:
@@ -118,16 +125,20 @@ def curve_table(rows):
     peers = [name for name in rows[0]["times_us"] if name != "shoal"]
     peers.sort(reverse=True)
     probed = "of_probe" in rows[0]
-    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), "faster peer / Shoal", "in a loop"]
+    against = TITLES[rows[0]["peer"]] if "peer" in rows[0] else "faster peer"
+    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), f"{against} / Shoal", "in a loop"]
+    has_deepspeed = "ratio_deepspeed" in rows[0]
     wired = "share" in rows[0]
     more = ["wire GB/s", "Shoal of the wire", *(f"{name} of it" for name in peers), "CPU s/GB Shoal", *peers] if wired else []
-    lines = [head + (["Shoal / probe"] if probed else []) + more]
+    head += (["Shoal / probe"] if probed else []) + (["DeepSpeed / Shoal"] if has_deepspeed else [])
+    lines = [head + more]
     for row in rows:
         times = [row["times_us"]["shoal"], *(row["times_us"][name] for name in peers)]
         exchange = f"{row['exchange_ns']:.0f}" if "exchange_ns" in row else "-"
         cells = [size_text(row["bytes"]), row["state"], exchange, str(row["rounds"]),
                  *map(number_text, times), spread_text(row["ratio"]), spread_text(row["loop_ratio"])]
         cells += [spread_text(row["of_probe"])] if probed else []
+        cells += [spread_text(row["ratio_deepspeed"])] if has_deepspeed else []
         lines.append(cells + (wire_cells(row, peers) if wired else []))
     return lines
 
@@ -137,9 +148,25 @@ def cases_table(rows):
                                                      for row in rows]
 
 
+def judged(suite, lines, rows):
+    """A table's lines with what is wanted of each row, the most where there is more, and whether that is met."""
+    told = [["wants", "met"]]
+    for row in rows:
+        targets = [target for target in TARGETS if target.suite == suite and row in target_rows(target, rows)]
+        limits = {}
+        for target in targets:
+            limits[target.metric] = (max if target.least else min)(target.limit, limits.get(target.metric, target.limit))
+        signs = {target.metric: sign_text(target) for target in targets}
+        wants = [f"{METRICS.get(metric, '')}{signs[metric]} {limit:g}" for metric, limit in limits.items()]
+        met = ("yes" if all(is_met(target, row) for target in targets) else "no") if targets else "-"
+        told.append([", ".join(wants) or "-", met])
+    return [cells + more for cells, more in zip(lines, told)]
+
+
 def markdown(record):
     rows = record.get("summary") or summary(record)
     lines = curve_table(rows) if record["kind"] == "curve" else cases_table(rows)
+    lines = judged(record["suite"], lines, rows) if record.get("is_judged") else lines
     lines.insert(1, ["---"] + ["---:"] * (len(lines[0]) - 1))
     what = record["machine"]
     text = f"### {record['title']}\n\n"
@@ -208,8 +235,9 @@ def curve_series(x, y, rows, state):
 
 
 def peers_text(rows):
-    titles = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}
-    names = [title for name, title in titles.items() if name in rows[0]["times_us"]]
+    if "peer" in rows[0]:
+        return TITLES[rows[0]["peer"]]
+    names = [title for name, title in TITLES.items() if name in rows[0]["times_us"]]
     return f"the faster of {' and '.join(names)}" if len(names) > 1 else names[0]
 
 
@@ -252,7 +280,8 @@ def plot(record):
 
 @dataclass
 class Target:
-    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more."""
+    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more. case: of the
+    case of this name only. beside: the peer without which nothing is wanted."""
     suite: str
     text: str
     metric: str
@@ -260,6 +289,25 @@ class Target:
     least: bool = True
     size_from: int = 0
     size_below: int = HUGE
+    case: str = ""
+    beside: str = ""
+
+
+def torch_targets():
+    for ranks in (2, 4):
+        for collective in ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"):
+            for memory, large in (("", 3), ("-zero-copy", 6)):
+                suite = f"torch-{collective}-{ranks}{memory}"
+                yield Target(suite, "faster than Gloo", "ratio", 1)
+                yield Target(suite, "up to 64 KiB", "ratio", 5, size_below=64 * K + 1)
+                yield Target(suite, "from 16 MiB", "ratio", large, size_from=16 * M)
+            yield Target(f"torch-hosts-{ranks}-{collective}", "never slower", "ratio", 1)
+        yield Target(f"torch-all_reduce-{ranks}", "never slower than DeepSpeed", "ratio_deepspeed", 1, beside="deepspeed")
+    yield Target("torch-latency", "64 B from Python", "value", 25, False, case="Shoal, median, us")
+    for suite in ("torch-ddp-gpt2", "torch-ddp-resnet50"):
+        yield Target(suite, "never slower", "value", 1, False, case="step over Gloo's")
+        yield Target(suite, "what costs time", "value", 0.25, False, case="communication not hidden over Gloo's")
+    yield Target("torch-fsdp-gpt", "faster", "value", 1.2, case="steps per second over Gloo's")
 
 
 TARGETS = [
@@ -298,12 +346,14 @@ TARGETS = [
     Target("hosts-2x1-unshaped", "beside Open MPI", "ratio_openmpi", 1.3, size_from=64 * M),
     Target("late", "from the late peer's arrival, us", "value", 100, False),
     Target("quota", "over Open MPI's", "value", 3, False),
+    *torch_targets(),
 ]
 
 
 def target_rows(target, rows):
     """The rows a target speaks of. Other than near and far count only where there is nothing better."""
-    rows = [row for row in rows if target.size_from <= row.get("bytes", 0) < target.size_below and target.metric in row]
+    rows = [row for row in rows if target.size_from <= row.get("bytes", 0) < target.size_below and target.metric in row
+            and target.case in ("", row.get("case"))]
     clean = {row.get("bytes", row.get("case")) for row in rows if row["state"] in ("near", "far")}
     return [row for row in rows if row["state"] in ("near", "far") or row.get("bytes", row.get("case")) not in clean]
 
@@ -313,11 +363,14 @@ def is_met(target, row):
     return value >= target.limit if target.least else value <= target.limit
 
 
+def sign_text(target):
+    return ">=" if target.least else "<="
+
+
 def target_print(target, row):
     name = row["case"] if "case" in row else size_text(row["bytes"])
-    sign = ">=" if target.least else "<="
     print(f"{'met' if is_met(target, row) else 'NOT MET':8} {target.suite:24} {target.text}: {name}, {row['state']}: "
-          f"{spread_text(row[target.metric])} in {row['rounds']} rounds, wants {sign} {target.limit:g}")
+          f"{spread_text(row[target.metric])} in {row['rounds']} rounds, wants {sign_text(target)} {target.limit:g}")
 
 
 def targets_print(folder, suites):
@@ -327,7 +380,11 @@ def targets_print(folder, suites):
         path = folder / f"bench-{target.suite}.json"
         if target.suite not in suites:
             continue
-        rows = target_rows(target, json.loads(path.read_text())["summary"]) if path.exists() else []
+        record = json.loads(path.read_text()) if path.exists() else {"summary": []}
+        rows = target_rows(target, record["summary"])
+        if not rows and target.beside in record.get("left_out", {}):
+            print(f"{'-':8} {target.suite:24} {target.text}: left out: {record['left_out'][target.beside]}")
+            continue
         if not rows:
             print(f"{'-':8} {target.suite:24} {target.text}: no figure on record")
         for row in rows:

@@ -1,0 +1,177 @@
+"""Trainings that dev/torch_worker.py times: DistributedDataParallel with the gradients of real models, FSDP2 with a small GPT.
+
+gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and its place,
+but each is a product of its own, W times a few columns: so the gradients come one by one, last layer first, as the models' do,
+and what they cost to compute is a matter of the number of columns.
+"""
+import math
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WARMUPS = 2
+
+
+# ---- Shapes ----------------------------------------------------------------------------------------------------------------
+
+def gpt2_shapes(width=768, layers=12, words=50257, positions=1024):
+    """In the order of the forward pass. The head is the embedding, whose gradient is whole only at the very end."""
+    norm = [(width,), (width,)]
+    block = [*norm, (3 * width, width), (3 * width,), (width, width), (width,),
+             *norm, (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(words, width), (positions, width), *block * layers, *norm]
+
+
+def convolution_shapes(outputs, inputs, size):
+    """With the two vectors of its batch norm."""
+    return [(outputs, inputs, size, size), (outputs,), (outputs,)]
+
+
+def resnet50_shapes():
+    shapes, inputs = convolution_shapes(64, 3, 7), 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += convolution_shapes(width, inputs, 1) + convolution_shapes(width, width, 3)
+            shapes += convolution_shapes(4 * width, width, 1)
+            shapes += convolution_shapes(4 * width, inputs, 1) if block == 0 else []
+            inputs = 4 * width
+    return [*shapes, (1000, inputs), (1000,)]
+
+
+class Shaped(nn.Module):
+    """columns: the work for each matrix; a forward and a backward pass of p parameters take 4 p columns operations."""
+
+    def __init__(self, shapes, columns):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.weights = nn.ParameterList(torch.randn(shape, generator=generator) * 0.02 for shape in shapes)
+        self.columns = columns
+
+    def forward(self, batch):
+        """batch: as many rows as columns are wanted, as wide as the widest matrix."""
+        loss = batch.new_zeros(())
+        for weight in self.weights:
+            matrix = weight.flatten(1) if weight.dim() > 1 else weight[:, None]
+            loss = loss + (matrix @ batch[:matrix.shape[1]]).square().mean()
+        return loss
+
+    def batch_make(self, rank):
+        widest = max(math.prod(weight.shape[1:]) for weight in self.weights)
+        return torch.randn(widest, self.columns, generator=torch.Generator().manual_seed(rank))
+
+
+# ---- DistributedDataParallel -----------------------------------------------------------------------------------------------
+
+def slowest(seconds):
+    joined = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(joined, op=dist.ReduceOp.MAX)
+    return joined.tolist()
+
+
+def step_timed(step, place):
+    place.meet()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def gradient_sums(model):
+    return torch.stack([weight.grad.double().sum() for weight in model.parameters()])
+
+
+def gradients_check(model, step, step_alone):
+    """The mean over ranks of what each computes alone is what all have together."""
+    step_alone()
+    expected = gradient_sums(model)
+    dist.all_reduce(expected)
+    step()
+    torch.testing.assert_close(gradient_sums(model), expected / dist.get_world_size(), rtol=1e-4, atol=1e-4)
+
+
+def ddp_measure(shapes, columns, steps, place):
+    """Steps with and without communication in turns; what is not hidden is the difference of their medians."""
+    module = Shaped(shapes, columns)
+    model = nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
+    batch = module.batch_make(dist.get_rank())
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        model(batch).backward()
+
+    def step_alone():
+        with model.no_sync():
+            step()
+
+    step()  # makes the gradients, and their buckets in the order in which they come
+    step()
+    gradients_check(model, step, step_alone)
+    exchange_ns = place.exchange_ns()
+    times = [(step_timed(step, place), step_timed(step_alone, place)) for _ in range(WARMUPS + steps)][WARMUPS:]
+    together, alone = (slowest(column) for column in zip(*times))
+    return {"parameters": sum(weight.numel() for weight in module.weights), "columns": columns, "steps": steps,
+            "median_us": median(together) * 1e6, "alone_us": median(alone) * 1e6,
+            "exposed_us": (median(together) - median(alone)) * 1e6, "exchange_ns": exchange_ns}
+
+
+# ---- FSDP2 -----------------------------------------------------------------------------------------------------------------
+
+class Gpt(nn.Module):
+    """Of the size of the one in examples/torch/gpt."""
+
+    def __init__(self, words=256, width=256, layers=4, heads=4, context=128):
+        super().__init__()
+        self.words, self.context = words, context
+        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True,
+                                                               norm_first=True) for _ in range(layers))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens):
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        hidden = self.embed(tokens) + self.places.weight[:tokens.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden, src_mask=mask, is_causal=True)
+        return self.head(hidden)
+
+
+def fsdp_measure(batch, steps, place):
+    from torch.distributed.fsdp import fully_shard
+    torch.manual_seed(1)
+    model = Gpt()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(model.words, (batch, model.context + 1), generator=torch.Generator().manual_seed(dist.get_rank()))
+    losses = []
+
+    def step():
+        optimizer.zero_grad()
+        guess = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(guess.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    exchange_ns = place.exchange_ns()
+    times = slowest([step_timed(step, place) for _ in range(WARMUPS + steps)][WARMUPS:])
+    if not losses[-1] < losses[0]:
+        raise RuntimeError(f"the GPT does not learn: its loss was {losses[0]:.3f} and is {losses[-1]:.3f}")
+    return {"steps": steps, "median_us": median(times) * 1e6, "loss": losses[-1], "exchange_ns": exchange_ns}
+
+
+# ---- The whole -------------------------------------------------------------------------------------------------------------
+
+TRAININGS = {
+    "gpt2": lambda steps, place: ddp_measure(gpt2_shapes(), 64, steps, place),
+    "resnet50": lambda steps, place: ddp_measure(resnet50_shapes(), 256, steps, place),
+    "tiny": lambda steps, place: ddp_measure(gpt2_shapes(64, 2, 512, 64), 8, steps, place),
+    "gpt": lambda steps, place: fsdp_measure(4, steps, place),
+}
+
+
+def measure(model, steps, place):
+    return {"model": model, "ranks": dist.get_world_size(), **TRAININGS[model](steps, place)}
