@@ -5,7 +5,7 @@
 #   make test    builds in several ways and runs every test
 #   make bench   measures every collective beside Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
-#   make bench-torch  from Python, in turns with Gloo
+#   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
 #   make build   the command at build/shoal, the libraries beside it
 #   make docs    renders the public header and docs/ at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
@@ -64,8 +64,11 @@ bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench
 	@dev/bench.py 'hosts-*' $(ARGS)
 
+# Without DeepSpeed Gloo is measured all the same.
 bench-torch: build build/torch/bin/python3
-	@$(FROM_PYTHON) build/torch/bin/python3 dev/bench_torch.py $(ARGS)
+	@dev/deps.sh bench
+	@build/torch/bin/pip install --quiet deepspeed || echo "no DeepSpeed from pip: without its all-reduce"
+	@build/torch/bin/python3 dev/bench_torch.py $(ARGS)
 
 docs:
 	@dev/deps.sh docs

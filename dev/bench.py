@@ -576,9 +576,8 @@ def sizes_parse(text):
 
 
 def rounds_parse(text):
-    """Raises ValueError as sizes_parse does."""
-    if int(text) < 1:
-        raise ValueError
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("it takes a number from 1 on")
     return int(text)
 
 

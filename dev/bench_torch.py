@@ -11,7 +11,7 @@ DeepSpeed's all-reduce through shared memory takes part in torch-all_reduce-* wh
 kernel (pip install deepspeed; a compiler); else it is left out, and the reason said.
 
 The trainings time steps of DistributedDataParallel with the gradients of GPT-2 small and ResNet-50, in turns with steps that do
-not communicate: the difference is what is not hidden. And FSDP2 with a small GPT. See dev/torch_training.py.
+not communicate: the difference is what is not hidden. And steps of examples/torch/gpt (FSDP2). See dev/torch_training.py.
 
 Suites whose names begin with torch-hosts run over emulated hosts, as those of dev/bench.py do.
 
@@ -76,7 +76,7 @@ SUITES = {suite.name: suite for suite in [
     Suite("torch-latency", "64 B all_reduce from PyTorch, 2 ranks", kind="latency", collective="all_reduce", seconds=2),
     training("ddp-gpt2", "gpt2", "DistributedDataParallel, gradients of GPT-2 small, 2 ranks"),
     training("ddp-resnet50", "resnet50", "DistributedDataParallel, gradients of ResNet-50, 2 ranks"),
-    training("fsdp-gpt", "gpt", "FSDP2, a small GPT, 2 ranks"),
+    training("fsdp-gpt", "gpt", "FSDP2, steps of examples/torch/gpt, 2 ranks"),
     *[hosts(collective, ranks) for ranks in (2, 4) for collective in COLLECTIVES],
 ]}
 
@@ -104,10 +104,13 @@ def environment(options):
 
 def why_not(command, environment):
     """None when the command succeeds, else the last line it wrote."""
-    done = subprocess.run(list(map(str, command)), env={**bench.clean_environment(), **environment}, cwd=ROOT,
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
-    told = (done.stderr or done.stdout).strip().splitlines()
-    return (told[-1] if told else f"exit code {done.returncode}") if done.returncode else None
+    try:
+        done = subprocess.run(list(map(str, command)), env={**bench.clean_environment(), **environment}, cwd=ROOT,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return str(fault)
+    told = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+    return told[-1] if done.returncode else None
 
 
 def contestants_open(options):
@@ -210,7 +213,7 @@ class Scene:
     """What the ranks of this host need beside their command: the exchange of cache lines as a library, and areas to meet in."""
 
     def __init__(self, options):
-        self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-", dir="/dev/shm")
+        self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
         self.probe = Path(self.folder.name) / "bench_probe.so"
         subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", "-o", self.probe,
                         ROOT / "tools/bench_probe.c"], check=True)
@@ -348,13 +351,13 @@ def arguments():
                                     for name, suite in SUITES.items())
     parser = argparse.ArgumentParser(description=__doc__, epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter)
     bench.arguments_add(parser, "'torch-ddp-*' is all whose names begin so; all without one")
-    parser.add_argument("--python", type=Path, help="a Python with PyTorch (build/gloo/bin/python3 if it is there, else this one)")
+    parser.add_argument("--python", type=Path, help="a Python with PyTorch (build/torch/bin/python3 if it is there, else this one)")
     parser.add_argument("--library", type=Path, default=ROOT / "build/libshoal.so", help="Shoal's (build/libshoal.so)")
     parser.add_argument("--null", action="store_true",
                         help="Gloo in Shoal's place, too: what figures look like where nothing differs")
     options = parser.parse_args()
     options.suites = bench.suites_named(parser, options.suites, SUITES) if options.suites else list(SUITES)
-    options.python = options.python or (bench_hosts.GLOO_PYTHON if bench_hosts.GLOO_PYTHON.exists() else Path(sys.executable))
+    options.python = options.python or (bench_hosts.TORCH_PYTHON if bench_hosts.TORCH_PYTHON.exists() else Path(sys.executable))
     options.library = options.library.resolve()
     return options
 

@@ -1,11 +1,16 @@
-"""Trainings that dev/torch_worker.py times: DistributedDataParallel with the gradients of real models, FSDP2 with a small GPT.
+"""Trainings that dev/torch_worker.py times: DistributedDataParallel with the gradients of real models, and the steps of
+examples/torch/gpt, which shards its weights (FSDP2), on bytes by chance.
 
 gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and its place,
 but each is a product of its own, W times a few columns: so the gradients come one by one, last layer first, as the models' do,
 and what they cost to compute is a matter of the number of columns.
 """
+import importlib.util
 import math
+import sys
 import time
+import unittest.mock
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -88,7 +93,8 @@ def gradients_check(model, step, step_alone):
     expected = gradient_sums(model)
     dist.all_reduce(expected)
     step()
-    torch.testing.assert_close(gradient_sums(model), expected / dist.get_world_size(), rtol=1e-4, atol=1e-4)
+    if not torch.allclose(gradient_sums(model), expected / dist.get_world_size(), rtol=1e-4, atol=1e-4):
+        sys.exit(f"torch_training: rank {dist.get_rank()}: the gradients are not the mean of those of each rank")
 
 
 def ddp_measure(shapes, columns, steps, place):
@@ -118,48 +124,37 @@ def ddp_measure(shapes, columns, steps, place):
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------------
 
-class Gpt(nn.Module):
-    """Of the size of the one in examples/torch/gpt."""
-
-    def __init__(self, words=256, width=256, layers=4, heads=4, context=128):
-        super().__init__()
-        self.words, self.context = words, context
-        self.embed, self.places = nn.Embedding(words, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True,
-                                                               norm_first=True) for _ in range(layers))
-        self.head = nn.Linear(width, words)
-
-    def forward(self, tokens):
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
-        hidden = self.embed(tokens) + self.places.weight[:tokens.shape[1]]
-        for block in self.blocks:
-            hidden = block(hidden, src_mask=mask, is_causal=True)
-        return self.head(hidden)
+def example_load():
+    """examples/torch/gpt/train.py as a module, and what its options are by default."""
+    path = Path(__file__).resolve().parent.parent / "examples/torch/gpt/train.py"
+    spec = importlib.util.spec_from_file_location("gpt_example", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    with unittest.mock.patch.object(sys, "argv", [str(path)]):
+        return example, example.parse_options()
 
 
-def fsdp_measure(batch, steps, place):
-    from torch.distributed.fsdp import fully_shard
-    torch.manual_seed(1)
-    model = Gpt()
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = torch.randint(model.words, (batch, model.context + 1), generator=torch.Generator().manual_seed(dist.get_rank()))
+def fsdp_measure(steps, place):
+    example, options = example_load()
+    torch.manual_seed(options.seed)
+    network = example.shard(example.Gpt(options))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=options.lr)
+    text = torch.randint(example.TOKENS, (100000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    sequences, following = example.draw_batch(text, options, 1)
     losses = []
 
     def step():
+        loss = nn.functional.cross_entropy(network(sequences).flatten(0, 1), following.flatten())
         optimizer.zero_grad()
-        guess = model(tokens[:, :-1])
-        loss = nn.functional.cross_entropy(guess.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
 
     exchange_ns = place.exchange_ns()
     times = slowest([step_timed(step, place) for _ in range(WARMUPS + steps)][WARMUPS:])
     if not losses[-1] < losses[0]:
-        raise RuntimeError(f"the GPT does not learn: its loss was {losses[0]:.3f} and is {losses[-1]:.3f}")
+        sys.exit(f"torch_training: the GPT does not learn one batch: its loss was {losses[0]:.3f} and is {losses[-1]:.3f}")
     return {"steps": steps, "median_us": median(times) * 1e6, "loss": losses[-1], "exchange_ns": exchange_ns}
 
 
@@ -169,7 +164,7 @@ TRAININGS = {
     "gpt2": lambda steps, place: ddp_measure(gpt2_shapes(), 64, steps, place),
     "resnet50": lambda steps, place: ddp_measure(resnet50_shapes(), 256, steps, place),
     "tiny": lambda steps, place: ddp_measure(gpt2_shapes(64, 2, 512, 64), 8, steps, place),
-    "gpt": lambda steps, place: fsdp_measure(4, steps, place),
+    "gpt": lambda steps, place: fsdp_measure(steps, place),
 }
 
 

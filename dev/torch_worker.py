@@ -82,10 +82,13 @@ class AllReduce:
 
     def __init__(self, elements, rank, ranks, empty, operate=dist.all_reduce):
         self.elements, self.rank, self.ranks, self.all_reduce = elements, rank, ranks, operate
-        self.input = self.output = empty(elements)
+        self.input = empty(elements)
 
     def operate(self):
         self.all_reduce(self.input)
+
+    def result(self):
+        return self.input
 
     def expected(self):
         return pattern(self.elements, 1) * (self.ranks * (self.ranks + 1) // 2)
@@ -95,10 +98,17 @@ class AllGather:
     def __init__(self, elements, rank, ranks, empty):
         self.part, self.rank, self.ranks = max(1, elements // ranks), rank, ranks
         self.elements = self.part * ranks
-        self.input, self.output = empty(self.part), empty(self.elements)
+        self.input = empty(self.part)
+        self.outputs_make(empty)
+
+    def outputs_make(self, empty):
+        self.output = empty(self.elements)
 
     def operate(self):
         dist.all_gather_into_tensor(self.output, self.input)
+
+    def result(self):
+        return self.output
 
     def expected(self):
         return torch.cat([pattern(self.part, rank + 1) for rank in range(self.ranks)])
@@ -107,20 +117,14 @@ class AllGather:
 class AllGatherList(AllGather):
     """Into a list of tensors, each in a place of its own."""
 
-    def __init__(self, elements, rank, ranks, empty):
-        super().__init__(elements, rank, ranks, empty)
-        self.parts = [empty(self.part) for _ in range(ranks)]
+    def outputs_make(self, empty):
+        self.outputs = [empty(self.part) for _ in range(self.ranks)]
 
     def operate(self):
-        dist.all_gather(self.parts, self.input)
+        dist.all_gather(self.outputs, self.input)
 
-    @property
-    def output(self):
-        return torch.cat(self.parts)
-
-    @output.setter
-    def output(self, _):
-        """The list takes its place."""
+    def result(self):
+        return torch.cat(self.outputs)
 
 
 class ReduceScatter:
@@ -131,6 +135,9 @@ class ReduceScatter:
 
     def operate(self):
         dist.reduce_scatter_tensor(self.output, self.input)
+
+    def result(self):
+        return self.output
 
     def expected(self):
         whole = pattern(self.elements, 1) * (self.ranks * (self.ranks + 1) // 2)
@@ -150,7 +157,7 @@ def result_check(task, collective):
     """One operation on inputs that differ between elements and between ranks."""
     task.input.copy_(pattern(task.input.numel(), task.rank + 1))
     task.operate()
-    if not torch.equal(task.output, task.expected()):
+    if not torch.equal(task.result(), task.expected()):
         sys.exit(f"torch_worker: rank {task.rank}: a result of {collective} of {task.elements * 4} bytes is wrong")
 
 
