@@ -69,7 +69,7 @@ def curve_summary(record):
         shoal = [one["results"]["shoal"] for one in points]
         row = {"bytes": size, "state": state, "rounds": len(points), "ratio": spread([one["ratio"] for one in points])}
         row["times_us"] = {name: median([one["results"][name]["median_us"] for one in points]) for name in names}
-        row |= {name: value for name, value in (("algorithm", shoal[-1].get("algorithm")), ("peer", points[0].get("peer"))) if value}
+        row |= {name: one[name] for name, one in (("algorithm", shoal[-1]), ("peer", points[0])) if name in one}
         row["loop_ratio"] = spread([loop_ratio(one) for one in points])
         if state != "unknown":
             row["exchange_ns"] = median([one["exchange_ns"] for one in shoal])
@@ -126,7 +126,8 @@ def curve_table(rows):
     peers.sort(reverse=True)
     probed = "of_probe" in rows[0]
     against = TITLES[rows[0]["peer"]] if "peer" in rows[0] else "faster peer"
-    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), f"{against} / Shoal", "in a loop"]
+    head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), f"{against} / Shoal"]
+    head += ["in a loop"]
     has_deepspeed = "ratio_deepspeed" in rows[0]
     wired = "share" in rows[0]
     more = ["wire GB/s", "Shoal of the wire", *(f"{name} of it" for name in peers), "CPU s/GB Shoal", *peers] if wired else []
@@ -280,8 +281,8 @@ def plot(record):
 
 @dataclass
 class Target:
-    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more. case: of the
-    case of this name only. beside: the peer without which nothing is wanted."""
+    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more.
+    case: of the case of this name only. beside: the peer without which nothing is wanted."""
     suite: str
     text: str
     metric: str

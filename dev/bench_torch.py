@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures PyTorch's back-end "shoal" beside Gloo, from Python, in turn, size by size, round by round; `make bench-torch`.
 
-Each round starts the ranks of every contestant anew, and they are asked in rotated order, size by size: who is not asked sleeps.
+Each round starts the ranks of all contestants anew, and they are asked in rotated order, size by size: who is not asked sleeps.
 Ranks are pinned alike, one to a core where there are enough, with one thread for PyTorch; over emulated hosts nobody is pinned.
 The ratio of a size in a round is Gloo's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not, so each
 run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run verifies a
@@ -215,8 +215,8 @@ class Scene:
     def __init__(self, options):
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
         self.probe = Path(self.folder.name) / "bench_probe.so"
-        subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}", "-o", self.probe,
-                        ROOT / "tools/bench_probe.c"], check=True)
+        subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}",
+                        "-o", self.probe, ROOT / "tools/bench_probe.c"], check=True)
         self.areas = 0
 
     def __enter__(self):
@@ -351,7 +351,8 @@ def arguments():
                                     for name, suite in SUITES.items())
     parser = argparse.ArgumentParser(description=__doc__, epilog=listed, formatter_class=argparse.RawDescriptionHelpFormatter)
     bench.arguments_add(parser, "'torch-ddp-*' is all whose names begin so; all without one")
-    parser.add_argument("--python", type=Path, help="a Python with PyTorch (build/torch/bin/python3 if it is there, else this one)")
+    parser.add_argument("--python", type=Path,
+                        help="a Python with PyTorch (build/torch/bin/python3 if it is there, else this one)")
     parser.add_argument("--library", type=Path, default=ROOT / "build/libshoal.so", help="Shoal's (build/libshoal.so)")
     parser.add_argument("--null", action="store_true",
                         help="Gloo in Shoal's place, too: what figures look like where nothing differs")

@@ -1,7 +1,7 @@
 """Trainings that dev/torch_worker.py times: DistributedDataParallel with the gradients of real models, and the steps of
 examples/torch/gpt, which shards its weights (FSDP2), on bytes by chance.
 
-gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and its place,
+gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and place,
 but each is a product of its own, W times a few columns: so the gradients come one by one, last layer first, as the models' do,
 and what they cost to compute is a matter of the number of columns.
 """

@@ -28,7 +28,7 @@ import torch.distributed as dist
 WARMUPS, ITERATIONS_MIN, ITERATIONS_MAX = 3, 5, 20000
 EXCHANGE_LIMIT_S = 60.0
 AREA_BYTES = 8192
-MEETING_AT, LINE_BYTES = 4096, 128  # in the area: what comes before is the exchange's (struct bench_area of tools/bench_probe.c)
+MEETING_AT, LINE_BYTES = 4096, 128  # in the area; what comes before is struct bench_area of tools/bench_probe.c
 
 
 # ---- Where ranks meet ------------------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def measure(options, place, task_make, size):
         iterations = iterations_choose(task, place, size, options.seconds)
         times = sorted(slowest([iterate(task, place) for _ in range(iterations)]))
     loop_us, cpu_us = loop_measure(task, place, iterations)
-    return {"collective": options.task, "ranks": ranks, "bytes": task.elements * 4, "dtype": "float32", "iterations": iterations,
-            "median_us": times[iterations // 2] * 1e6, "p99_us": times[iterations * 99 // 100] * 1e6,
+    return {"collective": options.task, "ranks": ranks, "bytes": task.elements * 4, "dtype": "float32",
+            "iterations": iterations, "median_us": times[iterations // 2] * 1e6, "p99_us": times[iterations * 99 // 100] * 1e6,
             "exchange_ns": exchange_ns, "loop_us": loop_us, "cpu_us": cpu_us}
 
 
