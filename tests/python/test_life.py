@@ -369,6 +369,9 @@ def many_collectives(world):
         dist.all_gather(lists, tensor)
         dist.broadcast(tensor, 0)
         dist.all_reduce(tensor.fill_(1), async_op=True).get_future().wait()
+    works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(8)]
+    for future in [work.get_future() for work in works]:  # as many threads as there will be
+        future.wait()
     for _ in range(50):
         turn()
     before = held()

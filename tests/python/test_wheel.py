@@ -147,8 +147,8 @@ def torch_finds_the_backend_by_entry_point():
     package()
     code, out, err = call(USER, "-c", "import importlib.metadata as m; print([(e.group, e.name, e.value) for e in "
                           "m.distribution('shoal').entry_points if e.group.startswith('torch')])", env=CLEAN)
-    expect(code == 0 and eval(out) == [("torch.backends", "shoal", "shoal.torch:register"),
-                                       ("torch.distributed.backends", "shoal", "shoal.torch:register")], out, err)
+    expect(code == 0 and eval(out) == [("torch.backends", "shoal", "shoal._entry_point:register"),
+                                       ("torch.distributed.backends", "shoal", "shoal._entry_point:register")], out, err)
 
 
 def command_runs():

@@ -220,10 +220,13 @@ const Tensor &only(const Tensors &tensors)
     return tensors[0];
 }
 
+// Whether tensors lie one behind another; those without elements lie anywhere.
 bool is_row(const Tensors &tensors)
 {
     const char *at = nullptr;
     for (const Tensor &tensor : tensors) {
+        if (!tensor.numel())
+            continue;
         if (!tensor.is_contiguous() || (at && tensor.data_ptr() != at))
             return false;
         at = static_cast<const char *>(tensor.data_ptr()) + tensor.nbytes();
@@ -305,7 +308,8 @@ class Operands {
     void *keep(const Tensors &tensors)
     {
         alive_.insert(alive_.end(), tensors.begin(), tensors.end());
-        return tensors.empty() ? nullptr : tensors[0].data_ptr();
+        const auto first = std::find_if(tensors.begin(), tensors.end(), [](const Tensor &tensor) { return tensor.numel() > 0; });
+        return first == tensors.end() ? nullptr : first->data_ptr();
     }
     static Tensor flat(const Tensors &tensors, bool has_contents)
     {

@@ -1,0 +1,697 @@
+"""The back-end "shoal" of torch.distributed in pure Python, over the C API: for where no C++ compiler is found.
+
+Group is, before torch 2.14, a ProcessGroup (it *is* the group); from 2.14 on a Backend of one. Each method posts one operation
+of Shoal and gives a Work; where the caller did not ask for an asynchronous one, it is finished. docs/python.md says what this
+shim cannot do and the C++ one can.
+
+Threads. ctypes releases the GIL around every call, and no Python runs on a thread that drives Shoal: who holds the GIL never
+waits for Shoal, and who drives never waits for the GIL. Waits go in slices of SLICE_MS, between which Python looks for signals.
+"""
+import atexit
+import ctypes
+import datetime
+import os
+import threading
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from .. import _library
+from .._library import ERR_ARGUMENT, OK, PENDING, OPERATORS, TYPES
+
+SLICE_MS = 50
+UINT32_MAX = 2**32 - 1
+
+IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
+Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
+BackendError = getattr(dist, "DistBackendError", RuntimeError)
+
+_BESIDE = 'Write init_process_group("cpu:shoal,cuda:nccl") to have NCCL for tensors of GPUs' + (
+    "." if IS_BACKEND else ', and install a C++ compiler: before torch 2.14 the shim in Python cannot stand beside NCCL.')
+_UINT8 = TYPES["uint8"]
+_TYPES = {getattr(torch, name): number for name, number in TYPES.items()}
+
+
+def _operators(**names):
+    return {getattr(dist.ReduceOp, torchs): OPERATORS[ours] for torchs, ours in names.items() if hasattr(dist.ReduceOp, torchs)}
+
+
+_OPERATORS = _operators(SUM="sum", AVG="avg", MIN="min", MAX="max", PRODUCT="prod", BAND="bitand", BOR="bitor", BXOR="bitxor",
+                        PREMUL_SUM="scaled_sum")
+_BOOL_OPERATORS = _operators(SUM="max", MAX="max", BOR="max", PRODUCT="min", MIN="min", BAND="min", BXOR="bitxor")
+
+
+# ---- The process: one context, the groups in it ------------------------------------------------------------------------------
+
+_context = None
+_futures = None
+_groups = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def context():
+    """The process's context, made at first use; in a forked child a new one."""
+    global _context
+    with _lock:
+        if _context is None:
+            try:
+                _context = _library.create_context()
+            except _library.ShoalError as error:
+                raise BackendError(str(error)) from None
+        return _context
+
+
+def _forget():
+    """In a forked child: what the parent made is the parent's."""
+    global _context, _futures, _groups, _lock
+    _context, _futures, _groups, _lock = None, None, weakref.WeakSet(), threading.Lock()
+
+
+@atexit.register
+def _free_groups():
+    """Others are told that this rank is gone; and nothing is written to tensors of an interpreter that ends."""
+    for group in list(_groups):
+        group.shutdown()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def empty(nbytes):
+    """uint8 tensor over memory that the host's other ranks can map, freed with the last tensor that views it."""
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    owner, memory, library = context(), ctypes.c_void_p(), _library.load()
+    status = library.mem_alloc(owner, nbytes, ctypes.byref(memory))
+    if status != OK:
+        raise MemoryError(str(_library.error_of(status, owner)))
+    block = (ctypes.c_uint8 * nbytes).from_address(memory.value)
+    weakref.finalize(block, _free, owner, memory.value).atexit = False
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
+def _free(owner, address):
+    if owner == _context:  # not so in a forked child, where the memory is still the parent's
+        _library.load().mem_free(owner, address)
+
+
+# ---- Types and operators -----------------------------------------------------------------------------------------------------
+
+
+def _moved(dtype):
+    """What elements travel as where they are only moved: a type of Shoal, and how many of it one element is."""
+    return (_TYPES[dtype], 1) if dtype in _TYPES else (_UINT8, torch.empty((), dtype=dtype).element_size())
+
+
+def _reduced(dtype, reduce_op):
+    """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
+    kind = reduce_op.op
+    if dtype is torch.bool:
+        type_, operator = _UINT8, _BOOL_OPERATORS.get(kind)
+    else:
+        type_, operator = _TYPES.get(dtype), _OPERATORS.get(kind)
+    if type_ is None or operator is None:
+        raise TypeError(f"shoal: {kind.name} of {dtype} is not supported. There are SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM of "
+                        "float32, float64, bfloat16, float16, int64, int32, int8 and uint8, for integers BAND, BOR and BXOR "
+                        "too, and bool without AVG and PREMUL_SUM: convert the tensor first")
+    return type_, operator, reduce_op.__getstate__()[1] if operator == OPERATORS["scaled_sum"] else 1.0
+
+
+def _milliseconds(timeout):
+    """0 where a timedelta is None or, as torch writes "none given", not positive."""
+    return 0 if timeout is None else max(0, min(UINT32_MAX - 1, round(timeout.total_seconds() * 1000)))
+
+
+def _error(failure, place=""):
+    """The exception of torch's users for a ShoalError."""
+    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(str(failure) + place)
+
+
+# ---- Work --------------------------------------------------------------------------------------------------------------------
+
+
+class Work(dist.Work):
+    """One operation: its operands, which live until it is done, and its request.
+
+    The addresses of operands are asked of reads(), writes() and updates(). They make one flat copy of tensors that do not lie
+    in memory as one vector; what was written to it is copied back when the operation is done.
+    """
+
+    def __init__(self, group, result):
+        super().__init__()
+        self.request = ctypes.c_void_p()
+        self._group, self._result, self._library = group, result, group.library
+        self._operands, self.copies_back = [], []
+        self._error = self._future = None
+
+    def __del__(self):
+        self._library.request_free(self.request)
+
+    def reads(self, *tensors):
+        return self._address(tensors, is_read=True, is_written=False)
+
+    def writes(self, *tensors):
+        return self._address(tensors, is_read=False, is_written=True)
+
+    def updates(self, *tensors):
+        return self._address(tensors, is_read=True, is_written=True)
+
+    def _address(self, tensors, is_read, is_written):
+        _check(tensors)
+        if not _is_one_vector(tensors):
+            counts = [tensor.numel() for tensor in tensors]
+            flat = torch.empty(sum(counts), dtype=tensors[0].dtype)
+            pieces = [(tensor.detach(), piece.view(tensor.shape)) for tensor, piece in zip(tensors, flat.split(counts))]
+            if is_read:
+                for tensor, piece in pieces:
+                    piece.copy_(tensor)
+            if is_written:
+                self.copies_back += pieces
+            tensors = (flat,)
+        self._operands.append(tensors)
+        return tensors[0].data_ptr()
+
+    # What Python callers see. Of these, C++ sees wait and get_future alone.
+
+    def wait(self, timeout=None):
+        """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
+        limit_ms = _milliseconds(timeout)
+        until = time.monotonic() + limit_ms / 1000 if limit_ms else None
+        status = PENDING
+        while status == PENDING:
+            status = self._library.request_wait(self.request, min(SLICE_MS, limit_ms or SLICE_MS))
+            if status == PENDING and until and time.monotonic() >= until:
+                raise BackendError(f"shoal: an operation of group \"{self._group.label}\" was not done within the {limit_ms} "
+                                   "ms that wait() was given; it goes on until its own deadline")
+        self._settle(status)
+        if self._error:
+            raise self._error
+        return True
+
+    def is_completed(self):
+        status = self._library.request_test(self.request)
+        if status == PENDING:
+            return False
+        self._settle(status)
+        return True
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error if self.is_completed() else None
+
+    def synchronize(self):
+        self.wait()
+
+    def result(self):
+        self.wait()
+        return self._result
+
+    def get_future(self):
+        """A torch.futures.Future of the list of output tensors."""
+        with self._group.lock:
+            is_first = self._future is None
+            if is_first:
+                self._done = torch.futures.Future()
+                # What result() raises in a callback is an error for C++ too; of Future.set_exception only Python knows.
+                self._future = self._done.then(lambda _: self.result())
+        if is_first:
+            _resolver().add(self)
+        return self._future
+
+    def on_done(self, function, argument):
+        self._library.request_on_done(self.request, function, argument)
+
+    def resolve(self):
+        self._done.set_result(None)
+
+    def _settle(self, status):
+        """Once the request is done: copies back, or says what happened; lets go of the operands."""
+        group = self._group
+        with group.lock:
+            if self not in group.running:
+                return
+            if status == OK:
+                for tensor, piece in self.copies_back:
+                    tensor.copy_(piece)
+            else:
+                self._error = group.error(_library.error_of(status, comm=group.comm))
+            self._operands = self.copies_back = ()
+            group.running.discard(self)
+
+
+class WorkOfMany(dist.Work):
+    """What was posted inside one _coalescing_manager(device=...)."""
+
+    def __init__(self, works):
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout=None):
+        return all([work.wait(timeout) for work in self._works])
+
+    def is_completed(self):
+        return all([work.is_completed() for work in self._works])
+
+
+def _check(tensors):
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            raise TypeError(f"shoal: this tensor is on {tensor.device}, and Shoal moves the memory of the CPU. " + _BESIDE)
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"shoal: tensors of layout {tensor.layout} are not supported: use to_dense() first")
+        if tensor.dtype is not tensors[0].dtype:
+            raise ValueError(f"shoal: one operation was given tensors of {tensors[0].dtype} and of {tensor.dtype}")
+
+
+def _is_one_vector(tensors):
+    """Do they lie one behind another?"""
+    end = tensors[0].data_ptr()
+    for tensor in tensors:
+        if not tensor.is_contiguous() or (tensor.data_ptr() != end and tensor.numel()):
+            return False
+        end += tensor.numel() * tensor.element_size()
+    return True
+
+
+class Resolver:
+    """Resolves Futures and copies back, on threads of its own.
+
+    Shoal calls sem_post when a request is done: that needs no GIL. Callbacks of a Future may wait for another one, as those of
+    PowerSGD do; so before it runs any, a thread sees to it that another one waits.
+    """
+
+    _libc = ctypes.CDLL(None)
+    _sem_post = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
+
+    def __init__(self):
+        self._works, self._waiting, self._lock = set(), 0, threading.Lock()
+        self._semaphore = ctypes.create_string_buffer(128)  # a sem_t, which is 32 bytes at most where Shoal runs
+        self._libc.sem_init(self._semaphore, 0, 0)
+
+    def add(self, work):
+        with self._lock:
+            self._works.add(work)
+            if not self._waiting:
+                self._start_thread()
+        work.on_done(self._sem_post, ctypes.addressof(self._semaphore))
+
+    def _start_thread(self):
+        self._waiting += 1
+        threading.Thread(target=self._run, name="shoal-futures", daemon=True).start()
+
+    def _run(self):
+        while True:
+            self._libc.sem_wait(self._semaphore)
+            with self._lock:
+                work = next((work for work in self._works if work.is_completed()), None)
+                if work is None:
+                    continue
+                self._works.discard(work)
+                self._waiting -= 1
+                if self._works and not self._waiting:
+                    self._start_thread()
+            work.resolve()
+            with self._lock:
+                self._waiting += 1
+
+
+def _resolver():
+    global _futures
+    with _lock:
+        if _futures is None:
+            _futures = Resolver()
+        return _futures
+
+
+# ---- The group ---------------------------------------------------------------------------------------------------------------
+
+
+class Group(Base):
+    """A group of torch: a communicator of Shoal and the operations under way on it."""
+
+    # torch asks these of a Backend; as class attributes, for the properties of its base class lead back here without end.
+    supports_coalescing = False
+    supports_splitting = False
+
+    _group_name = _group_desc = ""
+
+    def __init__(self, store, rank, size, timeout, name, ranks):
+        super().__init__(rank, size)
+        self.comm, self.label, self.ranks, self.running, self.lock = None, name, ranks, set(), threading.RLock()
+        self.library, self._timeout_ms, self._sweep_at, self._coalesced = _library.load(), 0, 64, None
+        self.comm = _create_comm(store, rank, size, timeout, name)
+        _groups.add(self)
+
+    def __del__(self):
+        self.shutdown()
+
+    def getBackendName(self):
+        return "shoal"
+
+    name = getBackendName
+
+    # ---- Posting
+
+    def _post(self, call, work, options, *operands, scale=1.0):
+        """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it."""
+        if self.comm is None:
+            raise BackendError(f"shoal: group \"{self.label}\" was destroyed or aborted")
+        if len(self.running) >= self._sweep_at:
+            self._sweep()
+        waits = not getattr(options, "asyncOp", True) and self._coalesced is None
+        told = _library.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
+                                wait_ms=SLICE_MS if waits else 0)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
+        status = getattr(self.library, call + "_post")(self.comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
+        if status != OK:
+            self.running.discard(work)
+            raise self.error(_library.error_of(status, context(), None if status == ERR_ARGUMENT else self.comm))
+        if waits:
+            work.wait()
+        elif work.copies_back:
+            work.get_future()  # so that they are copied also where nobody waits
+        return work
+
+    def error(self, failure):
+        """The exception for a ShoalError, with the rank in the job where that is another than in the group."""
+        known = 0 <= failure.rank < len(self.ranks) and self.ranks[failure.rank] != failure.rank
+        place = f" (rank {failure.rank} of group {self.label} is rank {self.ranks[failure.rank]} of the job)" if known else ""
+        return _error(failure, place)
+
+    def _sweep(self):
+        """Lets go of operations that are done and that nobody waited for."""
+        for work in list(self.running):
+            work.is_completed()
+        self._sweep_at = 2 * len(self.running) + 64
+
+    # ---- Collectives. What torch hands over is checked as far as Shoal, who sees addresses and counts, cannot.
+
+    def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
+        (tensor,) = tensors
+        work = Work(self, tensors)
+        type_, width = _moved(tensor.dtype)
+        memory = work.updates(tensor) if opts.rootRank == self.rank() else work.writes(tensor)
+        return self._post("broadcast", work, opts, memory, memory, tensor.numel() * width, type_, opts.rootRank)
+
+    def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
+        (tensor,) = tensors
+        work = Work(self, tensors)
+        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
+        memory = work.updates(tensor)
+        return self._post("allreduce", work, opts, memory, memory, tensor.numel(), type_, operator, scale=scale)
+
+    def allreduce_coalesced(self, tensors, opts=c10d.AllreduceCoalescedOptions()):
+        work = Work(self, tensors)
+        type_, operator, scale = _reduced(_dtype(tensors), opts.reduceOp)
+        memories = [work.updates(tensor) for tensor in tensors]
+        entries = _entries(memories, memories, [tensor.numel() for tensor in tensors])
+        return self._post("allreduce_coalesced", work, opts, entries, len(entries), type_, operator, scale=scale)
+
+    def reduce(self, tensors, opts=c10d.ReduceOptions()):
+        (tensor,) = tensors
+        work = Work(self, tensors)
+        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
+        memory = work.updates(tensor) if opts.rootRank == self.rank() else work.reads(tensor)
+        return self._post("reduce", work, opts, memory, memory, tensor.numel(), type_, operator, opts.rootRank, scale=scale)
+
+    def allgather(self, output_lists, inputs, opts=c10d.AllgatherOptions()):
+        (outputs,), (tensor,) = output_lists, inputs
+        work = Work(self, outputs)
+        counts = self._parts(outputs, tensor, "all_gather")
+        type_, width = _moved(tensor.dtype)
+        given, taken = work.reads(tensor), work.writes(*outputs)
+        if len(set(counts)) == 1:
+            return self._post("allgather", work, opts, given, taken, counts[0] * width, type_)
+        counts = _library.counts([count * width for count in counts])
+        return self._post("allgatherv", work, opts, given, taken, counts, None, type_)
+
+    def all_gather_single(self, output, tensor, opts=c10d.AllgatherOptions()):
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
+        return self._gather_each([[output] for output in outputs], inputs, outputs, opts)
+
+    def allgather_coalesced(self, output_lists, inputs, opts=c10d.AllgatherOptions()):
+        return self._gather_each(list(zip(*output_lists)), inputs, [tensor for part in output_lists for tensor in part], opts)
+
+    def _gather_each(self, output_lists, inputs, result, opts):
+        work = Work(self, result)
+        _dtype(inputs[:1])
+        self._check_whole(output_lists, inputs, "all_gather")
+        given, taken = [work.reads(tensor) for tensor in inputs], [work.writes(*outputs) for outputs in output_lists]
+        if len(inputs) == 1:
+            type_, width = _moved(inputs[0].dtype)
+            return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_)
+        lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]  # as bytes: they may have different types
+        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), _UINT8)
+
+    def reduce_scatter(self, outputs, input_lists, opts=c10d.ReduceScatterOptions()):
+        (tensor,), (inputs,) = outputs, input_lists
+        work = Work(self, outputs)
+        counts = self._parts(inputs, tensor, "reduce_scatter")
+        type_, operator, scale = _reduced(tensor.dtype, opts.reduceOp)
+        given, taken = work.reads(*inputs), work.writes(tensor)
+        if len(set(counts)) == 1:
+            return self._post("reduce_scatter", work, opts, given, taken, counts[0], type_, operator, scale=scale)
+        return self._post("reduce_scatterv", work, opts, given, taken, _library.counts(counts), type_, operator, scale=scale)
+
+    def reduce_scatter_single(self, output, tensor, opts=c10d.ReduceScatterOptions()):
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
+        work = Work(self, outputs)
+        type_, operator, scale = _reduced(_dtype([*outputs, *inputs]), opts.reduceOp)
+        self._check_whole([[tensor] for tensor in inputs], outputs, "reduce_scatter")
+        given, taken = [work.reads(tensor) for tensor in inputs], [work.writes(output) for output in outputs]
+        if len(outputs) == 1:
+            return self._post("reduce_scatter", work, opts, given[0], taken[0], outputs[0].numel(), type_, operator,
+                              scale=scale)
+        entries = _entries(given, taken, [tensor.numel() for tensor in outputs])
+        return self._post("reduce_scatter_coalesced", work, opts, entries, len(entries), type_, operator, scale=scale)
+
+    def gather(self, output_lists, inputs, opts=c10d.GatherOptions()):
+        (tensor,), outputs = inputs, output_lists[0] if output_lists else []
+        work = Work(self, outputs)
+        type_, width = _moved(tensor.dtype)
+        given, taken = work.reads(tensor), None
+        if opts.rootRank == self.rank():
+            self._check_whole([outputs], inputs, "gather")
+            taken = work.writes(*outputs)
+        return self._post("gather", work, opts, given, taken, tensor.numel() * width, type_, opts.rootRank)
+
+    def scatter(self, outputs, input_lists, opts=c10d.ScatterOptions()):
+        (tensor,), inputs = outputs, input_lists[0] if input_lists else []
+        work = Work(self, outputs)
+        type_, width = _moved(tensor.dtype)
+        given, taken = None, work.writes(tensor)
+        if opts.rootRank == self.rank():
+            self._check_whole([inputs], outputs, "scatter")
+            given = work.reads(*inputs)
+        return self._post("scatter", work, opts, given, taken, tensor.numel() * width, type_, opts.rootRank)
+
+    def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=c10d.AllToAllOptions()):
+        counts = self._split(output, output_splits), self._split(tensor, input_splits)
+        return self._exchange([output], [tensor], *counts, opts)
+
+    def alltoall(self, outputs, inputs, opts=c10d.AllToAllOptions()):
+        if len(outputs) != self.size() or len(inputs) != self.size():
+            raise ValueError(f"shoal: all_to_all takes a tensor for each of {self.size()} ranks, not {len(inputs)} and "
+                             f"{len(outputs)}")
+        return self._exchange(outputs, inputs, *([tensor.numel() for tensor in tensors] for tensors in (outputs, inputs)), opts)
+
+    def _exchange(self, outputs, inputs, output_counts, input_counts, opts):
+        work = Work(self, outputs)
+        type_, width = _moved(_dtype([*outputs, *inputs]))
+        given, taken = work.reads(*inputs), work.writes(*outputs)
+        input_counts, output_counts = (_library.counts([count * width for count in counts])
+                                       for counts in (input_counts, output_counts))
+        return self._post("alltoallv", work, opts, given, input_counts, None, taken, output_counts, None, type_)
+
+    def send(self, tensors, peer, tag=0):
+        (tensor,) = tensors
+        work = Work(self, tensors)
+        type_, width = _moved(tensor.dtype)
+        return self._post("send", work, None, work.reads(tensor), tensor.numel() * width, type_, peer, tag)
+
+    def recv(self, tensors, peer, tag=0):
+        (tensor,) = tensors
+        work = Work(self, tensors)
+        type_, width = _moved(tensor.dtype)
+        return self._post("recv", work, None, work.writes(tensor), tensor.numel() * width, type_, peer, tag)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise NotImplementedError("shoal: a receive from any rank is not supported: give recv() its src")
+
+    def barrier(self, opts=c10d.BarrierOptions()):
+        return self._post("barrier", Work(self, []), opts)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """A barrier whose error names the ranks that did not come, as that of each operation here does."""
+        opts = c10d.BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
+
+    # torch calls the new names or the old ones, by version and by whether C++ or Python calls.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _parts(self, parts, own, name):
+        """Counts of a list that has a tensor for each rank, where this rank's other operand is `own`."""
+        counts = [part.numel() for part in parts]
+        _check([own, *parts])
+        if len(counts) != self.size() or counts[self.rank()] != own.numel():
+            raise ValueError(f"shoal: {name} takes a list of {self.size()} tensors, one for each rank, of which number "
+                             f"{self.rank()} has {own.numel()} elements as the other tensor; the list has {counts} elements")
+        return counts
+
+    def _check_whole(self, wholes, parts, name):
+        """Has each whole (one tensor, or one for each rank) as many elements as one such part of each rank?"""
+        for whole, part in zip(wholes, parts):
+            _check([part, *whole])
+            if not whole or any(tensor.numel() * len(whole) != part.numel() * self.size() for tensor in whole):
+                raise ValueError(f"shoal: {name} among {self.size()} ranks takes parts of one length; the tensor for all has "
+                                 f"{[tensor.numel() for tensor in whole]} elements, the tensor for one {part.numel()}")
+
+    def _split(self, tensor, splits):
+        """Elements for each rank, from lengths along dimension 0 (none: even ones)."""
+        length = tensor.size(0) if tensor.dim() else 1
+        if not splits and length % self.size() == 0:
+            splits = [length // self.size()] * self.size()
+        if len(splits) != self.size() or sum(splits) != length:
+            raise ValueError(f"shoal: {length} rows cannot be split among {self.size()} ranks as {splits or 'even parts'}")
+        return [split * (tensor.numel() // max(1, length)) for split in splits]
+
+    # ---- What torch asks of a group beside
+
+    _device_types = [torch.device("cpu")]
+
+    # A ProcessGroup keeps its name and description with its back-ends; this one has none.
+    def setGroupName(self, name):
+        self._group_name = name
+
+    def getGroupName(self):
+        return self._group_name
+
+    def setGroupDesc(self, description):
+        self._group_desc = description
+
+    def getGroupDesc(self):
+        return self._group_desc
+
+    def _get_backend(self, device):
+        return self
+
+    def supports_tensor_alloc(self, device):
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size, *, dtype, device):
+        return empty(size * torch.empty((), dtype=dtype).element_size()).view(dtype)
+
+    def set_timeout(self, timeout):
+        self._timeout_ms = _milliseconds(timeout)
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    def _get_sequence_number_for_group(self):
+        return 0
+
+    def _start_coalescing(self, device):
+        self._coalesced = []
+
+    def _end_coalescing(self, device):
+        works, self._coalesced = self._coalesced, None
+        return WorkOfMany(works)
+
+    def abort(self):
+        """All operations end with an error, on every rank."""
+        with self.lock:
+            if self.comm is not None:
+                self.library.comm_abort(self.comm)
+
+    def shutdown(self):
+        """The local end: operations not done fail."""
+        with self.lock:
+            comm, self.comm = self.comm, None
+            self.library.comm_free(comm)
+
+
+def _dtype(tensors):
+    if not tensors:
+        raise ValueError("shoal: a collective was given no tensor")
+    _check(tensors)
+    return tensors[0].dtype
+
+
+def _entries(given, taken, counts):
+    """The array of shoal_tensor of a coalesced call."""
+    return (_library.Tensor * len(counts))(*zip(given, taken, counts))
+
+
+def create(store, rank, size, timeout, name, ranks=()):
+    """The group of torch that Shoal serves; all its ranks call this, with one Store. ranks: theirs in the job."""
+    return Group(store, rank, size, timeout, name, ranks)
+
+
+def _create_comm(store, rank, size, timeout, name):
+    raised = []  # what went wrong in the store is told by the store; Shoal knows only that something did
+
+    def guarded(default):
+        def wrap(function):
+            def call(*arguments):
+                try:
+                    return function(*arguments)
+                except BaseException as error:  # an interrupt, too, must not be lost in the frames of C
+                    raised.append(error)
+                    return default
+            return call
+        return wrap
+
+    @_library.StoreSet
+    @guarded(-1)
+    def store_set(_, key, value, nbytes):
+        store.set(key.decode(), ctypes.string_at(value, nbytes))
+        return 0
+
+    @_library.StoreGet
+    @guarded(-2)
+    def store_get(_, key, value, capacity, timeout_ms):
+        began = time.monotonic()
+        try:
+            store.wait([key.decode()], datetime.timedelta(milliseconds=max(1, timeout_ms)))
+        except RuntimeError:
+            if (time.monotonic() - began) * 1000 < timeout_ms:
+                raise
+            return -1
+        found = store.get(key.decode())
+        ctypes.memmove(value, found, min(len(found), capacity))
+        return len(found)
+
+    @_library.StoreErase
+    @guarded(0)
+    def store_erase(_, key):
+        store.delete_key(key.decode())  # FileStore and HashStore can, some wrappers cannot: then it stays
+        return 0
+
+    owner, comm, library, timeout_ms = context(), ctypes.c_void_p(), _library.load(), _milliseconds(timeout)
+    options = _library.CommOptions(name=name.encode()[:31], timeout_ms=timeout_ms, create_timeout_ms=timeout_ms)
+    callbacks = _library.Store(store_set, store_get, store_erase, None)
+    status = library.comm_create_with(owner, ctypes.byref(callbacks), rank, size, ctypes.byref(options), ctypes.byref(comm))
+    for error in raised:
+        if not isinstance(error, Exception):
+            library.comm_free(comm)
+            raise error
+    if status != OK:
+        raise _error(_library.error_of(status, owner)) from (raised[0] if raised else None)
+    return comm.value

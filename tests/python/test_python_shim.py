@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""The shim in pure Python (bindings/python/shoal/torch/_python.py): what is its own affair. What both shims do for a user has
+tests of its own.
+
+Each case is a function of this file that two ranks run. SHOAL_COMMAND is the command, SHOAL_LIBRARY the library, TORCH_PYTHON
+the interpreter that has torch (else this one)."""
+import gc
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(TOP / "tests" / "multi"), str(TOP / "bindings" / "python")]
+
+from tap import Skip, call, expect, run_cases  # noqa: E402
+
+PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
+
+
+# ---- What ranks do -----------------------------------------------------------------------------------------------------------
+
+
+def start():
+    import torch
+    import torch.distributed as dist
+    from shoal.torch import _python
+
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, os.environ["RANK"] == "0")
+    dist.init_process_group("shoal", store=store, rank=int(os.environ["RANK"]), world_size=2, timeout=timedelta(seconds=20))
+    return torch, dist, _python
+
+
+def callback_that_waits_for_another_future():
+    torch, dist, _ = start()
+
+    def nested(depth):
+        future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] + (nested(depth - 1).wait() if depth else 0))
+
+    expect(nested(4).wait().tolist() == [10, 10, 10])
+
+
+def futures_out_of_order():
+    torch, dist, _ = start()
+    rank, late = dist.get_rank(), torch.zeros(4)
+    if rank == 0:
+        first = dist.irecv(late, 1).get_future()
+        later = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+        expect(later.wait()[0].tolist() == [2, 2] and not first.done())
+        dist.barrier()
+        expect(first.wait()[0].tolist() == [7] * 4)
+    else:
+        dist.all_reduce(torch.ones(2))
+        dist.barrier()
+        dist.send(torch.full((4,), 7.0), 0)
+
+
+def dropped_work_keeps_its_tensors():
+    torch, dist, _ = start()
+    for number in range(200):
+        dist.all_reduce(torch.full((30000,), 1.0), async_op=True)
+        torch.full((30000,), float("nan"))  # would take the place of a tensor freed too early
+    kept = torch.zeros(10, 10)
+    dist.all_reduce(kept[:, ::2].fill_(1), async_op=True)
+    deadline = time.monotonic() + 20
+    while kept[0, 0] != 2 and time.monotonic() < deadline:  # copied back although nobody waits
+        time.sleep(0.001)
+    expect(kept[:, ::2].eq(2).all() and kept[:, 1::2].eq(0).all(), kept)
+    dist.barrier()
+    group = dist.group.WORLD
+    group._sweep()
+    expect(not group.running, group.running)
+
+
+def interrupt_in_a_synchronous_call():
+    torch, dist, _ = start()
+    if dist.get_rank() == 0:
+        interrupted, tensor = [], torch.ones(100000)
+
+        def interrupt():
+            interrupted.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Timer(0.3, interrupt).start()
+        try:
+            dist.all_reduce(tensor)
+            raise AssertionError("the all-reduce ended before the other rank came")
+        except KeyboardInterrupt:
+            took_s = time.monotonic() - interrupted[0]
+        expect(took_s < 1, f"{took_s} s from the signal to Python")  # 0.1 where no other program is in the way
+        view = weak(tensor)
+        del tensor
+        gc.collect()
+        expect(view() is not None, "freed under the operation")
+    else:
+        time.sleep(1)
+        other = torch.ones(100000)
+        dist.all_reduce(other)
+        expect(other[99999] == 2)
+    dist.barrier()
+
+
+def weak(thing):
+    import weakref
+    return weakref.ref(thing)
+
+
+def error_reaches_cpp():
+    torch, dist, _ = start()
+    future = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True).get_future()
+    chained = future.then(lambda done: done.value()).then(lambda done: done.value())
+    for waiting in (future, chained):
+        try:
+            waiting.wait()
+            raise AssertionError("no error")
+        except RuntimeError as error:
+            expect(all(f"called all-reduce of {count} float32" in str(error) for count in (3, 4)), error)  # both sides
+
+
+def wait_gives_up_and_the_operation_goes_on():
+    torch, dist, _ = start()
+    tensor = torch.ones(3)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        try:
+            work.wait(timedelta(milliseconds=100))
+            raise AssertionError("done without the other rank")
+        except RuntimeError as error:
+            expect("100 ms" in str(error), error)
+        expect(not work.is_completed() and work.exception() is None)
+        work.wait()
+        expect(work.is_completed() and work.is_success() and work.result()[0] is tensor)
+    else:
+        time.sleep(1)
+        dist.all_reduce(tensor)
+    expect(tensor.tolist() == [2, 2, 2])
+
+
+def child_has_a_context_of_its_own():
+    torch, dist, shim = start()
+    parents, inherited = shim.context(), shim.empty(4096)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            dist.all_reduce(torch.ones(2))
+        except RuntimeError as error:
+            mine = shim.empty(4096).fill_(5)
+            del inherited
+            gc.collect()
+            code = 0 if "fork" in str(error) and shim.context() != parents and mine.sum() == 5 * 4096 else 2
+        os._exit(code)
+    expect(os.waitpid(child, 0)[1] == 0)
+    inherited.fill_(1)
+    dist.all_reduce(inherited)
+    expect(inherited.eq(2).all())
+
+
+def memory_stays_flat():
+    torch, dist, shim = start()
+    whole, part = torch.ones(500), torch.ones(50, 50)[:, ::2]
+
+    def round_of_calls():
+        for _ in range(300):
+            dist.all_reduce(whole)
+            dist.all_reduce(whole, async_op=True)
+            dist.all_reduce(part, async_op=True).get_future().wait()
+            dist.all_reduce(shim.empty(1 << 16))
+        dist.barrier()
+        gc.collect()
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4
+
+    round_of_calls()
+    before_kib = round_of_calls()
+    for _ in range(3):
+        after_kib = round_of_calls()
+    expect(after_kib - before_kib < 4096, f"{after_kib - before_kib} KiB more after 3,600 calls")
+    expect(threading.active_count() < 6, threading.enumerate())
+
+
+def group_is_named_by_what_torch_asks():
+    torch, dist, shim = start()
+    group = dist.new_group([0, 1])
+    expect(group.name() == "shoal" and dist.get_backend(group) == "shoal" and group.group_name, group.group_name)
+    memory = group._get_backend(torch.device("cpu")).allocate_tensor(10, dtype=torch.bfloat16, device=torch.device("cpu"))
+    expect(memory.shape == (10,) and memory.dtype is torch.bfloat16 and memory.data_ptr() % 4096 == 0)
+    group.shutdown()
+    try:
+        dist.barrier(group)
+        raise AssertionError("a barrier of a group that was shut down")
+    except RuntimeError as error:
+        expect("destroyed" in str(error), error)
+
+
+RANKS = [callback_that_waits_for_another_future, futures_out_of_order, dropped_work_keeps_its_tensors,
+         interrupt_in_a_synchronous_call, error_reaches_cpp, wait_gives_up_and_the_operation_goes_on,
+         child_has_a_context_of_its_own, memory_stays_flat, group_is_named_by_what_torch_asks]
+
+
+# ---- What the test does ------------------------------------------------------------------------------------------------------
+
+
+def case_of(rank_function):
+    def case():
+        code, _, _ = call(PYTHON, "-c", "import torch, sys; sys.exit(torch.__version__ < '2')", timeout=120)
+        if code:
+            raise Skip(f"no torch 2 for {PYTHON}")
+        env = {**os.environ, "PYTHONPATH": str(TOP / "bindings" / "python"), "SHOAL_TORCH_SHIM": "python"}
+        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", "--", PYTHON, __file__, rank_function.__name__,
+                              timeout=240, env=env)
+        expect(code == 0, f"exit code {code}", out, err)
+
+    case.__name__ = rank_function.__name__
+    return case
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        globals()[sys.argv[1]]()
+    else:
+        run_cases([case_of(function) for function in RANKS])
