@@ -1,6 +1,7 @@
 """Compiles the C++ shim, backend.cpp, against the torch that is imported, once; the result is kept in a cache."""
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -39,6 +40,7 @@ def load():
         spec.loader.exec_module(module)
     except ImportError as error:
         raise Unavailable(f"{compiled} cannot be loaded ({error})") from error
+    atexit.register(module.finish)
     return module
 
 

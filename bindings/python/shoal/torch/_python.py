@@ -23,6 +23,7 @@ from .. import _library
 from .._library import ERR_ARGUMENT, OK, PENDING, OPERATORS, TYPES
 
 SLICE_MS = 50
+STOP_S = 5
 UINT32_MAX = 2**32 - 1
 
 IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
@@ -75,6 +76,8 @@ def _free_groups():
     """Others are told that this rank is gone; and nothing is written to tensors of an interpreter that ends."""
     for group in list(_groups):
         group.shutdown()
+    if _futures:
+        _futures.stop()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -290,6 +293,7 @@ class Resolver:
 
     def __init__(self):
         self._works, self._waiting, self._lock = set(), 0, threading.Lock()
+        self._threads, self._must_stop = [], False
         self._semaphore = ctypes.create_string_buffer(128)  # a sem_t, which is 32 bytes at most where Shoal runs
         self._libc.sem_init(self._semaphore, 0, 0)
 
@@ -302,11 +306,22 @@ class Resolver:
 
     def _start_thread(self):
         self._waiting += 1
-        threading.Thread(target=self._run, name="shoal-futures", daemon=True).start()
+        self._threads.append(threading.Thread(target=self._run, name="shoal-futures", daemon=True))
+        self._threads[-1].start()
+
+    def stop(self):
+        """Before Python ends: a thread that came back to it afterwards, from a callback in C++, would end the process badly."""
+        self._must_stop = True
+        for _ in self._threads:
+            self._libc.sem_post(self._semaphore)
+        for thread in self._threads:
+            thread.join(STOP_S)
 
     def _run(self):
         while True:
             self._libc.sem_wait(self._semaphore)
+            if self._must_stop:
+                return
             with self._lock:
                 work = next((work for work in self._works if work.is_completed()), None)
                 if work is None:

@@ -420,12 +420,15 @@ class Completer {
         return *completer;
     }
 
-    void push(std::function<void()> task)
+    // False after finish: the task is not run.
+    bool push(std::function<void()> task)
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        if (is_finished_)
+            return false;
         if (owner_ != getpid()) { // a forked child has none of its parent's threads
             owner_ = getpid();
-            idle_ = 0;
+            idle_ = busy_ = 0;
             tasks_.clear();
         }
         tasks_.push_back(std::move(task));
@@ -433,6 +436,18 @@ class Completer {
             std::thread([this] { serve(); }).detach();
         else
             wake_.notify_one();
+        return true;
+    }
+
+    // Before Python ends: a thread of ours that came back to it afterwards would end the process badly. Waits for what runs.
+    void finish()
+    {
+        WithoutGil released;
+        std::unique_lock<std::mutex> lock(mutex_);
+        is_finished_ = true;
+        tasks_.clear();
+        if (owner_ == getpid())
+            done_.wait_for(lock, kFinish, [this] { return busy_ == 0; });
     }
 
   private:
@@ -445,19 +460,29 @@ class Completer {
             idle_--;
             if (!has_task)
                 return;
-            const std::function<void()> task = std::move(tasks_.front());
+            std::function<void()> task = std::move(tasks_.front());
             tasks_.pop_front();
+            busy_++;
             lock.unlock();
-            task();
+            run(std::move(task));
             lock.lock();
+            busy_--;
+            done_.notify_all();
         }
     }
 
-    static constexpr std::chrono::seconds kIdle{10};
+    // The task, and what it holds, is gone when this returns.
+    static void run(std::function<void()> task)
+    {
+        task();
+    }
+
+    static constexpr std::chrono::seconds kIdle{10}, kFinish{5};
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable wake_, done_;
     std::deque<std::function<void()>> tasks_;
-    size_t idle_ = 0;
+    size_t idle_ = 0, busy_ = 0;
+    bool is_finished_ = false;
     pid_t owner_ = getpid();
 };
 
@@ -501,12 +526,13 @@ struct Outcome {
 void when_done(void *arg, shoal_status status)
 {
     auto *held = static_cast<std::shared_ptr<Outcome> *>(arg);
-    Completer::instance().push([outcome = std::move(*held), status] {
+    const bool will_run = Completer::instance().push([outcome = *held, status] {
         outcome->settle(status);
         if (outcome->future)
             outcome->complete_future();
     });
-    delete held;
+    if (will_run) // else Python ends, and tensors of its objects can no longer be freed
+        delete held;
 }
 
 class ShoalWork : public c10d::Work {
@@ -1271,5 +1297,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("create", &create, "Joins a group through torch's store; returns its back-end.", pybind11::arg("store"),
                pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"), pybind11::arg("name"),
                pybind11::arg("ranks"));
+    module.def("finish", [] { Completer::instance().finish(); }, "Ends the threads that complete futures; at exit.");
     module.def("empty", &shared_bytes, "A tensor of bytes that the host's other ranks map.", pybind11::arg("bytes"));
 }
