@@ -2,7 +2,7 @@
 """Builds Shoal in several ways and runs every test. The last line reads "N passed, N failed, N skipped".
 
   dev/test.py                    everything
-  dev/test.py plain asan         only these builds (plain, clang, asan, tsan, aarch64)
+  dev/test.py plain asan         only these builds (plain, python, clang, asan, tsan, aarch64)
   dev/test.py -k engine          only tests whose name contains "engine"
   dev/test.py -v                 print the output of every test
 """
@@ -20,9 +20,11 @@ import time
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 
-# name -> (directory, compiler, meson options, suites or single tests that run there; None: all)
+# name -> (directory, compiler, meson options, suites or single tests that run there; None: all but those of "python", which
+# have their turn to themselves, as those of them that run beside others load the machine)
 BUILDS = {
     "plain": ("build", "gcc", [], None),
+    "python": ("build", "gcc", [], {"python"}),
     "clang": ("build-clang", "clang", [], {"unit", "sim", "contract"}),
     "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", "-Dbuildtype=debugoptimized"],
              {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
@@ -98,7 +100,7 @@ def tests_of(name, pattern):
         labels = {test["name"], *(suite.split(":")[-1] for suite in test["suite"])}
         if name in SYSROOTS and pathlib.Path(test["cmd"][0]).is_relative_to(TOP / directory):
             test["cmd"].insert(0, str(TOP / SYSROOTS[name] / "run"))
-        if (suites is None or labels & suites) and pattern in test["name"] and test["name"] not in NOT_AGAIN.get(name, ()):
+        if (labels & suites if suites else "python" not in labels) and pattern in test["name"] and test["name"] not in NOT_AGAIN.get(name, ()):
             yield test
 
 
@@ -190,7 +192,7 @@ def report(name, test, result, options, total):
 
 
 def run_build(name, options, total):
-    """One test after the other; those of suite "beside", which hardly do more than wait, meanwhile."""
+    """One test after the other; those of suite "beside", which hardly do more than wait or can wait long, meanwhile."""
     directory, tests = TOP / BUILDS[name][0], list(tests_of(name, options.k))
     is_beside = lambda test: any(suite.endswith(":beside") for suite in test["suite"])
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -19,7 +19,8 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 BUILD_TIMEOUT_S = 400
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
-PACKAGE = {"__init__.py", "__main__.py", "_library.py", "torch/__init__.py", "torch/_compile.py", "torch/_python.py",
+PACKAGE = {"__init__.py", "__main__.py", "_entry_point.py", "_library.py", "torch/__init__.py", "torch/_compile.py",
+           "torch/_python.py",
            "torch/backend.cpp", "include/shoal/shoal.h", "bin/shoal", "lib/libshoal.so.0"}
 CARRIED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}
