@@ -2,7 +2,8 @@
 """Measures PyTorch's back-end "shoal" beside Gloo, from Python, in turn, size by size, round by round; `make bench-torch`.
 
 Each round starts the ranks of all contestants anew, and they are asked in rotated order, size by size: who is not asked sleeps.
-Ranks are pinned alike, one to a core where there are enough, with one thread for PyTorch; over emulated hosts nobody is pinned.
+Ranks have one thread for PyTorch. Those of trainings, and those that outnumber the cores, are pinned alike, the r-th to the r-th
+core, counted round; nobody else is: Gloo's threads do better then.
 The ratio of a size in a round is Gloo's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not, so each
 run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run verifies a
 result element by element before it measures. A size is the bytes of the larger operand.
@@ -144,13 +145,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def is_pinned(suite):
+    """A collective with a core for each rank goes faster unpinned with Gloo, whose threads can then use the other's."""
+    return suite.ranks > bench.CORES or suite.kind == "training"
+
+
 class Ranks:
     """The ranks of one contestant on this host. They live for one round, and sleep while they are not asked."""
 
     def __init__(self, contestant, suite, scene, words):
         area = scene.area_make()
         self.name, self.told, self.workers = contestant.name, [], []
-        command = [*contestant.command(suite, words), "--pin", "--area", area, "--probe", scene.probe]
+        command = [*contestant.command(suite, words), *(["--pin"] if is_pinned(suite) else []), "--area", area, "--probe",
+                   scene.probe]
         common = {"WORLD_SIZE": suite.ranks, "LOCAL_WORLD_SIZE": suite.ranks, "MASTER_ADDR": "127.0.0.1",
                   "MASTER_PORT": free_port(), "SHOAL_SECRET": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "lo",
                   **contestant.environment}
