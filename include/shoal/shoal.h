@@ -363,9 +363,9 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoa
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
-/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the request is done. Any number may
- * be posted; they start in order. The first one starts the context's progress thread. Arrays of counts, offsets, tensors and
- * messages need not outlive the call. */
+/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the request is
+ * done. Any number may be posted; they start in order. The first one starts the context's progress thread. Arrays of counts,
+ * offsets, tensors and messages need not outlive the call. */
 struct shoal_request;
 
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output,

@@ -97,7 +97,8 @@ static enum shoal_status launch(struct shoal_comm *comm, const char *name, const
 
 static uint32_t wait_of(const struct shoal_options *options)
 {
-    return options && options->struct_bytes >= sizeof *options ? options->wait_ms : 0;
+    const size_t wanted = offsetof(struct shoal_options, wait_ms) + sizeof options->wait_ms;
+    return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
 static enum shoal_status start(struct shoal_comm *comm, const char *name, struct shoal_call *call,

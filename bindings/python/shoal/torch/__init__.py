@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import math
 import os
 import sys
 
@@ -38,9 +37,9 @@ def register(name: str = "shoal") -> None:
 def empty(*size, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A tensor like torch.empty's in memory that the other ranks of the host map: collectives on it copy nothing. Freed with
     the last tensor that views it."""
-    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-    dtype = dtype or torch.get_default_dtype()
-    return _shim(0)[1].empty(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    shape = torch.Size(size[0] if len(size) == 1 and hasattr(size[0], "__len__") else size)
+    plain = torch.empty((), dtype=dtype)
+    return _shim(0)[1].empty(shape.numel() * plain.element_size()).view(plain.dtype).view(shape)
 
 
 def shim() -> str:

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -39,7 +40,7 @@ def load():
     try:
         spec.loader.exec_module(module)
     except ImportError as error:
-        raise Unavailable(f"{compiled} cannot be loaded ({error})") from error
+        raise Unavailable(f"{compiled} cannot be loaded ({error}); once it is deleted, it is compiled anew") from error
     atexit.register(module.finish)
     return module
 
@@ -55,19 +56,36 @@ def cache_folder() -> pathlib.Path:
 def _cached() -> pathlib.Path:
     if _torch_version() < OLDEST_TORCH:
         raise Unavailable(f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}, what the C++ shim needs")
-    folder = cache_folder()
-    compiled = folder / f"{MODULE}-{torch.__version__}-{_fingerprint()}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if compiled.exists():
-        return compiled
-    command = _command()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
-            if not compiled.exists():  # another process may have made it meanwhile
-                _compile(command, compiled)
-    except OSError as error:
-        raise Unavailable(f"the compiled shim cannot be kept in {folder} ({error}); SHOAL_TORCH_CACHE names another folder") from error
-    return compiled
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _expect_own(folder)
+        compiled = folder / f"{MODULE}-{torch.__version__}-{_fingerprint()}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        if not compiled.exists():
+            _compile_once(_command(), compiled)
+        _expect_own(compiled)
+        return compiled
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        if isinstance(error, Unavailable):
+            raise
+        raise Unavailable(f"there is no place for the compiled shim ({error}); SHOAL_TORCH_CACHE names one") from error
+
+
+def _expect_own(path: pathlib.Path) -> None:
+    """What is loaded runs as this user: nobody else may have put it there."""
+    status = path.stat()
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise Unavailable(f"{path} belongs to, or can be written by, others than this user; SHOAL_TORCH_CACHE names another folder")
+
+
+def _compile_once(command: list, compiled: pathlib.Path) -> None:
+    """Of several processes one compiles; the others wait for it, and take its failure for theirs."""
+    log, begin = compiled.with_suffix(".log"), time.time()
+    with _locked(compiled.parent / "lock"):
+        if log.exists() and log.stat().st_mtime >= begin:
+            raise Unavailable(f"the C++ shim does not compile ({log} has what the compiler said)")
+        if not compiled.exists():
+            _compile(command, compiled, log)
 
 
 def _torch_version():
@@ -95,18 +113,28 @@ def _command() -> list:
     include = top / "include"
     folders = (include, include / "torch/csrc/api/include", python, shoal.include_path())
     return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            f"-DTORCH_EXTENSION_NAME={MODULE}", *(f"-isystem{folder}" for folder in folders), str(SOURCE), str(shoal.library_path()),
+            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(f"-isystem{folder}" for folder in folders), str(SOURCE), str(shoal.library_path()),
             f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES)]
+
+
+def _same_pybind() -> list:
+    """Older versions of pybind11 share types only between modules that name the same compiler and library."""
+    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
+    values = ((name, getattr(torch._C, f"_PYBIND11_{name}", None)) for name in names)
+    return [f'-DPYBIND11_{name}="{value}"' for name, value in values if value]
 
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path):
-    with open(path, "w") as file:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
-def _compile(command: list, compiled: pathlib.Path) -> None:
+def _compile(command: list, compiled: pathlib.Path, log: pathlib.Path) -> None:
     print(f"shoal: compiling the back-end for torch {torch.__version__}, once; about a minute", end="", file=sys.stderr, flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=compiled.parent) as folder:
@@ -114,7 +142,6 @@ def _compile(command: list, compiled: pathlib.Path) -> None:
         result = subprocess.run([*command, "-o", str(made)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(f" ... {'failed' if result.returncode else 'done'} after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         if result.returncode:
-            log = compiled.with_suffix(".log")
             log.write_text(" ".join(command) + "\n" + result.stdout)
             raise Unavailable(f"the C++ shim does not compile with {command[0]} ({log} has what it said)")
         os.replace(made, compiled)

@@ -239,8 +239,11 @@ class Work(dist.Work):
             if self not in group.running:
                 return
             if status == OK:
-                for tensor, piece in self.copies_back:
-                    tensor.copy_(piece)
+                try:
+                    for tensor, piece in self.copies_back:
+                        tensor.copy_(piece)
+                except RuntimeError as error:  # such as a tensor that is expanded
+                    self._error = error
             else:
                 self._error = group.error(_library.error_of(status, comm=group.comm))
             self._operands = self.copies_back = ()
@@ -358,6 +361,7 @@ class Group(Base):
     def __init__(self, store, rank, size, timeout, name, ranks):
         super().__init__(rank, size)
         self.comm, self.label, self.ranks, self.running, self.lock = None, name, ranks, set(), threading.RLock()
+        self._owner, self._calls, self._left = os.getpid(), 0, threading.Condition(self.lock)
         self.library, self._timeout_ms, self._sweep_at, self._coalesced = _library.load(), 0, 64, None
         self.comm = _create_comm(store, rank, size, timeout, name)
         _groups.add(self)
@@ -374,17 +378,19 @@ class Group(Base):
 
     def _post(self, call, work, options, *operands, scale=1.0):
         """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it."""
-        if self.comm is None:
-            raise BackendError(f"shoal: group \"{self.label}\" was destroyed or aborted")
         if len(self.running) >= self._sweep_at:
             self._sweep()
         waits = not getattr(options, "asyncOp", True) and self._coalesced is None
         told = _library.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
                                 wait_ms=SLICE_MS if waits else 0)
+        comm = self._enter()
         if self._coalesced is not None:
             self._coalesced.append(work)
         self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
-        status = getattr(self.library, call + "_post")(self.comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
+        try:
+            status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
+        finally:
+            self._leave()
         if status != OK:
             self.running.discard(work)
             raise self.error(_library.error_of(status, context(), None if status == ERR_ARGUMENT else self.comm))
@@ -393,6 +399,19 @@ class Group(Base):
         elif work.copies_back:
             work.get_future()  # so that they are copied also where nobody waits
         return work
+
+    def _enter(self):
+        """The communicator, which is not freed before _leave()."""
+        with self.lock:
+            if self.comm is None:
+                raise BackendError(f"shoal: group \"{self.label}\" was destroyed")
+            self._calls += 1
+            return self.comm
+
+    def _leave(self):
+        with self.lock:
+            self._calls -= 1
+            self._left.notify_all()
 
     def error(self, failure):
         """The exception for a ShoalError, with the rank in the job where that is another than in the group."""
@@ -636,9 +655,13 @@ class Group(Base):
                 self.library.comm_abort(self.comm)
 
     def shutdown(self):
-        """The local end: operations not done fail."""
+        """The local end: operations not done fail. In a forked child the group is the parent's."""
+        if self._owner != os.getpid():
+            return
         with self.lock:
             comm, self.comm = self.comm, None
+            while self._calls:
+                self._left.wait()
             self.library.comm_free(comm)
 
 
@@ -660,6 +683,8 @@ def create(store, rank, size, timeout, name, ranks=()):
 
 
 def _create_comm(store, rank, size, timeout, name):
+    # torch may hand out a store again for a later group: each rank counts its own joins, and keys carry the number.
+    prefix = f"{store.add(f'shoal joins {rank}', 1)}/"
     raised = []  # what went wrong in the store is told by the store; Shoal knows only that something did
 
     def guarded(default):
@@ -676,7 +701,7 @@ def _create_comm(store, rank, size, timeout, name):
     @_library.StoreSet
     @guarded(-1)
     def store_set(_, key, value, nbytes):
-        store.set(key.decode(), ctypes.string_at(value, nbytes))
+        store.set(prefix + key.decode(), ctypes.string_at(value, nbytes))
         return 0
 
     @_library.StoreGet
@@ -684,19 +709,19 @@ def _create_comm(store, rank, size, timeout, name):
     def store_get(_, key, value, capacity, timeout_ms):
         began = time.monotonic()
         try:
-            store.wait([key.decode()], datetime.timedelta(milliseconds=max(1, timeout_ms)))
+            store.wait([prefix + key.decode()], datetime.timedelta(milliseconds=max(1, timeout_ms)))
         except RuntimeError:
             if (time.monotonic() - began) * 1000 < timeout_ms:
                 raise
             return -1
-        found = store.get(key.decode())
+        found = store.get(prefix + key.decode())
         ctypes.memmove(value, found, min(len(found), capacity))
         return len(found)
 
     @_library.StoreErase
     @guarded(0)
     def store_erase(_, key):
-        store.delete_key(key.decode())  # FileStore and HashStore can, some wrappers cannot: then it stays
+        store.delete_key(prefix + key.decode())  # FileStore and HashStore can, some wrappers cannot: then it stays
         return 0
 
     owner, comm, library, timeout_ms = context(), ctypes.c_void_p(), _library.load(), _milliseconds(timeout)

@@ -253,7 +253,7 @@ class Operands {
   public:
     void *input(const Tensor &tensor)
     {
-        return keep(tensor.contiguous());
+        return keep(tensor.resolve_conj().resolve_neg().contiguous());
     }
     void *input(const Tensors &tensors)
     {
@@ -280,7 +280,7 @@ class Operands {
 
     void bring_back()
     {
-        at::NoGradGuard no_grad;
+        c10::InferenceMode inference; // no gradients, and tensors of inference may be written to
         for (const auto &[tensors, copy] : copies_) {
             const Tensor row = copy.view(-1);
             int64_t at = 0;
@@ -354,9 +354,11 @@ class Communicator {
 
     void close()
     {
+        if (owner_ != getpid()) // a forked child, which may have inherited the lock from a thread that it has not
+            return;
         WithoutGil released;
         std::unique_lock<std::shared_mutex> lock(mutex_);
-        if (comm_ && owner_ == getpid()) {
+        if (comm_) {
             last_text_ = failure_text(nullptr, comm_, SHOAL_ERR_STATE);
             shoal_comm_free(comm_);
         }
@@ -414,29 +416,44 @@ class Communicator {
 // works whose futures are completed here, so there is always one more thread than are busy.
 class Completer {
   public:
+    // The process's. A forked child has none of its parent's threads, and may have its locks: it begins anew.
     static Completer &instance()
     {
-        static auto *completer = new Completer; // never destroyed: its threads may run until the process ends
+        static std::atomic<Completer *> current{nullptr};
+        Completer *completer = current.load();
+        if (!completer || completer->owner_ != getpid()) {
+            auto *made = new Completer; // never destroyed: its threads may run until the process ends
+            if (current.compare_exchange_strong(completer, made))
+                completer = made;
+            else
+                delete made;
+        }
         return *completer;
     }
 
-    // False after finish: the task is not run.
-    bool push(std::function<void()> task)
+    // Sees to it that there is a thread; may throw.
+    void prepare()
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (is_finished_)
-            return false;
-        if (owner_ != getpid()) { // a forked child has none of its parent's threads
-            owner_ = getpid();
-            idle_ = busy_ = 0;
-            tasks_.clear();
+        if (!threads_)
+            start();
+    }
+
+    // After finish, a task is not run, and what it holds is never freed: Python ends.
+    void push(std::function<void()> task)
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (is_finished_) {
+            (void)new std::function<void()>(std::move(task));
+            return;
         }
         tasks_.push_back(std::move(task));
-        if (tasks_.size() > idle_)
-            std::thread([this] { serve(); }).detach();
-        else
-            wake_.notify_one();
-        return true;
+        try {
+            if (tasks_.size() > idle_)
+                start();
+        } catch (const std::system_error &) { // no more threads are to be had: one that is busy comes to it later
+        }
+        wake_.notify_one();
     }
 
     // Before Python ends: a thread of ours that came back to it afterwards would end the process badly. Waits for what runs.
@@ -445,21 +462,23 @@ class Completer {
         WithoutGil released;
         std::unique_lock<std::mutex> lock(mutex_);
         is_finished_ = true;
-        tasks_.clear();
-        if (owner_ == getpid())
-            done_.wait_for(lock, kFinish, [this] { return busy_ == 0; });
+        done_.wait_for(lock, kFinish, [this] { return busy_ == 0 && tasks_.empty(); });
     }
 
   private:
+    void start()
+    {
+        std::thread([this] { serve(); }).detach();
+        threads_++;
+    }
+
     void serve()
     {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             idle_++;
-            const bool has_task = wake_.wait_for(lock, kIdle, [this] { return !tasks_.empty(); });
+            wake_.wait(lock, [this] { return !tasks_.empty(); });
             idle_--;
-            if (!has_task)
-                return;
             std::function<void()> task = std::move(tasks_.front());
             tasks_.pop_front();
             busy_++;
@@ -477,13 +496,13 @@ class Completer {
         task();
     }
 
-    static constexpr std::chrono::seconds kIdle{10}, kFinish{5};
+    static constexpr std::chrono::seconds kFinish{5};
+    const pid_t owner_ = getpid();
     std::mutex mutex_;
     std::condition_variable wake_, done_;
     std::deque<std::function<void()>> tasks_;
-    size_t idle_ = 0, busy_ = 0;
+    size_t threads_ = 0, idle_ = 0, busy_ = 0;
     bool is_finished_ = false;
-    pid_t owner_ = getpid();
 };
 
 // What a work and the end of its request share. Outlives a work that is dropped before its request is done.
@@ -499,6 +518,7 @@ struct Outcome {
     // Once, on whichever thread learns of the end first; the others wait for it.
     void settle(shoal_status status)
     {
+        WithoutGil released; // another thread may be at it, and want the GIL
         std::call_once(once, [&] {
             try {
                 if (status != SHOAL_OK)
@@ -522,17 +542,16 @@ struct Outcome {
     }
 };
 
-// On the driving thread.
+// On the driving thread, which frees nothing: tensors may be Python's.
 void when_done(void *arg, shoal_status status)
 {
     auto *held = static_cast<std::shared_ptr<Outcome> *>(arg);
-    const bool will_run = Completer::instance().push([outcome = *held, status] {
-        outcome->settle(status);
-        if (outcome->future)
-            outcome->complete_future();
+    Completer::instance().push([held, status] {
+        const std::unique_ptr<std::shared_ptr<Outcome>> outcome(held);
+        (*outcome)->settle(status);
+        if ((*outcome)->future)
+            (*outcome)->complete_future();
     });
-    if (will_run) // else Python ends, and tensors of its objects can no longer be freed
-        delete held;
 }
 
 class ShoalWork : public c10d::Work {
@@ -547,13 +566,17 @@ class ShoalWork : public c10d::Work {
     ~ShoalWork() override
     {
         WithoutGil released;
-        if (shoal_request_test(request_) == SHOAL_PENDING)
-            listen(); // for the tensors' sake
+        const shoal_status status = shoal_request_test(request_);
+        if (status == SHOAL_PENDING)
+            keep(); // the tensors
+        else if (status == SHOAL_OK)
+            outcome_->settle(status); // copies are brought back, whoever asked for it
         shoal_request_free(request_);
     }
 
     bool isCompleted() override
     {
+        WithoutGil released;
         const shoal_status status = shoal_request_test(request_);
         if (status == SHOAL_PENDING)
             return false;
@@ -624,10 +647,21 @@ class ShoalWork : public c10d::Work {
     }
 
   private:
+    void keep()
+    {
+        try {
+            listen();
+        } catch (const std::system_error &) { // no thread is to be had; nobody will know when they can be freed
+            (void)new std::shared_ptr<Outcome>(outcome_);
+        }
+    }
+
     void listen()
     {
-        if (!is_listening_.exchange(true))
-            shoal_request_on_done(request_, when_done, new std::shared_ptr<Outcome>(outcome_));
+        Completer::instance().prepare();
+        if (is_listening_.exchange(true))
+            return;
+        shoal_request_on_done(request_, when_done, new std::shared_ptr<Outcome>(outcome_));
     }
 
     const std::shared_ptr<Outcome> outcome_;
@@ -801,6 +835,7 @@ class ShoalBackend : public c10d::Backend {
             rows.push_back(at::empty({size_, inputs[i].numel()}, inputs[i].options()));
         Ref<c10d::Work> work = allgather_into_tensor_coalesced(rows, inputs, o);
         work->wait(kNoTimeout);
+        at::NoGradGuard no_grad;
         for (int r = 0; r < size_; r++)
             for (size_t i = 0; i < inputs.size(); i++)
                 outputs[r].at(i).copy_(rows[i][r].view(outputs[r].at(i).sizes()));
@@ -923,13 +958,11 @@ class ShoalBackend : public c10d::Backend {
         const Moved moved(input.scalar_type());
         const std::vector<size_t> gives = split_counts(input, input_splits, size_, moved.factor),
                                   takes = split_counts(output, output_splits, size_, moved.factor);
-        const bool is_even = input_splits.empty() && output_splits.empty() && input.numel() == output.numel();
         Operands operands;
         void *source = operands.input(input), *dest = operands.output(output);
         return start(c10d::OpType::ALLTOALL_BASE, "shoal:all_to_all_single", o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
-                         if (is_even)
-                             return shoal_alltoall_post(comm, source, dest, gives[0], moved.type, options, out);
+                         // also where splits are even: other ranks may have spelt theirs out
                          return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr, moved.type,
                                                      options, out);
                      });
@@ -1097,18 +1130,19 @@ class ShoalBackend : public c10d::Backend {
     {
         const bool waits = !is_async(o) && !is_coalescing();
         shoal_options options = SHOAL_OPTIONS_INIT;
-        options.timeout_ms = deadline_ms(o.timeout == c10d::kUnsetTimeout ? timeout_.load() : o.timeout);
+        options.timeout_ms = deadline_ms(o.timeout.count() <= 0 ? timeout_.load() : o.timeout);
         options.wait_ms = waits ? static_cast<uint32_t>(kSlice.count()) : 0;
         options.scale = scale;
+        auto outcome = std::make_shared<Outcome>();
+        outcome->group = group_;
+        outcome->title = title;
+        outcome->operands = std::move(operands);
+        WithoutGil released;
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
         if (status != SHOAL_OK)
             throw_status(*group_, title, status);
         sequence_++;
-        auto outcome = std::make_shared<Outcome>();
-        outcome->group = group_;
-        outcome->title = title;
-        outcome->operands = std::move(operands);
         auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), request);
         if (waits)
             work->wait(kNoTimeout);
@@ -1197,10 +1231,12 @@ Ref<c10d::Work> ShoalBackend::endCoalescing()
 
 // ---- Making a group -----------------------------------------------------------------------------------------------------
 
-// torch's store as the library wants it: set, get with a deadline, erase.
+// torch's store as the library wants it: set, get with a deadline, erase. torch may hand out the same store again for a later
+// group (a group destroyed and made anew under torchrun): each rank counts its own joins, and keys carry the number.
 class Rendezvous {
   public:
-    explicit Rendezvous(Ref<c10d::Store> store) : store_(std::move(store))
+    Rendezvous(Ref<c10d::Store> store, int rank)
+        : store_(std::move(store)), prefix_(c10::str(store_->add(c10::str("shoal joins ", rank), 1), "/"))
     {
     }
 
@@ -1221,7 +1257,7 @@ class Rendezvous {
     {
         const auto *at = static_cast<const uint8_t *>(value);
         return guarded(self, -2, [&](Rendezvous &r) {
-            r.store_->set(key, std::vector<uint8_t>(at, at + bytes));
+            r.store_->set(r.prefix_ + key, std::vector<uint8_t>(at, at + bytes));
             return 0;
         });
     }
@@ -1232,14 +1268,14 @@ class Rendezvous {
         return guarded(self, -2L, [&](Rendezvous &r) {
             const auto until = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
             std::chrono::microseconds pause{50};
-            while (!r.store_->check({key})) {
+            while (!r.store_->check({r.prefix_ + key})) {
                 if (std::chrono::steady_clock::now() >= until)
                     return -1L;
                 raise_signals();
                 std::this_thread::sleep_for(pause);
                 pause = std::min<std::chrono::microseconds>(pause * 2, std::chrono::milliseconds(20));
             }
-            const std::vector<uint8_t> found = r.store_->get(key);
+            const std::vector<uint8_t> found = r.store_->get(r.prefix_ + key);
             std::copy_n(found.begin(), std::min(found.size(), capacity), static_cast<uint8_t *>(value));
             return static_cast<long>(found.size());
         });
@@ -1248,7 +1284,7 @@ class Rendezvous {
     static int erase(void *self, const char *key)
     {
         return guarded(self, -2, [&](Rendezvous &r) {
-            r.store_->deleteKey(key);
+            r.store_->deleteKey(r.prefix_ + key);
             return 0;
         });
     }
@@ -1268,6 +1304,7 @@ class Rendezvous {
     }
 
     const Ref<c10d::Store> store_;
+    const std::string prefix_;
     std::exception_ptr interruption_;
 };
 
@@ -1276,14 +1313,15 @@ Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, mil
 {
     WithoutGil released;
     shoal_context *context = process_context();
-    Rendezvous rendezvous(store);
+    Rendezvous rendezvous(store, rank);
     const shoal_store callbacks = rendezvous.callbacks();
     shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     options.name = name.c_str();
     options.timeout_ms = options.create_timeout_ms = deadline_ms(timeout);
     shoal_comm *comm = nullptr;
     const shoal_status status = shoal_comm_create_with(context, &callbacks, rank, size, &options, &comm);
-    rendezvous.rethrow();
+    if (status != SHOAL_OK)
+        rendezvous.rethrow();
     TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: rank ", rank, " of ", size, " cannot join group ", name, ": ",
                      failure_text(context, nullptr, status));
     auto group = std::make_shared<Communicator>(comm, name, std::move(ranks));
