@@ -13,8 +13,8 @@
 
 #include "base/clock.h"
 
-#define RECEIVES SHOAL_FABRIC_RECEIVES
-#define SENDS SHOAL_FABRIC_SENDS
+#define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
+#define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
 _Static_assert(WRITES <= SHOAL_FABRIC_STAGED_MAX, "each write may be staged");
 #define COMPLETIONS 4096 /* what peers may have written before this process polls is more than this process has posted */

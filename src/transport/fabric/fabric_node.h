@@ -13,9 +13,10 @@
 
 #define SHOAL_FABRIC_ADDRESS_MAX 64
 #define SHOAL_FABRIC_MESSAGE_MAX ((size_t)17 << 10) /* an arrival record, its payload, and what goes before them */
-#define SHOAL_FABRIC_RECEIVES 64                    /* messages at once */
-#define SHOAL_FABRIC_SENDS 64
-#define SHOAL_FABRIC_BUFFER_BYTES ((size_t)(SHOAL_FABRIC_RECEIVES + SHOAL_FABRIC_SENDS) * SHOAL_FABRIC_MESSAGE_MAX)
+#define SHOAL_FABRIC_RECEIVE_BUFFERS 64             /* messages at once */
+#define SHOAL_FABRIC_SEND_BUFFERS 64
+#define SHOAL_FABRIC_BUFFER_BYTES \
+    ((size_t)(SHOAL_FABRIC_RECEIVE_BUFFERS + SHOAL_FABRIC_SEND_BUFFERS) * SHOAL_FABRIC_MESSAGE_MAX)
 
 /* What an endpoint registers, and so locks, for itself where sources have to be registered; windows and sources come to it. */
 #define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_STAGING_BYTES)
