@@ -22,14 +22,13 @@ enum { PORT_FIRST = 20000, PORT_STEP = 17, PORT_SLOTS = 750 };
 
 enum { SECRET_BYTES = 32 };
 
+/* Without SO_REUSEADDR: a worker's server may not set it either, and then a connection of a job that ended keeps it out. */
 static bool port_is_free(int port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    const int yes = 1;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return false;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     const bool is_free = bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
     close(fd);
     return is_free;
