@@ -363,9 +363,9 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoa
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
-/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the request is
- * done. Any number may be posted; they start in order. The first one starts the context's progress thread. Arrays of counts,
- * offsets, tensors and messages need not outlive the call. */
+/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the
+ * request is done. Any number may be posted; they start in order. The first one starts the context's progress thread. Arrays
+ * of counts, offsets, tensors and messages need not outlive the call. */
 struct shoal_request;
 
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output,
@@ -488,10 +488,10 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm
 
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
-/* Memory that the other ranks of this host can map: operations on it copy nothing through windows, and to other hosts it is sent
- * from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators of the
- * context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory limit of the container,
- * not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
+/* Memory that the other ranks of this host can map: operations on it copy nothing through windows, and to other hosts it is
+ * sent from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators of
+ * the context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory limit of the
+ * container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. ERR_ARGUMENT when it is not such memory. */
