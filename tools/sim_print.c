@@ -193,7 +193,8 @@ static void network_print(const struct shoal_simulation *model)
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
     if (model->burst_bytes)
-        printf("    after a pause, so that of the bytes only what is beyond --burst %zu goes at that rate\n", model->burst_bytes);
+        printf("    after a pause, so that of the bytes only what is beyond --burst %zu goes at that rate\n",
+               model->burst_bytes);
     puts("");
     puts("A stream of messages from one rank to one other, many under way (iperf3, or fi_bw of the provider):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
