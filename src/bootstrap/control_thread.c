@@ -136,6 +136,7 @@ static void excuse(struct shoal_control *control, uint64_t now_ns)
     control->looked_ns = now_ns;
     if (gap_ns < expected_ns)
         return;
+    control->attempt.since_ns += gap_ns;
     control->attempt.until_ns += gap_ns;
     memset(control->awaited_ns, 0, (size_t)shoal_control_tree_size(control) * sizeof *control->awaited_ns);
     for (size_t i = 0; i < control->link_count; i++) {

@@ -18,7 +18,7 @@ enum shoal_control_ending { SHOAL_CONTROL_STAYS, SHOAL_CONTROL_ENDS_IN_ORDER, SH
 /* The parent that is sought. */
 struct shoal_control_attempt {
     int target; /* -1: none */
-    uint64_t until_ns, retry_ns;
+    uint64_t since_ns, until_ns, retry_ns;
     int error; /* of the last try */
     enum shoal_tcp_verdict verdict;
 };

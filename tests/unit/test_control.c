@@ -765,19 +765,44 @@ static void control_a_stopped_rank_with_much_to_hear_is_not_lost(void **state)
     free_world(world);
 }
 
-/* From here on nothing that is sent to this process's sockets reaches its kernel's TCP, and the process says nothing. */
-static void fall_silent(struct rank *rank)
+static void await_first_notices(struct rank *rank)
+{
+    for (int r = 0; r < rank->world->size; r++)
+        assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, 10000));
+    usleep(300000); /* they have been passed on */
+}
+
+/* From here on nothing that is sent to this process's sockets from that address, or from any with NULL, reaches its kernel's
+ * TCP. */
+static void cut_off(const char *host)
 {
     struct sock_filter drop_all[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
     const struct sock_fprog program = {.len = 1, .filter = drop_all};
-    for (int r = 0; r < 7; r++)
-        assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, 10000));
-    usleep(300000); /* they have been passed on */
     for (int fd = 3; fd < 200; fd++) {
+        struct sockaddr_in there = {0};
+        socklen_t bytes = sizeof there;
+        if (host && (getpeername(fd, (struct sockaddr *)&there, &bytes) != 0 || there.sin_addr.s_addr != inet_addr(host)))
+            continue;
         setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
         setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){60000}, sizeof(unsigned)); /* nor will its kernel give up */
         setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){0}, sizeof(int));
     }
+}
+
+static void fall_silent(struct rank *rank)
+{
+    await_first_notices(rank);
+    cut_off(NULL);
+    raise(SIGSTOP);
+}
+
+/* To rank 1 a second earlier than to the others. */
+static void fall_silent_by_and_by(struct rank *rank)
+{
+    await_first_notices(rank);
+    cut_off("127.0.0.2");
+    usleep(1000000);
+    cut_off(NULL);
     raise(SIGSTOP);
 }
 
@@ -797,6 +822,32 @@ static void control_a_host_that_answers_no_more_is_lost(void **state)
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     free_world(world);
+}
+
+/* Rank 1 loses the root first, says why it gives up and leaves, or just ends: rank 2, which had no way to rank 1 but the root,
+ * hears its words, and when it ends without any it is not sought for long. */
+static void control_orphans_hear_who_leaves_at_once(void **state)
+{
+    (void)state;
+    for (int in_good_order = 0; in_good_order < 2; in_good_order++) {
+        struct world *world = make_world(3);
+        const pid_t child = fork_rank(world, 0, fall_silent_by_and_by);
+        open_ranks(world, 0);
+        expect_notices(world, 1);
+        assert_true(await_count(&world->ranks[1], &world->ranks[1].lost[0], 1, 9000));
+        assert_true(!in_good_order || publish(&world->ranks[1], 2, 4));
+        end_rank(&world->ranks[1], in_good_order);
+        expect_lost(world, 0, SOON_MS);
+        if (in_good_order) {
+            assert_true(await_count(&world->ranks[2], &world->ranks[2].heard[1], 2, SOON_MS));
+            assert_true(await_words(&world->ranks[2], 1, "left", SOON_MS));
+        } else {
+            expect_lost(world, 1, SOON_MS);
+        }
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        free_world(world);
+    }
 }
 
 /* ---- strangers ---- */
@@ -1123,6 +1174,7 @@ int main(void)
         cmocka_unit_test(control_a_rank_that_is_lost_with_its_neighbours_is_found),
         cmocka_unit_test(control_a_stopped_rank_with_much_to_hear_is_not_lost),
         cmocka_unit_test(control_a_host_that_answers_no_more_is_lost),
+        cmocka_unit_test(control_orphans_hear_who_leaves_at_once),
         cmocka_unit_test(control_notices_reach_all_once),
         cmocka_unit_test(control_long_notices_come_in_order_however_many),
         cmocka_unit_test(control_wakes_from_a_signal_handler),

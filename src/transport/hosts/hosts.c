@@ -760,7 +760,7 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
 
 /* Who is told of a failure ends, and is lost too, perhaps before the failure is heard here: of ranks that were lost so close
  * together the first one is named. */
-#define CASCADE_NS SHOAL_NS_PER_S
+#define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
