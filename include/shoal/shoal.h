@@ -525,8 +525,8 @@ struct shoal_failure {
         sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "" \
     }
 
-/* Writes the failure of comm (or, with comm NULL, the last failed call on context) to *failure_out, which begins as
- * SHOAL_FAILURE_INIT. Returns PENDING when nothing has failed. */
+/* Writes the failure of comm (or, with comm NULL, this thread's last failed call on context; of any thread when this one had
+ * none) to *failure_out, which begins as SHOAL_FAILURE_INIT. Returns PENDING when nothing has failed. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context,
                                                               const struct shoal_comm *comm, struct shoal_failure *failure_out);
 

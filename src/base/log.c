@@ -8,6 +8,13 @@
 
 static const char *const level_names[] = {"warn", "info", "debug"};
 
+/* So that two threads that both fail each tell their own story. One that goes from context to context keeps the last only. */
+static _Thread_local struct {
+    uint64_t log_id;
+    enum shoal_status status;
+    char text[SHOAL_LOG_TEXT_MAX];
+} own_error;
+
 /* "info,engine,shm" -> level info, rooms ",engine,shm,"; checked as a setting. */
 static void parse_levels(struct shoal_log *log, const char *text)
 {
@@ -55,7 +62,9 @@ static void check_file(struct shoal_log *log)
 
 void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg)
 {
+    static _Atomic uint64_t made;
     memset(log, 0, sizeof *log);
+    log->id = ++made;
     pthread_mutex_init(&log->lock, NULL);
     parse_levels(log, settings->log);
     strcpy(log->file_name, settings->log_file);
@@ -177,6 +186,9 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    own_error.log_id = log->id;
+    own_error.status = status;
+    strcpy(own_error.text, text);
     pthread_mutex_lock(&log->lock);
     log->last_status = status;
     strcpy(log->last_error, text);
@@ -187,6 +199,10 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
 
 enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes)
 {
+    if (own_error.log_id == log->id) {
+        snprintf(text, text_bytes, "%s", own_error.text);
+        return own_error.status;
+    }
     pthread_mutex_lock(&log->lock);
     const enum shoal_status status = log->last_status;
     snprintf(text, text_bytes, "%s", log->last_error);

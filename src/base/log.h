@@ -1,10 +1,11 @@
-/* Log lines, and the text of the last error. One struct shoal_log per context; any thread.
+/* Log lines, and the text of the last error, a thread's and any thread's. One struct shoal_log per context; any thread.
  * A line reads "shoal: rank 2 (host:pid) [room] text". Who first knows of an error calls shoal_log_fail once, with the exact
  * cause; everybody above passes the status on in silence. */
 #ifndef SHOAL_BASE_LOG_H
 #define SHOAL_BASE_LOG_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/settings.h"
 
@@ -20,8 +21,9 @@ struct shoal_log {
     FILE *file; /* opened at the first line, when the rank is known */
     shoal_log_fn callback;
     void *callback_arg;
-    int rank; /* -1 until known */
+    atomic_int rank; /* -1 until known */
     char host[64];
+    uint64_t id; /* no other log of this process has or had it */
     enum shoal_status last_status;
     char last_error[SHOAL_LOG_TEXT_MAX];
 };
@@ -42,7 +44,7 @@ void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const cha
 SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room,
                                                 const char *format, ...) SHOAL_PRINTF(4, 5);
 
-/* Copies the last error; SHOAL_OK when there was none. */
+/* Copies this thread's last error, or that of any thread when this one had none; SHOAL_OK when there was none. */
 enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes);
 
 /* Replaces %h, %p and %r in a file name. */

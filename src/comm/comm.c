@@ -218,9 +218,9 @@ static void name_unknown_variables(struct shoal_context *context)
     char name[SHOAL_SETTING_NAME_MAX];
     const char *nearest;
     size_t at = 0;
-    if (context->log.rank != 0 || context->has_named_variables)
+    /* relaxed: who comes first says it; nothing else goes by it */
+    if (context->log.rank != 0 || atomic_exchange_explicit(&context->has_named_variables, true, memory_order_relaxed))
         return;
-    context->has_named_variables = true;
     while (shoal_settings_find_unknown(&at, name, &nearest)) {
         if (nearest)
             shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is no setting; did you mean %s?", name, nearest);
@@ -230,14 +230,29 @@ static void name_unknown_variables(struct shoal_context *context)
     }
 }
 
+/* Two threads may make a group at once. */
+static void note_rank(struct shoal_context *context, int rank)
+{
+    shoal_driver_lock(&context->driver);
+    if (!context->comms) /* a process's first group is its job's */
+        context->log.rank = rank;
+    shoal_driver_unlock(&context->driver);
+}
+
+static void note_local_ranks(struct shoal_context *context, int local_ranks)
+{
+    shoal_driver_lock(&context->driver);
+    shoal_driver_note_ranks(&context->driver, local_ranks);
+    shoal_driver_unlock(&context->driver);
+}
+
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
     const uint32_t timeout_ms = create_timeout(context, options);
     struct recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
-    if (!context->comms) /* a process's first group is its job's */
-        context->log.rank = bootstrap->rank;
+    note_rank(context, bootstrap->rank);
     SHOAL_TRY(agree(context, bootstrap, timeout_ms, &recipe.number));
     struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
     if (!members)
@@ -245,7 +260,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
     if (status == SHOAL_OK) {
-        shoal_driver_note_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
+        note_local_ranks(context, shoal_members_count_here(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
     }
     free(members);

@@ -19,7 +19,7 @@ struct shoal_context {
     struct shoal_world **worlds;   /* those on several hosts */
     size_t world_count;
     bool has_driver;
-    bool has_named_variables; /* unknown ones, in the log */
+    atomic_bool has_named_variables; /* unknown ones, in the log */
 };
 
 struct shoal_comm {

@@ -21,11 +21,11 @@ struct shoal_driver {
     const struct shoal_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may not drive */
     struct shoal_shm_node *node;
-    struct shoal_network *network; /* NULL: all ranks are on this host */
+    struct shoal_network *_Atomic network; /* NULL: all ranks are on this host */
     struct shoal_engine *engines;
     double ns_per_tick;
     int local_ranks;
-    uint64_t spin_ns;
+    _Atomic uint64_t spin_ns; /* changes with the first group of more ranks, while others may wait */
     uint64_t yield_ns;
     atomic_int waiters;
     atomic_int sleepers;
@@ -46,7 +46,7 @@ SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, 
 /* Stops the thread. All engines must be gone. */
 void shoal_driver_fini(struct shoal_driver *driver);
 
-/* So many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
+/* Under the lock: so many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
 void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks);
 
 /* Under the lock: polls the network too, from now on. */

@@ -118,10 +118,10 @@ static struct shoal_fabric_handler handler_of(struct shoal_network *network)
 static enum shoal_status open_shuffle(struct shoal_network *network, uint64_t seed)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
+    const int rank = network->log->rank;
     if (!seed)
         return SHOAL_OK;
-    seed = shoal_hash_bytes(shoal_hash_bytes(SHOAL_HASH_START, &seed, sizeof seed), &network->log->rank,
-                            sizeof network->log->rank);
+    seed = shoal_hash_bytes(shoal_hash_bytes(SHOAL_HASH_START, &seed, sizeof seed), &rank, sizeof rank);
     network->shuffle = shoal_fabric_shuffle_create(seed, &handler);
     return network->shuffle ? SHOAL_OK
                             : shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for SHOAL_SHUFFLE");
