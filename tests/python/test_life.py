@@ -183,6 +183,17 @@ def begun_again(world):
         os.environ["MASTER_PORT"] = str(master()[1] + 1)
 
 
+def the_same_store_again(world):
+    """torchrun hands out its agent's store each time a process joins."""
+    store = dist.TCPStore(*master(), world.size, world.rank == 0)
+    for turn in range(3):
+        dist.init_process_group(ranks.BACKEND, store=store, rank=world.rank, world_size=world.size)
+        sums(world)
+        sums(world, dist.new_group())
+        dist.barrier()
+        dist.destroy_process_group()
+
+
 def gloo_beside(world):
     dist.init_process_group(ranks.BACKEND)
     for group in (dist.new_group(backend="gloo"), dist.new_group(backend=ranks.BACKEND), None):
@@ -417,7 +428,7 @@ IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_co
 CASES = [beginning_case(*row) for row in BEGINNINGS]
 CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
-          for body in (named_by_device, begun_again, gloo_beside, group_in_a_world_of_gloo, registered)]
+          for body in (named_by_device, begun_again, the_same_store_again, gloo_beside, group_in_a_world_of_gloo, registered)]
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in IN_PAIRS]
 CASES += [loader_case(method) for method in ("fork", "spawn")]
 # Those that start programs of their own.

@@ -304,6 +304,35 @@ def works_dropped(world):
     expect(tensor.item() == world.size)
 
 
+def works_dropped_of_tensors_with_gaps(world):
+    """What arrives in a copy gets to the tensor, also when nobody waits for the work."""
+    for turn in range(20):
+        matrix = torch.full((50, 20), float(world.rank))
+        dist.all_reduce(matrix[:, ::2], async_op=True)
+        dist.barrier()
+        deadline = time.monotonic() + 10
+        while matrix[-1, -2].item() != sum(range(world.size)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        check(matrix[:, ::2].clone(), torch.full((50, 10), float(sum(range(world.size)))), turn)
+        check(matrix[:, 1::2].clone(), torch.full((50, 10), float(world.rank)), turn)
+
+
+def works_polled_beside_their_futures(world):
+    """Several ways to learn of the end, at once and from several threads."""
+    for turn in range(50):
+        tensor = torch.full((1 + 3000 * (turn % 2),), float(world.rank))
+        work = dist.all_reduce(tensor, async_op=True)
+        called = threading.Event()
+        work.get_future().add_done_callback(lambda _, called=called: called.set())
+        waiter = threading.Thread(target=work.wait)
+        waiter.start()
+        while not work.is_completed():
+            pass
+        expect(work.is_success() and called.wait(10), turn)
+        waiter.join()
+        check(tensor, torch.full_like(tensor, sum(range(world.size))), turn)
+
+
 def futures(world):
     tensor = torch.full((100,), float(world.rank))
     future = dist.all_reduce(tensor, async_op=True).get_future()
@@ -599,9 +628,10 @@ def groups_made_locally(world):
     if world.size < 3:
         return
     members = [0, 1] if world.rank < 2 else list(range(2, world.size))
-    group = dist.new_group(members, use_local_synchronization=True)
-    sum_in(group, members)
-    dist.destroy_process_group(group)
+    for _ in range(2):  # torch names the second like the first
+        group = dist.new_group(members, use_local_synchronization=True)
+        sum_in(group, members)
+        dist.destroy_process_group(group)
 
 
 def subgroups(world):
@@ -700,7 +730,8 @@ def memory_of_shoal(world):
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())
 
 
-PLAIN = (scalars, matrices, parameters, works_finished_out_of_order, works_dropped, futures, futures_chained, work_facts,
+PLAIN = (scalars, matrices, parameters, works_finished_out_of_order, works_dropped, works_dropped_of_tensors_with_gaps,
+         works_polled_beside_their_futures, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
          barrier_waits, monitored_barrier, coalesced_messages, functional_forms, functional_gradients, groups,
          groups_in_another_order, groups_made_locally, subgroups, groups_at_once, threads,

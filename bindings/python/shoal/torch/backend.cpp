@@ -1208,12 +1208,22 @@ class JointWork : public c10d::Work {
         wait(kNoTimeout);
     }
 
+    // Of the outputs of all works, in their order.
     Ref<c10::ivalue::Future> getFuture() override
     {
-        c10::List<Ref<c10::ivalue::Future>> futures(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+        const auto type = c10::ListType::create(c10::TensorType::get());
+        c10::List<Ref<c10::ivalue::Future>> futures(c10::FutureType::create(type));
         for (const auto &work : works_)
             futures.push_back(work->getFuture());
-        return c10::collectAll(futures);
+        const auto outputs_of = [works = works_](c10::ivalue::Future &all) {
+            all.value(); // throws what one of them failed with
+            c10::List<Tensor> outputs;
+            for (const auto &work : works)
+                for (const Tensor &output : work->result())
+                    outputs.push_back(output);
+            return c10::IValue(outputs);
+        };
+        return c10::collectAll(futures)->then(outputs_of, type);
     }
 
   private:
