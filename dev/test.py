@@ -7,6 +7,7 @@
   dev/test.py -v                 print the output of every test
 """
 import argparse
+import collections
 import concurrent.futures
 import json
 import os
@@ -16,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -200,17 +202,31 @@ def report(name, test, result, options, total):
         print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
 
 
+# One core is enough for these, or they mostly wait, or can wait long.
+BESIDE = {"unit", "sim", "fuzz", "beside"}
+
+
 def run_build(name, options, total):
-    """One test after the other; those of suite "beside", which hardly do more than wait or can wait long, meanwhile."""
-    directory, tests = TOP / BUILDS[name][0], list(tests_of(name, options.k))
-    is_beside = lambda test: any(suite.endswith(":beside") for suite in test["suite"])
+    """One test after the other, and one of those of BESIDE meanwhile; in the end two of them."""
+    directory, alone, beside, lock = TOP / BUILDS[name][0], collections.deque(), collections.deque(), threading.Lock()
+    for test in tests_of(name, options.k):
+        (beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else alone).append(test)
+
+    def run_all(queue):
+        while queue:
+            try:
+                test = queue.popleft()
+            except IndexError:
+                return
+            result = run_timed(test, directory)
+            with lock:
+                report(name, test, result, options, total)
+
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        beside = [(test, pool.submit(run_timed, test, directory)) for test in tests if is_beside(test)]
-        for test in tests:
-            if not is_beside(test):
-                report(name, test, run_timed(test, directory), options, total)
-        for test, result in beside:
-            report(name, test, result.result(), options, total)
+        meanwhile = pool.submit(run_all, beside)
+        run_all(alone)
+        run_all(beside)
+        meanwhile.result()
 
 
 def main():

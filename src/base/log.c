@@ -186,14 +186,19 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    write_line(log, SHOAL_LOG_WARN, room, text);
+    return shoal_log_repeat(log, status, text);
+}
+
+enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status status, const char *text)
+{
     own_error.log_id = log->id;
     own_error.status = status;
-    strcpy(own_error.text, text);
+    snprintf(own_error.text, sizeof own_error.text, "%s", text);
     pthread_mutex_lock(&log->lock);
     log->last_status = status;
-    strcpy(log->last_error, text);
+    snprintf(log->last_error, sizeof log->last_error, "%s", text);
     pthread_mutex_unlock(&log->lock);
-    write_line(log, SHOAL_LOG_WARN, room, text);
     return status;
 }
 

@@ -44,6 +44,9 @@ void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const cha
 SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room,
                                                 const char *format, ...) SHOAL_PRINTF(4, 5);
 
+/* Makes an error that another thread has logged this thread's last one; returns status. */
+SHOAL_MUST_USE enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status status, const char *text);
+
 /* Copies this thread's last error, or that of any thread when this one had none; SHOAL_OK when there was none. */
 enum shoal_status shoal_log_last_error(struct shoal_log *log, char *text, size_t text_bytes);
 

@@ -177,7 +177,7 @@ static enum shoal_status await_opened(struct shoal_control *control)
         pthread_cond_wait(&control->opened, &control->core.lock);
     const enum shoal_status status = control->phase == SHOAL_CONTROL_OPEN ? SHOAL_OK : control->failure;
     pthread_mutex_unlock(&control->core.lock);
-    return status;
+    return status == SHOAL_OK ? SHOAL_OK : shoal_log_repeat(control->core.log, status, control->failure_text);
 }
 
 static enum shoal_status connect_all(struct shoal_control *control, struct shoal_bootstrap *bootstrap,

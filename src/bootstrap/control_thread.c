@@ -136,8 +136,8 @@ static void excuse(struct shoal_control *control, uint64_t now_ns)
     control->looked_ns = now_ns;
     if (gap_ns < expected_ns)
         return;
-    control->attempt.since_ns += gap_ns;
     control->attempt.until_ns += gap_ns;
+    control->attempt.refused_ns += control->attempt.refused_ns ? gap_ns : 0;
     memset(control->awaited_ns, 0, (size_t)shoal_control_tree_size(control) * sizeof *control->awaited_ns);
     for (size_t i = 0; i < control->link_count; i++) {
         control->links[i]->heard_ns = now_ns;

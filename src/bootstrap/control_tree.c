@@ -9,7 +9,7 @@
 
 #define RETRY_MS 50
 #define ORPHAN_MS 1000  /* for what is not waiting when an orphan seeks its new parent */
-#define REFUSED_MS 1000 /* how long a parent that refuses is asked again: it listens for as long as it lives */
+#define REFUSED_MS 1000 /* how long a parent that refuses is asked again: one that has a tree listens */
 
 /* ---- addresses ---- */
 
@@ -90,13 +90,23 @@ void shoal_control_tree_add(struct shoal_control *control, int fd, int peer, uin
         shoal_control_socket_close(fd);
 }
 
+static void note_try(struct shoal_control *control, int error)
+{
+    struct shoal_control_attempt *attempt = &control->attempt;
+    attempt->error = error;
+    if (error != ECONNREFUSED)
+        attempt->refused_ns = 0;
+    else if (!attempt->refused_ns)
+        attempt->refused_ns = shoal_clock_ns();
+}
+
 /* What the end of a link says of its peer. */
 static void mourn(struct shoal_control *control, const struct shoal_control_link *link)
 {
     if (link->was_up && !link->is_shut && link->cause != SHOAL_CONTROL_NO_CAUSE) {
         shoal_control_tree_end(control, link->peer, link->cause);
     } else if (link->is_outgoing && !link->was_up && link->peer == control->attempt.target) {
-        control->attempt.error = link->error;
+        note_try(control, link->error);
         control->attempt.verdict = link->verdict;
     }
 }
@@ -124,6 +134,7 @@ static void fail_to_open(struct shoal_control *control, enum shoal_status status
     pthread_mutex_lock(&control->core.lock);
     control->phase = SHOAL_CONTROL_FAILED;
     control->failure = status;
+    (void)shoal_log_last_error(control->core.log, control->failure_text, sizeof control->failure_text);
     pthread_cond_signal(&control->opened);
     pthread_mutex_unlock(&control->core.lock);
 }
@@ -181,7 +192,7 @@ static void start_connect(struct shoal_control *control, uint64_t now_ns)
     if (fd >= 0)
         shoal_control_tree_add(control, fd, attempt->target, now_ns);
     else
-        attempt->error = -fd;
+        note_try(control, -fd);
 }
 
 static void seek(struct shoal_control *control, int target, uint64_t now_ns)
@@ -190,8 +201,7 @@ static void seek(struct shoal_control *control, int target, uint64_t now_ns)
     if (attempt->target == target)
         return;
     const uint64_t limit_ms = control->phase == SHOAL_CONTROL_OPENING ? control->timeout_ms : SHOAL_CONTROL_UNREACHABLE_MS;
-    *attempt =
-        (struct shoal_control_attempt){.target = target, .since_ns = now_ns, .until_ns = now_ns + limit_ms * SHOAL_NS_PER_MS};
+    *attempt = (struct shoal_control_attempt){.target = target, .until_ns = now_ns + limit_ms * SHOAL_NS_PER_MS};
 }
 
 /* What the first parent says no to does not get better. A later one that answers, but whose process is silent, is not given
@@ -200,7 +210,7 @@ static bool is_hopeless(const struct shoal_control *control, const struct shoal_
 {
     const struct shoal_control_attempt *attempt = &control->attempt;
     const bool is_connected = link && link->state != SHOAL_CONTROL_LINK_CONNECTING;
-    if (attempt->error == ECONNREFUSED && now_ns >= attempt->since_ns + REFUSED_MS * SHOAL_NS_PER_MS && !is_connected)
+    if (attempt->refused_ns && now_ns >= attempt->refused_ns + REFUSED_MS * SHOAL_NS_PER_MS && !is_connected)
         return true;
     if (control->phase == SHOAL_CONTROL_OPENING)
         return attempt->verdict != SHOAL_TCP_OK || now_ns >= attempt->until_ns;
@@ -223,14 +233,6 @@ void shoal_control_tree_find_parent(struct shoal_control *control, uint64_t now_
         start_connect(control, now_ns);
 }
 
-/* Whose way to the others has ended, so that it should come here. */
-static bool is_orphan(const struct shoal_control *control, int rank)
-{
-    const struct shoal_control_state *state = &control->core.state;
-    return !control->core.linked[rank] && shoal_control_tree_is_alive(control, rank) &&
-           !shoal_control_state_is_stopped(state, rank) && shoal_control_state_parent(state, rank) == state->rank;
-}
-
 /* A rank whose neighbours all ended with it is seen by nobody. It should have come to its new parent, which therefore counts
  * the time that the rank needs to give up those before it. */
 void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t now_ns)
@@ -238,7 +240,9 @@ void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t no
     const struct shoal_control_state *state = &control->core.state;
     for (int r = state->rank + 1; r < state->size && control->phase == SHOAL_CONTROL_OPEN; r++) {
         uint64_t *since_ns = &control->awaited_ns[r];
-        const bool is_awaited = is_orphan(control, r);
+        const bool is_awaited = !control->core.linked[r] && shoal_control_tree_is_alive(control, r) &&
+                                !shoal_control_state_is_stopped(state, r) &&
+                                shoal_control_state_parent(state, r) == state->rank;
         if (!is_awaited || *since_ns == 0)
             *since_ns = is_awaited ? now_ns : 0;
         const uint64_t limit_ms =
@@ -263,8 +267,7 @@ void shoal_control_tree_drop_useless(struct shoal_control *control)
  * call it lost. So each link up (to a lower rank) that is a rank's way to the others is kept until there is another, and a rank
  * leaves when all neighbours have let it. Who leaves lets a neighbour leave when all its other neighbours have let it, from
  * which moment it takes no new ones. Links up beside the way count for nothing: they would close circles in which each waits
- * for the other. An orphan counts as a neighbour: it may not know yet that the rank between is lost, and needs to hear what
- * else this rank says. */
+ * for the other. Who has lost its way and comes when this rank has left does not hear what it said: it finds itself refused. */
 
 /* The link up that leads to the others: the parent's, or while there is none the last one. */
 static const struct shoal_control_link *find_way(const struct shoal_control *control)
@@ -292,8 +295,6 @@ static size_t count_unreleased(const struct shoal_control *control)
     size_t count = 0;
     for (size_t i = 0; i < control->link_count; i++)
         count += counts(control->links[i], way) && !control->links[i]->is_released;
-    for (int r = shoal_control_tree_rank(control) + 1; r < shoal_control_tree_size(control); r++)
-        count += is_orphan(control, r);
     return count;
 }
 

@@ -18,8 +18,9 @@ enum shoal_control_ending { SHOAL_CONTROL_STAYS, SHOAL_CONTROL_ENDS_IN_ORDER, SH
 /* The parent that is sought. */
 struct shoal_control_attempt {
     int target; /* -1: none */
-    uint64_t since_ns, until_ns, retry_ns;
-    int error; /* of the last try */
+    uint64_t until_ns, retry_ns;
+    int error;           /* of the last try */
+    uint64_t refused_ns; /* since when all tries were refused; 0: the last was not */
     enum shoal_tcp_verdict verdict;
 };
 
@@ -46,6 +47,7 @@ struct shoal_control {
     pthread_cond_t opened;
     enum shoal_control_phase phase;
     enum shoal_status failure;
+    char failure_text[SHOAL_LOG_TEXT_MAX];
     bool delivers;
     uint64_t own_number;
     struct shoal_control_watched *watched;

@@ -68,6 +68,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings, callback, callback_arg);
+    pthread_mutex_init(&context->opening, NULL);
     enum shoal_status status = parsed == SHOAL_OK ? fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
     if (status != SHOAL_OK) {
         shoal_context_destroy(context);
@@ -93,6 +94,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_driver_fini(&context->driver);
     shoal_network_close(context->network);
     shoal_shm_node_destroy(context->node);
+    pthread_mutex_destroy(&context->opening);
     shoal_log_fini(&context->log);
     shoal_rules_fini(&context->rules);
     if (context->is_parent)

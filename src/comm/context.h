@@ -15,8 +15,9 @@ struct shoal_context {
     struct shoal_driver driver;
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
-    struct shoal_network *network; /* NULL while it has met nobody on another host */
-    struct shoal_world **worlds;   /* those on several hosts */
+    pthread_mutex_t opening;       /* of the network; two threads may make a communicator at once */
+    struct shoal_network *network; /* NULL while it has met nobody on another host; set once */
+    struct shoal_world **worlds;   /* those on several hosts; under the driver's lock */
     size_t world_count;
     bool has_driver;
     atomic_bool has_named_variables; /* unknown ones, in the log */

@@ -144,13 +144,17 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
 static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic)
 {
     const struct shoal_network_options options = {.log = &context->log, .settings = &context->settings, .nic = nic};
-    if (context->network)
-        return SHOAL_OK;
-    SHOAL_TRY(shoal_network_open(&options, &context->network));
-    shoal_driver_lock(&context->driver);
-    shoal_driver_set_network(&context->driver, context->network);
-    shoal_driver_unlock(&context->driver);
-    return SHOAL_OK;
+    struct shoal_network *network;
+    enum shoal_status status = SHOAL_OK;
+    pthread_mutex_lock(&context->opening);
+    if (!context->network && (status = shoal_network_open(&options, &network)) == SHOAL_OK) {
+        shoal_driver_lock(&context->driver);
+        context->network = network;
+        shoal_driver_set_network(&context->driver, network);
+        shoal_driver_unlock(&context->driver);
+    }
+    pthread_mutex_unlock(&context->opening);
+    return status;
 }
 
 static enum shoal_status exchange_doors(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
@@ -172,14 +176,17 @@ static enum shoal_status exchange_doors(struct shoal_context *context, struct sh
 
 static enum shoal_status keep_world(struct shoal_context *context, struct shoal_world *world)
 {
+    shoal_driver_lock(&context->driver);
     struct shoal_world **worlds = reallocarray(context->worlds, context->world_count + 1, sizeof *worlds);
-    if (!worlds) {
-        shoal_world_close(world);
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    if (worlds) {
+        context->worlds = worlds;
+        context->worlds[context->world_count++] = world;
     }
-    context->worlds = worlds;
-    context->worlds[context->world_count++] = world;
-    return SHOAL_OK;
+    shoal_driver_unlock(&context->driver);
+    if (worlds)
+        return SHOAL_OK;
+    shoal_world_close(world);
+    return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
 }
 
 static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,

@@ -1,6 +1,7 @@
 """Jobs over emulated hosts (cluster.py): exact results on many layouts, and faults that every surviving rank must name in time.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases whose names contain one.
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases of whose group and name,
+such as faults/aborted_2x2, one is a part.
 SHOAL_TEST_LAYOUT, such as 1x4, replaces the layout of every fault: what is asked here must hold on one host, too. Settings of
 the environment (SHOAL_PROVIDER, SHOAL_SHUFFLE) reach all ranks. Exit code 0: none failed, 1: some did."""
 import os
@@ -514,7 +515,7 @@ def strangers_at_the_start(word):
 
 CLAIM = {"LOCAL_WORLD_SIZE": 4}  # as if all ranks were on one host
 
-CASES = [
+EXACT = [
     *[case(f"exact_{word}", exact, word) for word in ("1x1", "1x4", "2x1", "2x2", "3x1", "3+1")],
     *[case(f"exact_{word}", exact, word, [*SOME_GROUPS, "parts"]) for word in ("3x2", "4x1", "4x2")],
     case("exact_2x2_ipv6", exact, "2x2", SOME_GROUPS, ipv6=True),
@@ -527,6 +528,8 @@ CASES = [
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
+]
+FAULTS = [
     *[case(f"killed_rank_{victim}_of_2x2", kill_rank, "2x2", victim) for victim in (0, 1, 3)],
     case("killed_rank_4_of_3x2", kill_rank, "3x2", 4),
     *[case(f"killed_host_{host + 1}_of_2x2", kill_host, "2x2", host) for host in (0, 1)],
@@ -562,7 +565,8 @@ def main():
         print(f"1..0 # SKIP {why}")
         print(f"skipped: {why}")
         return sys.exit(77)
-    return run_cases([one for one in CASES if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
+    cases = [(f"{group}/{one.__name__}", one) for group, ones in (("exact", EXACT), ("faults", FAULTS)) for one in ones]
+    return run_cases([one for name, one in cases if not sys.argv[1:] or any(word in name for word in sys.argv[1:])])
 
 
 if __name__ == "__main__":

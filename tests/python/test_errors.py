@@ -96,6 +96,7 @@ WRONG = (
      "whole|integer|scale|factor"),
     ("splits that do not add up", lambda world: dist.all_to_all_single(torch.empty(world.size), torch.ones(world.size),
                                                                        [2] * world.size, [1] * world.size), "split|size"),
+    ("a negative split", lambda world: dist.all_to_all_single(torch.empty(2), torch.ones(2), None, [-1, 3]), "split|size"),
     ("too few splits", lambda world: dist.all_to_all_single(torch.empty(4), torch.ones(4), [4] * (world.size - 1), None),
      "split|size"),
 )
@@ -262,7 +263,7 @@ def monitored_barrier_names_who_is_missing(world):
     try:
         dist.group.WORLD.monitored_barrier(SHORT, wait_all_ranks=True)
     except RuntimeError as error:
-        expect(world.rank != 0 or re.search(r"\b2\b", str(error)), "the missing rank is not named:", error)
+        expect(world.rank != 0 or re.search(r"\brank 2\b", str(error)), "the missing rank is not named:", error)
         expect(time.monotonic() - began < SHORT.total_seconds() + WITHIN_S)
     else:
         raise AssertionError("monitored_barrier() came back without rank 2")
@@ -284,7 +285,7 @@ def group_without_all(world):
         group = dist.new_group(timeout=SHORT)
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
-        expect(re.search(r"\b1\b", str(error)), "the missing rank is not named:", error)
+        expect(re.search(r"\brank 1\b", str(error)), "the missing rank is not named:", error)
         expect(time.monotonic() - began < 30)
     else:
         raise AssertionError("a group was made without one of its ranks")

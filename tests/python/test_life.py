@@ -99,6 +99,57 @@ model(torch.ones(2, 3)).sum().backward()
     expect(all(code == 0 for _, _, code in results), *results)
 
 
+OF_BOTH_SHIMS = """
+import warnings
+warnings.simplefilter("ignore")
+os.environ["SHOAL_TORCH_SHIM"] = ("c++", "python")[int(os.environ["RANK"])]
+dist.init_process_group("shoal")
+assert shoal.torch.shim() == os.environ["SHOAL_TORCH_SHIM"]
+""" + SUM + """
+import torch.distributed._functional_collectives as functional
+rank, mine = dist.get_rank(), torch.full((4,), float(dist.get_rank()))
+both, whole = torch.tensor([0.0] * 4 + [1.0] * 4), torch.empty(8)
+dist.all_gather_into_tensor(whole, mine)
+assert torch.equal(whole, both), whole
+assert torch.equal(functional.all_gather_tensor(mine, 0, dist.group.WORLD).wait(), both)
+assert functional.reduce_scatter_tensor(both, "sum", 0, dist.group.WORLD).wait().tolist() == [2.0 * rank] * 4
+for count in (1, 2):
+    outputs = [torch.empty(8) for _ in range(count)]
+    with dist._coalescing_manager():
+        for output in outputs:
+            dist.all_gather_into_tensor(output, mine)
+    assert all(torch.equal(output, both) for output in outputs), outputs
+    sums = [mine.clone() for _ in range(count)]
+    with dist._coalescing_manager():
+        for one in sums:
+            dist.all_reduce(one)
+    assert all(one.tolist() == [1.0] * 4 for one in sums), sums
+uneven = [torch.empty(2), torch.empty(3)]
+dist.all_gather(uneven, torch.full((2 + rank,), float(rank)))
+assert uneven[1].tolist() == [1.0] * 3, uneven
+dist.all_to_all_single(whole, both)
+dist.broadcast(mine, 1)
+dist.gather(mine, [torch.empty(4), torch.empty(4)] if rank == 0 else None)
+dist.scatter(mine, [mine.clone(), mine.clone()] if rank == 0 else None)
+dist.reduce(mine, 0)
+objects = [None, None]
+dist.all_gather_object(objects, rank)
+assert objects == [0, 1]
+work = dist.isend(both, 1 - rank)
+dist.recv(whole, 1 - rank)
+work.wait()
+dist.barrier()
+print("of both")
+"""
+
+
+def ranks_of_both_shims(world):
+    """A cluster that has a compiler on some hosts only."""
+    if ranks.BACKEND != "shoal" or len(ranks.SHIMS) < 2:
+        raise Skip("one shim only")
+    is_clean(start(world.shim, 2, OF_BOTH_SHIMS), "of both\n")
+
+
 def beside_nccl(world):
     """cpu:shoal,cuda:nccl, as far as a torch without CUDA goes."""
     if not dist.is_nccl_available():
@@ -212,7 +263,7 @@ def registered(world):
         raise Skip("of shoal")
     import shoal.torch
     shoal.torch.register()  # a second time
-    expect(dist.Backend.backend_capability["shoal"] == ["cpu"], dist.Backend.backend_capability)
+    expect(dist.Backend.backend_capability["shoal"] == ["cpu", "cuda"], dist.Backend.backend_capability)
     expect(dist.is_backend_available("shoal"))
     dist.init_process_group("shoal")
     expect(dist.get_backend() == "shoal" and shoal.torch.shim() == world.shim, dist.get_backend(), shoal.torch.shim())
@@ -422,7 +473,7 @@ def threads_that_end(world):
     dist.barrier()
 
 
-ALONE = (debug_detail, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
+ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
 IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back,
             threads_that_end)
 CASES = [beginning_case(*row) for row in BEGINNINGS]

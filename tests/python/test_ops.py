@@ -243,6 +243,21 @@ def huge(world):
     expect(tensor.min() == total and tensor.max() == total, tensor.min(), tensor.max(), total)
 
 
+def inputs_negated_lazily(world):
+    """torch itself lets no conjugated ones pass; and as outputs it hands out copies of negated ones, over every back-end."""
+    def negated(values):
+        view = torch.complex(values, -values).conj().imag
+        expect(view.is_neg() and torch.equal(view, values), "torch negates at once: the test asks nothing")
+        return view
+    mine = torch.arange(100.0) + world.rank
+    gathered, received = ([torch.empty(100) for _ in range(world.size)] for _ in range(2))
+    dist.all_gather(gathered, negated(mine))
+    dist.all_to_all(received, [negated(mine) for _ in range(world.size)])
+    for rank in range(world.size):
+        check(gathered[rank], torch.arange(100.0) + rank)
+        check(received[rank], torch.arange(100.0) + rank)
+
+
 def scalars(world):
     tensor = torch.tensor(float(world.rank))
     dist.all_reduce(tensor)
@@ -531,6 +546,24 @@ def coalesced(world, device, async_ops):
         check(output, torch.full_like(output, float(world.size)))
 
 
+def coalescing_never_ended(world):
+    """Where an exception leaves a block, torch may not end it: the next one begins anew."""
+    dist.group.WORLD._start_coalescing(torch.device("cpu"))
+    coalesced(world, torch.device("cpu"), True)
+
+
+def gathered_lists(world):
+    """all_gather_coalesced: a list of outputs for each rank."""
+    inputs = [torch.full((count,), float(world.rank)) for count in (3, 0, 500)]
+    outputs = [[torch.empty(tensor.numel()) for tensor in inputs] for _ in range(world.size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        dist.all_gather_coalesced(outputs, inputs)
+    for rank, list_ in enumerate(outputs):
+        for output in list_:
+            check(output, torch.full_like(output, float(rank)))
+
+
 def coalesced_messages(world):
     if world.size == 1:
         return
@@ -730,10 +763,10 @@ def memory_of_shoal(world):
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())
 
 
-PLAIN = (scalars, matrices, parameters, works_finished_out_of_order, works_dropped, works_dropped_of_tensors_with_gaps,
+PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped, works_dropped_of_tensors_with_gaps,
          works_polled_beside_their_futures, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
-         barrier_waits, monitored_barrier, coalesced_messages, functional_forms, functional_gradients, groups,
+         barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages, functional_forms, functional_gradients, groups,
          groups_in_another_order, groups_made_locally, subgroups, groups_at_once, threads,
          other_threads_run_while_one_waits, memory_of_shoal)
 

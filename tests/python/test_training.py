@@ -316,7 +316,7 @@ def dtensor_redistribute(world):
 
 SCHEDULES = (  # class, stages per rank
     ("ScheduleGPipe", 1), ("Schedule1F1B", 1), ("ScheduleInterleaved1F1B", 2), ("ScheduleLoopedBFS", 2),
-    ("ScheduleInterleavedZeroBubble", 2), ("ScheduleZBVZeroBubble", 2),
+    ("ScheduleInterleavedZeroBubble", 2), ("ScheduleZBVZeroBubble", 2), ("ScheduleDualPipeV", 2),
 )
 
 
@@ -332,7 +332,7 @@ def pipeline_case(name, per_rank):
             raise Skip("this torch has no such schedule")
         count = world.size * per_rank
         mine = [world.rank] if per_rank == 1 else [world.rank, world.rank + world.size]
-        if name == "ScheduleZBVZeroBubble":
+        if name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV"):
             mine = [world.rank, count - 1 - world.rank]
         parts = pipeline_network(count)
         stages = [PipelineStage(parts[number], number, count, torch.device("cpu")) for number in mine]

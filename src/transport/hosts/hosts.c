@@ -90,7 +90,8 @@ struct hosts {
     struct shoal_fabric_memory window;
     unsigned *under_way;     /* [slots] of all ranks, what has not left; and of messages */
     unsigned char *loads;    /* the memory of all loads and of what they count */
-    enum shoal_status error; /* what went wrong where it could not be told */
+    enum shoal_status error; /* what went wrong where it could not be told, on whichever thread drove */
+    char error_text[SHOAL_LOG_TEXT_MAX];
 };
 
 static struct hosts *hosts_of(struct shoal_transport *transport)
@@ -125,8 +126,10 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
 /* Of calls that cannot fail; the next one that can does. */
 static void note(struct hosts *hosts, enum shoal_status status)
 {
-    if (status != SHOAL_OK && hosts->error == SHOAL_OK)
-        hosts->error = status;
+    if (status == SHOAL_OK || hosts->error != SHOAL_OK)
+        return;
+    hosts->error = status;
+    (void)shoal_log_last_error(hosts->log, hosts->error_text, sizeof hosts->error_text);
 }
 
 /* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
@@ -374,7 +377,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
 {
     struct hosts *hosts = hosts_of(transport);
     if (hosts->error != SHOAL_OK)
-        return hosts->error;
+        return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
     if (is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
@@ -458,7 +461,7 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
         return hosts->local->ops->push(hosts->local, hosts->local_of[peer], packet, data);
     struct remote *remote = remote_of(hosts, peer);
     if (hosts->error != SHOAL_OK)
-        return hosts->error;
+        return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
     if (remote->pushed_bytes - remote->taken_bytes + packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
         shoal_network_is_full(remote->peer))
         return SHOAL_PENDING;
@@ -666,7 +669,7 @@ static void fail_noted(struct hosts *hosts)
                                     .pid = (int)getpid(),
                                     .step = -1};
     snprintf(failure.host, sizeof failure.host, "%.63s", hosts->log->host);
-    shoal_log_last_error(hosts->log, failure.text, sizeof failure.text);
+    snprintf(failure.text, sizeof failure.text, "%.*s", (int)sizeof failure.text - 1, hosts->error_text);
     hosts->error = SHOAL_OK;
     fail(&hosts->transport, &failure);
 }

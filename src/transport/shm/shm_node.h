@@ -80,7 +80,7 @@ struct shoal_shm_node {
     atomic_uint staggers;
     struct shoal_shm_joining *joining;
     size_t joining_count;
-    int rank; /* in the first communicator; staggers memory */
+    atomic_int rank; /* in the last communicator that was made; staggers memory */
 };
 
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,

@@ -4,8 +4,8 @@
     torch.distributed.init_process_group("shoal")            # or "cpu:shoal", "cpu:shoal,cuda:nccl"
 
 The import registers the back-end (an installed package registers itself when torch is imported). Two shims over the same C
-library can serve a process: one in C++, compiled against this very torch when it is first needed and kept, and one in Python where no compiler is found.
-SHOAL_TORCH_SHIM=c++ or python chooses."""
+library can serve a process: one in C++, compiled against this very torch when it is first needed and kept, and one in Python
+where no compiler is found. SHOAL_TORCH_SHIM=c++ or python chooses."""
 from __future__ import annotations
 
 import datetime
@@ -24,11 +24,12 @@ _registered = set()
 
 
 def register(name: str = "shoal") -> None:
-    """Makes the back-end known to torch.distributed under a name, for CPU tensors. Doing it again changes nothing."""
+    """Makes the back-end known to torch.distributed under a name, for CPU tensors; those of GPUs get to an error that says what
+    to write. Doing it again changes nothing."""
     if name in _registered:
         return
     if "extended_api" in inspect.signature(dist.Backend.register_backend).parameters:
-        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(name, _create, extended_api=True, devices=["cpu", "cuda"])
     else:  # before torch 2.0
         dist.Backend.register_backend(name, _create_plain)
     _registered.add(name)

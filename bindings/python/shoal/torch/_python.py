@@ -90,7 +90,7 @@ def empty(nbytes):
     owner, memory, library = context(), ctypes.c_void_p(), _library.load()
     status = library.mem_alloc(owner, nbytes, ctypes.byref(memory))
     if status != OK:
-        raise MemoryError(str(_library.error_of(status, owner)))
+        raise getattr(torch, "OutOfMemoryError", MemoryError)(str(_library.error_of(status, owner)))
     block = (ctypes.c_uint8 * nbytes).from_address(memory.value)
     weakref.finalize(block, _free, owner, memory.value).atexit = False
     return torch.frombuffer(block, dtype=torch.uint8)
@@ -240,8 +240,9 @@ class Work(dist.Work):
                 return
             if status == OK:
                 try:
-                    for tensor, piece in self.copies_back:
-                        tensor.copy_(piece)
+                    with torch.inference_mode():  # so that tensors of inference may be written to, too
+                        for tensor, piece in self.copies_back:
+                            tensor.copy_(piece)
                 except RuntimeError as error:  # such as a tensor that is expanded
                     self._error = error
             else:
@@ -258,16 +259,36 @@ class WorkOfMany(dist.Work):
         self._works = works
 
     def wait(self, timeout=None):
-        return all([work.wait(timeout) for work in self._works])
+        until = time.monotonic() + timeout.total_seconds() if _milliseconds(timeout) else None
+        for work in self._works:
+            work.wait(until and datetime.timedelta(seconds=max(0.001, until - time.monotonic())))
+        return True
 
     def is_completed(self):
         return all([work.is_completed() for work in self._works])
+
+    def is_success(self):
+        return all([work.is_success() for work in self._works])
+
+    def exception(self):
+        return next(filter(None, [work.exception() for work in self._works]), None)
+
+    def synchronize(self):
+        self.wait()
+
+    def result(self):
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def get_future(self):
+        """Of the outputs of all works, in their order."""
+        futures = torch.futures.collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda all_: [tensor for future in all_.value() for tensor in future.value()])
 
 
 def _check(tensors):
     for tensor in tensors:
         if not tensor.is_cpu:
-            raise TypeError(f"shoal: this tensor is on {tensor.device}, and Shoal moves the memory of the CPU. " + _BESIDE)
+            raise ValueError(f"shoal: this tensor is on {tensor.device}, and Shoal moves the memory of the CPU. " + _BESIDE)
         if tensor.layout is not torch.strided:
             raise TypeError(f"shoal: tensors of layout {tensor.layout} are not supported: use to_dense() first")
         if tensor.dtype is not tensors[0].dtype:
@@ -278,7 +299,8 @@ def _is_one_vector(tensors):
     """Do they lie one behind another?"""
     end = tensors[0].data_ptr()
     for tensor in tensors:
-        if not tensor.is_contiguous() or (tensor.data_ptr() != end and tensor.numel()):
+        is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        if not is_plain or (tensor.data_ptr() != end and tensor.numel()):
             return False
         end += tensor.numel() * tensor.element_size()
     return True
@@ -602,7 +624,7 @@ class Group(Base):
         length = tensor.size(0) if tensor.dim() else 1
         if not splits and length % self.size() == 0:
             splits = [length // self.size()] * self.size()
-        if len(splits) != self.size() or sum(splits) != length:
+        if len(splits) != self.size() or sum(splits) != length or min(splits) < 0:
             raise ValueError(f"shoal: {length} rows cannot be split among {self.size()} ranks as {splits or 'even parts'}")
         return [split * (tensor.numel() // max(1, length)) for split in splits]
 

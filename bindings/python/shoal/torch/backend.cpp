@@ -220,6 +220,17 @@ const Tensor &only(const Tensors &tensors)
     return tensors[0];
 }
 
+// Whether memory holds the elements as they are, in their order.
+bool is_plain(const Tensor &tensor)
+{
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+Tensor plain(const Tensor &tensor)
+{
+    return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
 // Whether tensors lie one behind another; those without elements lie anywhere.
 bool is_row(const Tensors &tensors)
 {
@@ -227,7 +238,7 @@ bool is_row(const Tensors &tensors)
     for (const Tensor &tensor : tensors) {
         if (!tensor.numel())
             continue;
-        if (!tensor.is_contiguous() || (at && tensor.data_ptr() != at))
+        if (!is_plain(tensor) || (at && tensor.data_ptr() != at))
             return false;
         at = static_cast<const char *>(tensor.data_ptr()) + tensor.nbytes();
     }
@@ -253,7 +264,7 @@ class Operands {
   public:
     void *input(const Tensor &tensor)
     {
-        return keep(tensor.resolve_conj().resolve_neg().contiguous());
+        return keep(plain(tensor));
     }
     void *input(const Tensors &tensors)
     {
@@ -262,9 +273,9 @@ class Operands {
     void *output(const Tensor &tensor, bool has_contents = false)
     {
         outputs.push_back(tensor);
-        if (tensor.is_contiguous())
+        if (is_plain(tensor))
             return keep(tensor);
-        const Tensor copy = has_contents ? tensor.contiguous() : at::empty(tensor.sizes(), tensor.options());
+        const Tensor copy = has_contents ? plain(tensor) : at::empty(tensor.sizes(), tensor.options());
         copies_.emplace_back(Tensors{tensor}, copy);
         return keep(copy);
     }
@@ -830,6 +841,12 @@ class ShoalBackend : public c10d::Backend {
     {
         TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == size_, "shoal: ", outputs.size(), " lists of outputs for ", size_,
                           " ranks");
+        for (const Tensors &list : outputs) {
+            TORCH_CHECK_VALUE(list.size() == inputs.size(), "shoal: a list of ", list.size(), " outputs for ", inputs.size(),
+                              " inputs");
+            for (size_t i = 0; i < inputs.size(); i++)
+                check_equal({list[i]}, inputs[i]);
+        }
         Tensors rows;
         for (size_t i = 0; i < inputs.size(); i++)
             rows.push_back(at::empty({size_, inputs[i].numel()}, inputs[i].options()));
@@ -846,6 +863,8 @@ class ShoalBackend : public c10d::Backend {
     {
         TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == inputs.size(), "shoal: ", outputs.size(), " outputs for ",
                           inputs.size(), " inputs");
+        if (inputs.size() == 1) // the call that both shims make of it
+            return _allgather_base(outputs[0], inputs[0], o);
         Operands operands;
         std::vector<shoal_tensor> parts;
         for (size_t i = 0; i < inputs.size(); i++) { // as bytes: they may have different types
@@ -936,6 +955,8 @@ class ShoalBackend : public c10d::Backend {
     {
         TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == inputs.size(), "shoal: ", outputs.size(), " outputs for ",
                           inputs.size(), " inputs");
+        if (inputs.size() == 1)
+            return _reduce_scatter_base(outputs[0], inputs[0], o);
         check_types(inputs, inputs[0].scalar_type());
         const Reduced reduced = reduction(inputs[0].scalar_type(), o.reduceOp);
         Operands operands;
@@ -1031,8 +1052,7 @@ class ShoalBackend : public c10d::Backend {
     void startCoalescing() override
     {
         std::lock_guard<std::mutex> lock(coalescing_mutex_);
-        TORCH_CHECK_VALUE(!coalesced_, "shoal: coalescing has begun already");
-        coalesced_.emplace();
+        coalesced_.emplace(); // anew where the last one was never ended: torch does not end it when an exception leaves it
     }
 
     Ref<c10d::Work> endCoalescing() override;
@@ -1198,9 +1218,21 @@ class JointWork : public c10d::Work {
 
     bool wait(milliseconds timeout) override
     {
-        for (const auto &work : works_)
-            work->wait(timeout);
+        const auto until = std::chrono::steady_clock::now() + timeout;
+        for (const auto &work : works_) {
+            const auto left = std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now());
+            work->wait(timeout > kNoTimeout ? std::max(left, milliseconds(1)) : timeout);
+        }
         return true;
+    }
+
+    Tensors result() override
+    {
+        Tensors outputs;
+        for (const auto &work : works_)
+            for (const Tensor &output : work->result())
+                outputs.push_back(output);
+        return outputs;
     }
 
     void synchronize() override
@@ -1217,7 +1249,7 @@ class JointWork : public c10d::Work {
             futures.push_back(work->getFuture());
         const auto outputs_of = [works = works_](c10::ivalue::Future &all) {
             all.value(); // throws what one of them failed with
-            c10::List<Tensor> outputs;
+            Tensors outputs;
             for (const auto &work : works)
                 for (const Tensor &output : work->result())
                     outputs.push_back(output);
