@@ -5,8 +5,10 @@
   public    tools, examples see the public header only
   symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
   headers   each header compiles alone, as C11 and (the public one) as C++17
+  python    what users install or run as an example is Python 3.9
   words     getenv, printf to stdout, abort and exit stay in their rooms; memory order is written at each atomic of shared memory
 """
+import ast
 import pathlib
 import re
 import shutil
@@ -124,10 +126,22 @@ def check_words():
                 say(path, number, "words", "longer than 128 columns")
 
 
+def check_python():
+    for path in sorted(p for folder in ("bindings", "examples") for p in (TOP / folder).rglob("*.py")):
+        try:
+            ast.parse(path.read_text(), feature_version=(3, 9))
+        except SyntaxError as error:
+            say(path, error.lineno, "python", f"newer than 3.9: {error.msg}")
+
+
+CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_words)
+
+
 def main():
-    for check in (check_arrows, check_public, check_symbols, check_headers, check_words):
+    for check in CHECKS:
         check()
-    print("\n".join(found) if found else "checks: arrows, public, symbols, headers, words: nothing found")
+    names = ", ".join(check.__name__.removeprefix("check_") for check in CHECKS)
+    print("\n".join(found) if found else f"checks: {names}: nothing found")
     return 1 if found else 0
 
 
