@@ -83,25 +83,17 @@ def why_impossible(name):
 
 
 def build(name):
-    """At the lowest priority, for the tests of another build run meanwhile."""
     directory, compiler, options, _ = BUILDS[name]
     path = TOP / directory
     if not (path / "build.ninja").exists():
         subprocess.run(["meson", "setup", str(path), str(TOP), *options], check=True, stdout=subprocess.DEVNULL, cwd=TOP,
                        env={**os.environ, "CC": compiler})
     start = time.time()
-    result = subprocess.run(["chrt", "--idle", "0", "ninja", "-C", str(path), "--quiet"], stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True)
+    result = subprocess.run(["ninja", "-C", str(path), "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(f"# build {name}: {time.time() - start:.0f} s", flush=True)
     if result.returncode:
         print(result.stdout)
     return result.returncode == 0
-
-
-def prepare(name):
-    """(why it cannot be built or None, whether it is built)"""
-    reason = why_impossible(name)
-    return reason, not reason and build(name)
 
 
 def tests_of(name, pattern):
@@ -241,23 +233,16 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script started this behind it, and then in all
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)             # that is tested
     names, total = options.builds or list(BUILDS), Count()
-    pool, prepared = concurrent.futures.ThreadPoolExecutor(1), {}  # builds one after the other, ahead of their tests
     for name in names:
-        if BUILDS[name][0] not in prepared:
-            prepared[BUILDS[name][0]] = pool.submit(prepare, name)
-    try:
-        for name in names:
-            reason, is_built = prepared[BUILDS[name][0]].result()
-            if reason:
-                print(f"       skipped: build {name}: {reason}")
-                total.skipped += 1
-            elif is_built:
-                run_build(name, options, total)
-            else:
-                total.failures.append(f"FAILED build {name}")
-                total.failed += 1
-    finally:
-        pool.shutdown(cancel_futures=True)
+        reason = why_impossible(name)
+        if reason:
+            print(f"       skipped: build {name}: {reason}")
+            total.skipped += 1
+        elif build(name):
+            run_build(name, options, total)
+        else:
+            total.failures.append(f"FAILED build {name}")
+            total.failed += 1
     for failure in total.failures:  # again, where one looks first
         print(failure)
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
