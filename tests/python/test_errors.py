@@ -228,6 +228,24 @@ def stopped_with_its_own_group(world):
     fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=SHORT.total_seconds() + WITHIN_S)
 
 
+def timeouts_of_one_call_and_of_a_group(world):
+    """A call's own, though the group's is longer; and a group's that is set later."""
+    store = distributed_c10d._get_default_store()
+    group = dist.new_group()
+    if world.rank == 1:
+        store.wait(["told"], datetime.timedelta(seconds=30))
+        return
+    only_shoal()
+    options = dist.AllreduceOptions()
+    options.timeout = SHORT
+    within_s = SHORT.total_seconds() + WITHIN_S
+    fails(lambda: dist.group.WORLD.allreduce([torch.ones(10)], options).wait(), "rank 1", within_s=within_s)
+    if hasattr(dist.ProcessGroup, "set_timeout"):  # older versions of torch have none
+        group.set_timeout(SHORT)
+        fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=within_s)
+    store.set("told", "yes")
+
+
 def wait_with_a_timeout(world):
     """The wait ends with an error, the operation goes on."""
     tensor = torch.ones(10)
@@ -405,7 +423,8 @@ CASES += [Case("stopped", stopped, sizes=(3,), init=False, fresh=True, ends=(1,)
 CASES += [Case("group_without_all", group_without_all, sizes=(3,), init=False, fresh=True)]
 CASES += [Case("monitored_barrier_names_who_is_missing", monitored_barrier_names_who_is_missing, sizes=(3,), fresh=True)]
 CASES += [interrupted_case(*row) for row in INTERRUPTED]
-CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (wait_with_a_timeout, abort)]
+CASES += [Case(body.__name__, body, sizes=(2,), fresh=True)
+          for body in (wait_with_a_timeout, timeouts_of_one_call_and_of_a_group, abort)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (destroyed_group, work_kept_beyond_its_group)]
 
 if __name__ == "__main__":

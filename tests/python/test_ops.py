@@ -763,12 +763,12 @@ def memory_of_shoal(world):
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())
 
 
-PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped, works_dropped_of_tensors_with_gaps,
-         works_polled_beside_their_futures, futures, futures_chained, work_facts,
+PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped,
+         works_dropped_of_tensors_with_gaps, works_polled_beside_their_futures, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
-         barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages, functional_forms, functional_gradients, groups,
-         groups_in_another_order, groups_made_locally, subgroups, groups_at_once, threads,
-         other_threads_run_while_one_waits, memory_of_shoal)
+         barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages,
+         functional_forms, functional_gradients, groups, groups_in_another_order, groups_made_locally, subgroups,
+         groups_at_once, threads, other_threads_run_while_one_waits, memory_of_shoal)
 
 CASES = [reducing_case(operation, type_) for operation in REDUCING for type_ in REDUCED]
 CASES += [moving_case(operation, type_) for operation in MOVING for type_ in MOVED]

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""How the C++ shim comes to be: compiled once for all who ask at a time, kept, and replaced by the one in Python where that
+fails. The compilers here are scripts: one hands out what a real one made before."""
+import concurrent.futures
+import os
+import pathlib
+import sys
+import tempfile
+
+import ranks  # first: finds a python that has torch, and tells children where shoal is
+from tap import Skip, call, expect, run_cases
+
+SHOW = "import shoal.torch; print(shoal.torch.shim())"
+SECONDS_MAX = 120
+
+
+def show(folder, **variables):
+    """A process of its own that asks for a shim; returns exit code, stdout, stderr."""
+    env = {**os.environ, "SHOAL_TORCH_CACHE": str(folder), "SHOAL_TORCH_SHIM": "auto", **variables}
+    return call(sys.executable, "-c", SHOW, env=env, timeout=SECONDS_MAX)
+
+
+def compiled_shim():
+    """The one in the user's cache, made by a real compiler if need be."""
+    program = "from shoal.torch import _compile; _compile.load(); print(_compile._cached())"
+    code, out, err = call(sys.executable, "-c", program, timeout=ranks.COMPILED_S)
+    if code:
+        raise Skip("no C++ shim can be made here: " + err.strip().splitlines()[-1])
+    return out.strip()
+
+
+def script(folder, text):
+    path = pathlib.Path(folder, "compiler")
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def several_ask_and_one_compiles():
+    made = compiled_shim()
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor() as pool:
+        compiler = script(folder, f'echo once >> {folder}/count; sleep 1; for last; do :; done; cp {made} "$last"')
+        cache = pathlib.Path(folder, "cache")
+        started = [pool.submit(show, cache, CXX=compiler) for _ in range(3)]
+        told = [one.result() for one in started]
+        expect(all((code, out) == (0, "c++\n") for code, out, _ in told), *told)
+        expect(sum(err.count("compiling the back-end") for _, _, err in told) == 1, *told)
+        expect(show(cache, CXX=compiler) == (0, "c++\n", ""), "what is kept is compiled again")
+        expect(pathlib.Path(folder, "count").read_text() == "once\n")
+        expect(cache.stat().st_mode & 0o77 == 0, "the cache is open to others")
+
+
+def without_a_compiler_the_other_shim_serves():
+    with tempfile.TemporaryDirectory() as folder:
+        code, out, err = show(folder, PATH=folder, CXX="")
+        expect((code, out) == (0, "python\n"), out, err)
+        expect("no C++ compiler is installed" in err and "cannot sit beside another back-end" in err, err)
+        code, out, err = show(folder, PATH=folder, CXX="", SHOAL_TORCH_SHIM="c++")
+        expect(code == 1 and "no C++ compiler is installed" in err, code, out, err)
+
+
+def where_it_does_not_compile_the_other_shim_serves():
+    with tempfile.TemporaryDirectory() as folder:
+        code, out, err = show(pathlib.Path(folder, "cache"), CXX=script(folder, "echo a planted error; exit 1"))
+        expect((code, out) == (0, "python\n") and "does not compile" in err, code, out, err)
+        (log,) = pathlib.Path(folder, "cache").glob("*.log")
+        expect(str(log) in err and "a planted error" in log.read_text(), err)
+
+
+def what_others_could_have_put_there_is_not_loaded():
+    made = compiled_shim()
+    with tempfile.TemporaryDirectory() as folder:
+        cache = pathlib.Path(folder, "cache")
+        cache.mkdir(mode=0o700)
+        shim = cache / pathlib.Path(made).name
+        shim.write_bytes(pathlib.Path(made).read_bytes())
+        expect(show(cache, CXX="false")[:2] == (0, "c++\n"), "the copy is not taken")
+        for path, mode in ((shim, 0o666), (cache, 0o777)):
+            path.chmod(mode)
+            code, out, err = show(cache, CXX="false")
+            expect((code, out) == (0, "python\n") and str(path) in err and "others" in err, code, out, err)
+            path.chmod(0o700)
+
+
+if __name__ == "__main__":
+    run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
+               where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded])
