@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Every operation of torch.distributed with exact results: types, operators, sizes, layouts in memory, sync and async."""
 import itertools
+import os
 import threading
 import time
 import warnings
@@ -21,11 +22,17 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 warnings.filterwarnings("ignore", category=UserWarning)
 
 
+def tells_whether_done(work):
+    """From torch 2.14 on, works of back-ends in Python are wrapped in one that hands on wait and get_future alone."""
+    return isinstance(work, torch._C.Future) or not (
+        ranks.BACKEND == "gloo" or type(work) is dist.Work and os.environ["SHOAL_TORCH_SHIM"] == "python")
+
+
 def finish(work):
     if work is not None:
         work.wait()
         done = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
-        expect(done or ranks.BACKEND == "gloo", "wait() came back and the work is not done")
+        expect(done or not tells_whether_done(work), "wait() came back and the work is not done")
 
 
 def variants(every):

@@ -590,8 +590,8 @@ class Group(Base):
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """A barrier whose error names the ranks that did not come, as that of each operation here does."""
-        opts = c10d.BarrierOptions()
-        if timeout is not None:
+        opts = timeout if isinstance(timeout, c10d.BarrierOptions) else c10d.BarrierOptions()  # as a Backend it gets options
+        if opts is not timeout and timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 
@@ -644,6 +644,10 @@ class Group(Base):
 
     def getGroupDesc(self):
         return self._group_desc
+
+    if not IS_BACKEND:  # older versions of torch ask a group in Python for these
+        group_name, group_desc = property(getGroupName), property(getGroupDesc)
+        _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     def _get_backend(self, device):
         return self
