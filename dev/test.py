@@ -53,6 +53,8 @@ SANITIZERS = {
 }
 
 
+# Suites of which one test runs beside others: one core is enough for it, or it mostly waits, or can wait long.
+BESIDE = {"unit", "sim", "fuzz", "beside"}
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
@@ -194,10 +196,6 @@ def report(name, test, result, options, total):
         print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
 
 
-# One core is enough for these, or they mostly wait, or can wait long.
-BESIDE = {"unit", "sim", "fuzz", "beside"}
-
-
 def run_build(name, options, total):
     """One test after the other, and one of those of BESIDE meanwhile; in the end two of them."""
     directory, alone, beside, lock = TOP / BUILDS[name][0], collections.deque(), collections.deque(), threading.Lock()
@@ -205,10 +203,10 @@ def run_build(name, options, total):
         (beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else alone).append(test)
 
     def run_all(queue):
-        while queue:
+        while True:
             try:
                 test = queue.popleft()
-            except IndexError:
+            except IndexError:  # perhaps the other has just taken the last
                 return
             result = run_timed(test, directory)
             with lock:
@@ -232,8 +230,8 @@ def main():
             parser.error(f"there is no build \"{name}\"; there are {', '.join(BUILDS)}")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script started this behind it, and then in all
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)             # that is tested
-    names, total = options.builds or list(BUILDS), Count()
-    for name in names:
+    total = Count()
+    for name in options.builds or BUILDS:
         reason = why_impossible(name)
         if reason:
             print(f"       skipped: build {name}: {reason}")

@@ -64,7 +64,7 @@ void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings
 {
     static _Atomic uint64_t made;
     memset(log, 0, sizeof *log);
-    log->id = ++made;
+    log->id = atomic_fetch_add_explicit(&made, 1, memory_order_relaxed) + 1; /* relaxed: a number of its own is all */
     pthread_mutex_init(&log->lock, NULL);
     parse_levels(log, settings->log);
     strcpy(log->file_name, settings->log_file);
@@ -186,8 +186,9 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    status = shoal_log_repeat(log, status, text); /* first: who hears the line may ask for it */
     write_line(log, SHOAL_LOG_WARN, room, text);
-    return shoal_log_repeat(log, status, text);
+    return status;
 }
 
 enum shoal_status shoal_log_repeat(struct shoal_log *log, enum shoal_status status, const char *text)

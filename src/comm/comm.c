@@ -239,13 +239,6 @@ static void note_rank(struct shoal_context *context, int rank)
     shoal_driver_unlock(&context->driver);
 }
 
-static void note_local_ranks(struct shoal_context *context, int local_ranks)
-{
-    shoal_driver_lock(&context->driver);
-    shoal_driver_note_ranks(&context->driver, local_ranks);
-    shoal_driver_unlock(&context->driver);
-}
-
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
@@ -260,7 +253,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
     if (status == SHOAL_OK) {
-        note_local_ranks(context, shoal_members_count_here(members, recipe.size, recipe.rank));
+        shoal_driver_note_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
     }
     free(members);

@@ -39,8 +39,10 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
 
 void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks)
 {
+    shoal_driver_lock(driver);
     driver->local_ranks = local_ranks > driver->local_ranks ? local_ranks : driver->local_ranks;
     driver->spin_ns = driver->local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
+    shoal_driver_unlock(driver);
 }
 
 void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network)

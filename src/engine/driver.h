@@ -46,7 +46,7 @@ SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, 
 /* Stops the thread. All engines must be gone. */
 void shoal_driver_fini(struct shoal_driver *driver);
 
-/* Under the lock: so many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
+/* So many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
 void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks);
 
 /* Under the lock: polls the network too, from now on. */

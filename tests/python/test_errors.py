@@ -210,6 +210,17 @@ def exited(world):
 # ---- A rank that stops or comes late ----
 
 
+def is_away(world, absent):
+    """The absent rank takes no part, and comes back from here when another says that it has been told."""
+    if world.rank == absent:
+        distributed_c10d._get_default_store().wait(["told"], datetime.timedelta(seconds=40))
+    return world.rank == absent
+
+
+def say_told():
+    distributed_c10d._get_default_store().set("told", "yes")
+
+
 def stopped(world):
     dist.init_process_group(ranks.BACKEND, timeout=SHORT)
     still_works(world)
@@ -230,10 +241,8 @@ def stopped_with_its_own_group(world):
 
 def timeouts_of_one_call_and_of_a_group(world):
     """A call's own, though the group's is longer; and a group's that is set later."""
-    store = distributed_c10d._get_default_store()
     group = dist.new_group()
-    if world.rank == 1:
-        store.wait(["told"], datetime.timedelta(seconds=30))
+    if is_away(world, 1):
         return
     only_shoal()
     options = dist.AllreduceOptions()
@@ -243,7 +252,7 @@ def timeouts_of_one_call_and_of_a_group(world):
     if hasattr(dist.ProcessGroup, "set_timeout"):  # older versions of torch have none
         group.set_timeout(SHORT)
         fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=within_s)
-    store.set("told", "yes")
+    say_told()
 
 
 def wait_with_a_timeout(world):
@@ -273,9 +282,7 @@ def wait_with_a_timeout(world):
 
 
 def monitored_barrier_names_who_is_missing(world):
-    store = distributed_c10d._get_default_store()
-    if world.rank == 2:
-        store.wait(["told"], datetime.timedelta(seconds=30))
+    if is_away(world, 2):
         return
     began = time.monotonic()
     try:
@@ -286,16 +293,14 @@ def monitored_barrier_names_who_is_missing(world):
     else:
         raise AssertionError("monitored_barrier() came back without rank 2")
     if world.rank == 0:
-        store.set("told", "yes")
+        say_told()
 
 
 def group_without_all(world):
     """Who makes a group that another rank does not make is told who is missing."""
     os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "2000"
     dist.init_process_group(ranks.BACKEND, timeout=datetime.timedelta(seconds=3))
-    store = distributed_c10d._get_default_store()
-    if world.rank == 1:
-        store.wait(["told"], datetime.timedelta(seconds=40))
+    if is_away(world, 1):
         return
     only_shoal()
     began = time.monotonic()
@@ -308,7 +313,7 @@ def group_without_all(world):
     else:
         raise AssertionError("a group was made without one of its ranks")
     finally:
-        store.set("told", "yes")
+        say_told()
 
 
 # ---- Ctrl-C ----

@@ -520,6 +520,9 @@ def monitored_barrier(world):
     """By the group's own method: torch.distributed.monitored_barrier asks for Gloo by name."""
     dist.group.WORLD.monitored_barrier(ranks.GROUP_TIMEOUT)
     dist.group.WORLD.monitored_barrier(ranks.GROUP_TIMEOUT, wait_all_ranks=True)
+    if ranks.BACKEND == "shoal":
+        import shoal.torch
+        shoal.torch.monitored_barrier(timeout=ranks.GROUP_TIMEOUT)
     dist.barrier()
 
 

@@ -281,8 +281,7 @@ class WorkOfMany(dist.Work):
 
     def get_future(self):
         """Of the outputs of all works, in their order."""
-        futures = torch.futures.collect_all([work.get_future() for work in self._works])
-        return futures.then(lambda all_: [tensor for future in all_.value() for tensor in future.value()])
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(lambda _: self.result())
 
 
 def _check(tensors):
@@ -590,8 +589,10 @@ class Group(Base):
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """A barrier whose error names the ranks that did not come, as that of each operation here does."""
-        opts = timeout if isinstance(timeout, c10d.BarrierOptions) else c10d.BarrierOptions()  # as a Backend it gets options
-        if opts is not timeout and timeout is not None:
+        opts = c10d.BarrierOptions()
+        if isinstance(timeout, c10d.BarrierOptions):  # what a Backend is called with
+            opts = timeout
+        elif timeout is not None:
             opts.timeout = timeout
         self.barrier(opts).wait()
 

@@ -1228,11 +1228,7 @@ class JointWork : public c10d::Work {
 
     Tensors result() override
     {
-        Tensors outputs;
-        for (const auto &work : works_)
-            for (const Tensor &output : work->result())
-                outputs.push_back(output);
-        return outputs;
+        return outputs_of(works_);
     }
 
     void synchronize() override
@@ -1247,18 +1243,23 @@ class JointWork : public c10d::Work {
         c10::List<Ref<c10::ivalue::Future>> futures(c10::FutureType::create(type));
         for (const auto &work : works_)
             futures.push_back(work->getFuture());
-        const auto outputs_of = [works = works_](c10::ivalue::Future &all) {
+        const auto value_of = [works = works_](c10::ivalue::Future &all) {
             all.value(); // throws what one of them failed with
-            Tensors outputs;
-            for (const auto &work : works)
-                for (const Tensor &output : work->result())
-                    outputs.push_back(output);
-            return c10::IValue(outputs);
+            return c10::IValue(outputs_of(works));
         };
-        return c10::collectAll(futures)->then(outputs_of, type);
+        return c10::collectAll(futures)->then(value_of, type);
     }
 
   private:
+    static Tensors outputs_of(const std::vector<Ref<c10d::Work>> &works)
+    {
+        Tensors outputs;
+        for (const auto &work : works)
+            for (const Tensor &output : work->result())
+                outputs.push_back(output);
+        return outputs;
+    }
+
     const std::vector<Ref<c10d::Work>> works_;
 };
 
