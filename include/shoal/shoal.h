@@ -490,11 +490,13 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm
 
 /* Memory that the other ranks of this host can map: operations on it copy nothing through windows, and to other hosts it is
  * sent from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators of
- * the context, made before or after it. Zeroed; aligned to at least 4096 bytes. It counts against the memory limit of the
- * container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit leaves. */
+ * the context, made before or after it. Its bytes are undefined, as malloc's; aligned to at least 4096 bytes. It counts against
+ * the memory limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit
+ * leaves. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
-/* Frees memory from shoal_mem_alloc. No operation on it may be under way. ERR_ARGUMENT when it is not such memory. */
+/* Frees memory from shoal_mem_alloc. No operation on it may be under way. Up to SHOAL_MEMORY_KEPT bytes of what was freed stay
+ * mapped, here and by peers, for later calls of shoal_mem_alloc. ERR_ARGUMENT when it is not such memory. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory);
 
 /* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it too.

@@ -27,6 +27,8 @@
       "interfaces that lead to other hosts: eth0, eth*, 10.0.0.0/16, with ^ before it excluded; comma between")                \
     X(LIBFABRIC, libfabric, TEXT, "", 0, "file of libfabric instead of the newest one found")                                  \
     X(PROVIDER, provider, TEXT, "", 0, "libfabric's provider instead of the best one, see `shoal info --providers`")           \
+    X(WRITES, writes, TEXT, "auto", 0,                                                                                         \
+      "auto: libfabric writes into windows on other hosts where it can itself; no: all is sent as messages")                   \
     X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, where a firewall leaves only some") \
     X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: what the network brings is delayed and reordered, by this seed; 0: not")   \
     X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
@@ -41,7 +43,8 @@
       "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
     X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls in bursts between yields; 0 where ranks outnumber cores")      \
     X(YIELD_US, yield_us, NUMBER, "200", 0, "how long it then yields at each turn before it sleeps")                           \
-    X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")
+    X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")  \
+    X(MEMORY_KEPT, memory_kept, BYTES, "256M", 0, "most freed shared memory this process keeps for its next use; 0: none")
 
 struct shoal_settings {
 #define SHOAL_SETTING_FIELD_NUMBER(field) uint64_t field;

@@ -124,7 +124,18 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_alloc"));
     if (!memory_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_alloc: memory_out is NULL");
-    return shoal_shm_node_alloc(context->node, &context->driver.guard, bytes, memory_out);
+    return shoal_shm_node_alloc(context->node, bytes, memory_out);
+}
+
+/* Peers that have not seen yet that a communicator broke may go on to write into memory that it used. */
+static bool may_be_written(const struct shoal_context *context, const void *memory)
+{
+    const struct shoal_shm_export *export = shoal_shm_node_find(context->node, memory, 1);
+    for (const struct shoal_engine *engine = context->driver.engines; export && engine; engine = engine->next) {
+        if (shoal_engine_exposes(engine, export->id))
+            return true;
+    }
+    return false;
 }
 
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
@@ -132,7 +143,8 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
     shoal_driver_lock(&context->driver);
     shoal_network_forget_source(context->network, memory);
-    const enum shoal_status status = shoal_shm_node_release(context->node, memory, false);
+    const enum shoal_status status = may_be_written(context, memory) ? shoal_shm_node_free(context->node, memory)
+                                                                     : shoal_shm_node_keep(context->node, memory);
     shoal_driver_unlock(&context->driver);
     return status;
 }
@@ -152,7 +164,7 @@ enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memo
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
     shoal_driver_lock(&context->driver);
-    const enum shoal_status status = shoal_shm_node_release(context->node, memory, true);
+    const enum shoal_status status = shoal_shm_node_deregister(context->node, memory);
     shoal_driver_unlock(&context->driver);
     return status;
 }

@@ -29,7 +29,7 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     driver->node = node;
     driver->ns_per_tick = shoal_clock_ns_per_tick();
     driver->yield_ns = settings->yield_us * 1000;
-    driver->guard = (struct shoal_shm_guard){lock_for_node, unlock_for_node, driver};
+    node->guard = (struct shoal_shm_guard){lock_for_node, unlock_for_node, driver};
     if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
         pthread_cond_init(&driver->thread_wake, NULL))
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");

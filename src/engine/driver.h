@@ -32,7 +32,6 @@ struct shoal_driver {
     atomic_bool is_busy;       /* operations were under way when the lock was last given back */
     atomic_bool is_apart_busy; /* some of them with ranks elsewhere */
     uint64_t next_check_ns;
-    struct shoal_shm_guard guard; /* the lock, for the node */
 
     pthread_t thread;
     pthread_mutex_t thread_lock;

@@ -15,14 +15,6 @@
 #define SHARED_MAX 8
 #define TIMEOUT_MS 10000
 
-static void no_lock(void *arg)
-{
-    (void)arg;
-}
-
-/* Each rank has its own node, used by one thread. */
-static const struct shoal_shm_guard no_guard = {no_lock, no_lock, NULL};
-
 struct shared {
     int rank;
     void *memory;
@@ -54,7 +46,7 @@ static enum shoal_status connect_node(struct inner *inner, struct maker *maker, 
         shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
     enum shoal_status status = shoal_shm_node_create(log, &inner->settings, &inner->nodes[maker->rank]);
     if (status == SHOAL_OK)
-        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, &no_guard, TIMEOUT_MS, places);
+        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, TIMEOUT_MS, places);
     for (int r = 0; r < maker->world->size && status == SHOAL_OK; r++)
         peers[r] = places[r].peer;
     shoal_bootstrap_close(&bootstrap);
@@ -121,7 +113,7 @@ static void *share(struct contract_world *world, int rank, size_t bytes)
     struct inner *inner = world->inner;
     void *memory = NULL;
     assert_true(inner->shared_count < SHARED_MAX);
-    if (shoal_shm_node_alloc(inner->nodes[rank], &no_guard, bytes, &memory) != SHOAL_OK)
+    if (shoal_shm_node_alloc(inner->nodes[rank], bytes, &memory) != SHOAL_OK)
         return NULL;
     inner->shared[inner->shared_count++] = (struct shared){rank, memory};
     return memory;
@@ -134,7 +126,7 @@ static void destroy(struct contract_world *world)
         if (world->ranks[rank])
             world->ranks[rank]->ops->destroy(world->ranks[rank], true);
     for (int i = 0; i < inner->shared_count; i++)
-        assert_int_equal(shoal_shm_node_release(inner->nodes[inner->shared[i].rank], inner->shared[i].memory, false), SHOAL_OK);
+        assert_int_equal(shoal_shm_node_free(inner->nodes[inner->shared[i].rank], inner->shared[i].memory), SHOAL_OK);
     for (int rank = 0; rank < world->size; rank++) {
         shoal_shm_node_destroy(inner->nodes[rank]);
         shoal_log_fini(&inner->logs[rank]);

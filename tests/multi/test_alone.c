@@ -93,6 +93,100 @@ static void memory_taken_back_is_out_of_reach(struct world *world)
     OK(world, shoal_mem_free(world->context, x));
 }
 
+/* An all-reduce in place on so many floats of shared memory, with an exact result. */
+static float *use_memory(struct world *world, size_t count)
+{
+    void *memory;
+    OK(world, shoal_mem_alloc(world->context, count * sizeof(float), &memory));
+    float *x = memory;
+    for (size_t i = 0; i < count; i++)
+        x[i] = (float)(world->rank + (int)(i % 9));
+    OK(world, shoal_allreduce(world->comm, x, x, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < count; i++)
+        CHECK(world, x[i] == (float)(world->size * (int)(i % 9) + world->size * (world->size - 1) / 2), "element %zu is %g", i,
+              (double)x[i]);
+    return x;
+}
+
+#define MIB ((size_t)1 << 20)
+#define MIB_FLOATS (MIB / sizeof(float))
+
+static void freed_memory_is_kept_for_the_next_use(struct world *world)
+{
+    struct shoal_shm_node *node = world->context->node;
+    float *first = use_memory(world, MIB_FLOATS);
+    OK(world, shoal_mem_free(world->context, first));
+    CHECK(world, shoal_mem_free(world->context, first) == SHOAL_ERR_ARGUMENT, "freed twice");
+    float *small = use_memory(world, MIB_FLOATS / 8);
+    CHECK(world, small != first, "an eighth of it took it all");
+    for (int i = 0; i < 20; i++) { /* ranks take turns in freeing first, and ask for less, then more */
+        const size_t count = MIB_FLOATS - (size_t)(i % 5) * 1000;
+        float *again = use_memory(world, count);
+        CHECK(world, again == first, "it was not used again");
+        if (world->rank == i % world->size)
+            OK(world, shoal_mem_free(world->context, again));
+        OK(world, shoal_barrier(world->comm, NULL));
+        if (world->rank != i % world->size)
+            OK(world, shoal_mem_free(world->context, again));
+    }
+    OK(world, shoal_mem_free(world->context, small));
+    CHECK(world, node->export_count == 2, "%zu pieces of memory are there", node->export_count);
+}
+
+static void memory_kept_has_a_limit(struct world *world)
+{
+    const struct shoal_shm_node *node = world->context->node;
+    float *memory[4];
+    for (int i = 0; i < 4; i++)
+        memory[i] = use_memory(world, 3 * MIB_FLOATS);
+    for (int i = 0; i < 4; i++)
+        OK(world, shoal_mem_free(world->context, memory[i]));
+    CHECK(world, node->kept_bytes == 6 * MIB && node->export_count == 2, "%zu pieces, %llu bytes are kept", node->export_count,
+          (unsigned long long)node->kept_bytes);
+    float *last = use_memory(world, 3 * MIB_FLOATS), *large = use_memory(world, 9 * MIB_FLOATS);
+    CHECK(world, last == memory[2] || last == memory[3], "what was freed last is not there");
+    OK(world, shoal_mem_free(world->context, large));
+    CHECK(world, node->kept_bytes == 3 * MIB && node->export_count == 2, "%zu pieces, %llu bytes after a large one",
+          node->export_count, (unsigned long long)node->kept_bytes);
+    OK(world, shoal_mem_free(world->context, last));
+}
+
+/* Of 16 MiB, what is kept is no reason to refuse. */
+static void memory_kept_gives_way(struct world *world)
+{
+    struct shoal_comm *comm;
+    OK(world, shoal_mem_free(world->context, use_memory(world, 8 * MIB_FLOATS)));
+    float *large = use_memory(world, 12 * MIB_FLOATS);
+    CHECK(world, world->context->node->kept_bytes == 0, "more is kept than the limit leaves");
+    OK(world, shoal_mem_free(world->context, large));
+    OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
+    float *x = calloc(MIB_FLOATS, sizeof(float));
+    OK(world, shoal_allreduce(comm, x, x, MIB_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL)); /* needs windows */
+    free(x);
+    shoal_comm_free(comm);
+}
+
+/* Who has not noticed yet that a communicator broke may still write to the memory of its operations. */
+static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
+{
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    struct shoal_comm *comm;
+    const struct shoal_shm_node *node = world->context->node;
+    soon.timeout_ms = 100;
+    OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
+    float *used = use_memory(world, FLOATS), *other = use_memory(world, FLOATS);
+    if (world->rank == 0)
+        CHECK(world, shoal_allreduce(comm, used, used, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, &soon) == SHOAL_ERR_TIMEOUT,
+              "no time-out");
+    OK(world, shoal_mem_free(world->context, other));
+    CHECK(world, node->kept_bytes == FLOATS * sizeof(float), "other memory is not kept");
+    OK(world, shoal_mem_free(world->context, used));
+    CHECK(world, node->kept_bytes == (world->rank == 0 ? 1 : 2) * FLOATS * sizeof(float), "%llu bytes are kept",
+          (unsigned long long)node->kept_bytes);
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_comm_free(comm);
+}
+
 int main(void)
 {
     static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=16M", NULL};
@@ -101,6 +195,13 @@ int main(void)
                                       small_sends_do_not_wait_for_their_receives, NULL});
     world_run(&(struct world_options){"split_that_one_rank_cannot_make_fails_everywhere", 3, limited,
                                       split_that_one_rank_cannot_make_fails_everywhere, NULL});
+    static const char *const keeping[] = {"SHOAL_MEMORY_KEPT=8M", NULL};
+    world_run(
+        &(struct world_options){"freed_memory_is_kept_for_the_next_use", 3, NULL, freed_memory_is_kept_for_the_next_use, NULL});
+    world_run(&(struct world_options){"memory_kept_has_a_limit", 2, keeping, memory_kept_has_a_limit, NULL});
+    world_run(&(struct world_options){"memory_kept_gives_way", 2, limited, memory_kept_gives_way, NULL});
+    world_run(&(struct world_options){"memory_of_a_broken_communicator_is_not_kept", 2, NULL,
+                                      memory_of_a_broken_communicator_is_not_kept, NULL});
     world_board();
     world_run(&(struct world_options){"memory_taken_back_is_out_of_reach", 2, NULL, memory_taken_back_is_out_of_reach, NULL});
     return world_finish();

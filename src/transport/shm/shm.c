@@ -152,8 +152,8 @@ static enum shoal_status reserve_window(struct shoal_transport *transport, unsig
     if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
         return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed",
                               slots, slot_bytes);
-    SHOAL_TRY(shoal_segment_reserve(seat->segment, shm->node->log, (uint64_t)(seat->window - seat->segment->base),
-                                    shm->slots * shm->window_stride, &shm->node->budget, "the communicator's window"));
+    SHOAL_TRY(shoal_shm_node_reserve(shm->node, seat->segment, (uint64_t)(seat->window - seat->segment->base),
+                                     shm->slots * shm->window_stride, "the communicator's window"));
     shm->has_window = true;
     return SHOAL_OK;
 }
@@ -207,8 +207,7 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
     if (shm->has_queue[peer])
         return SHOAL_OK;
     snprintf(what, sizeof what, "the queue of messages to rank %d", shm->numbers[peer]);
-    SHOAL_TRY(shoal_segment_reserve(own->segment, shm->node->log, (uint64_t)(queue - own->segment->base), QUEUE,
-                                    &shm->node->budget, what));
+    SHOAL_TRY(shoal_shm_node_reserve(shm->node, own->segment, (uint64_t)(queue - own->segment->base), QUEUE, what));
     shm->has_queue[peer] = true;
     return SHOAL_OK;
 }
@@ -576,8 +575,8 @@ static enum shoal_status make_own_segment(struct shm *shm)
     const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
     struct shoal_segment *own;
     SHOAL_TRY(shoal_segment_create(shm->node->log, "shoal-communicator", layout.total_bytes, &own));
-    const enum shoal_status status = shoal_segment_reserve(own, shm->node->log, layout.head, layout.control_bytes - layout.head,
-                                                           &shm->node->budget, "the communicator");
+    const enum shoal_status status =
+        shoal_shm_node_reserve(shm->node, own, layout.head, layout.control_bytes - layout.head, "the communicator");
     if (status != SHOAL_OK) {
         shoal_segment_put(own);
         return status;

@@ -24,6 +24,21 @@
  * after the other, begins a page apart modulo this many pages. */
 #define STAGGER_PAGES 61
 
+static void no_lock(void *arg)
+{
+    (void)arg;
+}
+
+static void lock(const struct shoal_shm_node *node)
+{
+    node->guard.lock(node->guard.arg);
+}
+
+static void unlock(const struct shoal_shm_node *node)
+{
+    node->guard.unlock(node->guard.arg);
+}
+
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
@@ -34,6 +49,7 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for a context");
     node->log = log;
     node->settings = settings;
+    node->guard = (struct shoal_shm_guard){no_lock, no_lock, NULL};
     node->budget.limit = settings->memory_limit;
     enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
     if (status == SHOAL_OK)
@@ -279,21 +295,20 @@ static enum shoal_status add_met(struct shoal_shm_node *node, struct shoal_link_
 }
 
 static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
-                                  const struct shoal_shm_guard *guard, struct shoal_shm_place *places)
+                                  struct shoal_shm_place *places)
 {
     number_hosts(node, meeting, places);
-    guard->lock(guard->arg);
+    lock(node);
     choose_wanted(node, meeting, places);
-    guard->unlock(guard->arg);
+    unlock(node);
     SHOAL_TRY(shoal_link_meet(meeting)); /* waits: without the lock */
-    guard->lock(guard->arg);
+    lock(node);
     const enum shoal_status status = add_met(node, meeting, places);
-    guard->unlock(guard->arg);
+    unlock(node);
     return status;
 }
 
-enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
-                                         const struct shoal_shm_guard *guard, uint32_t timeout_ms,
+enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                          struct shoal_shm_place *places_out)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
@@ -307,7 +322,7 @@ enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct sho
                                                         meeting.cards, sizeof meeting.cards[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
-        status = meet_all(node, &meeting, guard, places_out);
+        status = meet_all(node, &meeting, places_out);
     shoal_link_meeting_fini(&meeting);
     return status;
 }
@@ -370,8 +385,67 @@ static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_se
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, const struct shoal_shm_guard *guard, size_t bytes,
-                                       void **memory_out)
+static void end_export(struct shoal_shm_node *node, struct shoal_shm_export *export)
+{
+    const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
+    for (size_t p = 0; p < export->told_count; p++) {
+        if (export->is_told[p]) /* a full link only delays the peer's unmapping to its end */
+            (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
+    }
+    shoal_segment_release(export->segment, &node->budget);
+    free(export->is_told);
+    *export = node->exports[--node->export_count];
+}
+
+/* The bytes from where the user's begin to the segment's end. */
+static size_t room_of(const struct shoal_shm_export *export)
+{
+    return export->segment->bytes - (size_t)(export->begin - export->segment->base);
+}
+
+static void keep_at_most(struct shoal_shm_node *node, uint64_t bytes)
+{
+    while (node->kept_bytes > bytes) {
+        struct shoal_shm_export *oldest = NULL;
+        for (size_t i = 0; i < node->export_count; i++) {
+            struct shoal_shm_export *export = &node->exports[i];
+            if (export->freed && (!oldest || export->freed < oldest->freed))
+                oldest = export;
+        }
+        node->kept_bytes -= room_of(oldest);
+        end_export(node, oldest);
+    }
+}
+
+/* The smallest that is kept and holds so many bytes, of which it may waste a quarter as many. */
+static void *take_kept(struct shoal_shm_node *node, size_t bytes)
+{
+    struct shoal_shm_export *best = NULL;
+    for (size_t i = 0; i < node->export_count; i++) {
+        struct shoal_shm_export *export = &node->exports[i];
+        if (export->freed && room_of(export) >= bytes && room_of(export) - bytes <= SHOAL_PAGE + bytes / 4 &&
+            (!best || room_of(export) < room_of(best)))
+            best = export;
+    }
+    if (!best)
+        return NULL;
+    best->freed = 0;
+    best->bytes = bytes;
+    node->kept_bytes -= room_of(best);
+    return best->begin;
+}
+
+enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *node, struct shoal_segment *segment, uint64_t begin,
+                                         uint64_t bytes, const char *what)
+{
+    lock(node);
+    if (node->kept_bytes && bytes > shoal_segment_room(&node->budget))
+        keep_at_most(node, 0);
+    unlock(node);
+    return shoal_segment_reserve(segment, node->log, begin, bytes, &node->budget, what);
+}
+
+enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out)
 {
     struct shoal_segment *segment;
     const size_t turn = atomic_fetch_add_explicit(&node->staggers, 1, memory_order_relaxed);
@@ -379,17 +453,24 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, const struct
     if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
         return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece",
                               bytes);
+    lock(node);
+    void *kept = take_kept(node, bytes);
+    unlock(node);
+    if (kept) {
+        *memory_out = kept;
+        return SHOAL_OK;
+    }
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
     SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
-    enum shoal_status status = shoal_segment_reserve(segment, node->log, pad, total - pad, &node->budget, "shoal_mem_alloc");
+    enum shoal_status status = shoal_shm_node_reserve(node, segment, pad, total - pad, "shoal_mem_alloc");
     if (status != SHOAL_OK) {
         shoal_segment_put(segment);
         return status;
     }
     char *begin = segment->base + pad;
-    guard->lock(guard->arg);
+    lock(node);
     status = add_export(node, segment, begin, bytes);
-    guard->unlock(guard->arg);
+    unlock(node);
     if (status == SHOAL_OK)
         *memory_out = begin;
     return status;
@@ -427,25 +508,50 @@ enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *mem
     return add_export(node, segment, memory, bytes);
 }
 
-enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered)
+/* The one in use that begins there; NULL: there is none. */
+static struct shoal_shm_export *find_begin(struct shoal_shm_node *node, const void *memory, bool is_registered)
 {
     for (size_t i = 0; i < node->export_count; i++) {
         struct shoal_shm_export *export = &node->exports[i];
-        if (export->begin != memory || (!export->segment || export->segment->is_foreign) != is_registered)
-            continue;
-        const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
-        for (size_t p = 0; p < export->told_count; p++) {
-            if (export->is_told[p]) /* a full link only delays the peer's unmapping to its end */
-                (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
-        }
-        shoal_segment_release(export->segment, &node->budget);
-        free(export->is_told);
-        node->exports[i] = node->exports[--node->export_count];
-        shoal_shm_node_drain(node);
-        return SHOAL_OK;
+        if (export->begin == memory && !export->freed && (!export->segment || export->segment->is_foreign) == is_registered)
+            return export;
     }
-    return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
-                          is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
+    return NULL;
+}
+
+static enum shoal_status end_found(struct shoal_shm_node *node, void *memory, bool is_registered)
+{
+    struct shoal_shm_export *export = find_begin(node, memory, is_registered);
+    if (!export)
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
+                              is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
+    end_export(node, export);
+    shoal_shm_node_drain(node);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node, void *memory)
+{
+    return end_found(node, memory, false);
+}
+
+enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory)
+{
+    return end_found(node, memory, true);
+}
+
+enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory)
+{
+    const uint64_t most = node->settings->memory_kept;
+    struct shoal_shm_export *export = find_begin(node, memory, false);
+    if (!export || room_of(export) > most)
+        return shoal_shm_node_free(node, memory);
+    keep_at_most(node, most - room_of(export));
+    export = find_begin(node, memory, false); /* what ended may have moved it */
+    export->freed = ++node->frees;
+    node->kept_bytes += room_of(export);
+    shoal_shm_node_drain(node);
+    return SHOAL_OK;
 }
 
 static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
@@ -507,7 +613,8 @@ static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *expor
 
 static bool contains(const struct shoal_shm_export *export, const char *address, size_t bytes)
 {
-    return address >= export->begin && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
+    return !export->freed && address >= export->begin && bytes <= export->bytes &&
+           address <= export->begin + (export->bytes - bytes);
 }
 
 shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,

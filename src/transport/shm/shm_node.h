@@ -54,6 +54,14 @@ struct shoal_shm_export {
     bool *is_told; /* [told_count], by the peer's index: who has its descriptor */
     size_t told_count;
     uint64_t known_to; /* the communicator whose ranks all have it, 0 none: what was asked last */
+    uint64_t freed;    /* 0: in use; else it is kept, and the least was freed first */
+};
+
+/* The driver's lock, taken while the node's tables change. Recursive. */
+struct shoal_shm_guard {
+    void (*lock)(void *arg);
+    void (*unlock)(void *arg);
+    void *arg;
 };
 
 /* A peer's segment of a communicator that is being made. */
@@ -66,6 +74,7 @@ struct shoal_shm_joining {
 struct shoal_shm_node {
     struct shoal_log *log;
     const struct shoal_settings *settings;
+    struct shoal_shm_guard guard; /* none, until the driver sets its own */
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment_budget budget;
     struct shoal_segment *bell_segment;
@@ -76,6 +85,8 @@ struct shoal_shm_node {
     size_t export_count;
     size_t export_hint;
     uint64_t next_export;
+    uint64_t frees;
+    uint64_t kept_bytes; /* of exports that are kept */
     unsigned locates;
     atomic_uint staggers;
     struct shoal_shm_joining *joining;
@@ -88,13 +99,6 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, co
 /* Accepts a half-built node and NULL. All transports on it must be gone. */
 void shoal_shm_node_destroy(struct shoal_shm_node *node);
 
-/* The driver's lock, taken while the node's tables change. */
-struct shoal_shm_guard {
-    void (*lock)(void *arg);
-    void (*unlock)(void *arg);
-    void *arg;
-};
-
 /* Where a rank is. */
 struct shoal_shm_place {
     struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
@@ -105,8 +109,7 @@ struct shoal_shm_place {
 /* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT
  * (named), ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
-                                                        const struct shoal_shm_guard *guard, uint32_t timeout_ms,
-                                                        struct shoal_shm_place *places_out);
+                                                        uint32_t timeout_ms, struct shoal_shm_place *places_out);
 
 /* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
  * the link is full now; NULL tells that there is none. And takes the peer's: OK with a reference for the caller, PENDING while
@@ -118,13 +121,20 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node
 /* Reads what peers have sent: their memory, new and gone. */
 void shoal_shm_node_drain(struct shoal_shm_node *node);
 
-/* Memory for peers; see the public header. alloc takes the guard itself, when it has the memory: that may take long. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, const struct shoal_shm_guard *guard,
-                                                      size_t bytes, void **memory_out);
+/* Gets memory for [begin, begin + bytes) of a segment, of which `what` is told where there is none (ERR_MEMORY); what is kept
+ * is given up for it. Takes the guard itself. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *node, struct shoal_segment *segment,
+                                                        uint64_t begin, uint64_t bytes, const char *what);
+
+/* Memory for peers; see the public header. alloc takes the guard itself: getting memory may take long. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd,
                                                          uint64_t offset);
-/* Takes memory back; is_registered tells which of the two calls made it. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_release(struct shoal_shm_node *node, void *memory, bool is_registered);
+/* Take memory of alloc back. keep leaves it mapped here and by peers, for the next alloc, as far as SHOAL_MEMORY_KEPT goes: to
+ * make it anew costs more than most operations on it. Peers may then not write to it any more. */
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node, void *memory);
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory);
+SHOAL_MUST_USE enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory);
 
 /* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones. Memory that was registered
  * stays. */

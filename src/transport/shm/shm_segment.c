@@ -104,12 +104,22 @@ enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t byte
     return SHOAL_OK;
 }
 
+static uint64_t allowed_by(const struct shoal_segment_budget *budget)
+{
+    const uint64_t reserved = atomic_load_explicit(&budget->reserved, memory_order_relaxed);
+    return !budget->limit ? UINT64_MAX : reserved < budget->limit ? budget->limit - reserved : 0;
+}
+
+uint64_t shoal_segment_room(const struct shoal_segment_budget *budget)
+{
+    const uint64_t left = shoal_topology_memory_left(), allowed = allowed_by(budget);
+    return left < allowed ? left : allowed;
+}
+
 static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const struct shoal_segment_budget *budget,
                                     const char *what)
 {
-    const uint64_t left = shoal_topology_memory_left(),
-                   reserved = atomic_load_explicit(&budget->reserved, memory_order_relaxed);
-    const uint64_t allowed = !budget->limit ? UINT64_MAX : reserved < budget->limit ? budget->limit - reserved : 0;
+    const uint64_t left = shoal_topology_memory_left(), allowed = allowed_by(budget);
     if (bytes > allowed)
         return shoal_log_fail(
             log, SHOAL_ERR_MEMORY, "shm",

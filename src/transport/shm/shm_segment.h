@@ -39,6 +39,9 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_wrap(struct shoal_log *log, void 
 SHOAL_MUST_USE enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t bytes, uint64_t offset,
                                                    struct shoal_segment **segment_out);
 
+/* How many bytes can be reserved now. Reads the machine's counters: some microseconds. */
+uint64_t shoal_segment_room(const struct shoal_segment_budget *budget);
+
 /* Gets memory for [begin, begin + bytes) of a created segment. `what` is for the message. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
                                                        uint64_t bytes, struct shoal_segment_budget *budget, const char *what);
