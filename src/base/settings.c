@@ -43,6 +43,7 @@ static const struct {
 static const char *const levels[] = {"warn", "info", "debug", NULL};
 static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL}; /* that log */
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
+static const char *const writes[] = {"auto", "no", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
 /* What a text may be: one of `words`, then, after commas, any of `more`. */
@@ -53,6 +54,7 @@ static const struct choice {
     {"SHOAL_LOG", levels, rooms},
     {"SHOAL_STORES", stores, NULL},
     {"SHOAL_KERNELS", kernels, NULL},
+    {"SHOAL_WRITES", writes, NULL},
 };
 
 /* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */

@@ -448,6 +448,8 @@ int main(int argc, char **argv)
         {"transport_hosts_rxm_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", "SHOAL_SHUFFLE=2", NULL}, NULL},
         {"transport_hosts_efa", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws"},
         {"transport_hosts_efa_shuffled", {MOCK, "SHOAL_PROVIDER=efa", "SHOAL_SHUFFLE=3", NULL}, "aws"},
+        {"transport_hosts_efa_that_cannot_write", {MOCK, "SHOAL_PROVIDER=efa", "SHOAL_SHUFFLE=6", NULL}, "aws-first"},
+        {"transport_hosts_without_writes", {"SHOAL_WRITES=no", "SHOAL_SHUFFLE=7", NULL}, NULL},
         {"transport_hosts_large_by_messages", {MOCK, "SHOAL_PROVIDER=tcp", "SHOAL_SHUFFLE=5", NULL}, "short-writes"},
         {"transport_hosts_by_messages", {MOCK, "SHOAL_PROVIDER=udp;ofi_rxd", "SHOAL_SHUFFLE=4", NULL}, "messages"},
     };

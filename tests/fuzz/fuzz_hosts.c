@@ -123,6 +123,12 @@ bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
     return false;
 }
 
+bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node)
+{
+    (void)node;
+    return false;
+}
+
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
     (void)node, (void)source_memory;

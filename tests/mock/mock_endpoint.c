@@ -76,6 +76,7 @@ struct endpoint {
     struct queue *queue;
     uint64_t number;
     size_t bytes_max; /* of an operation */
+    bool emulates_writes;
     struct operation *under_way, *receives;
     unsigned count;
     struct endpoint *next;
@@ -363,6 +364,8 @@ static ssize_t write_data(struct fid_ep *fid, const void *buffer, size_t bytes, 
                                         .bytes = bytes,
                                         .descriptor = descriptor,
                                         .context = context};
+    if (endpoint->emulates_writes) /* a real one would do it: who asked first does not want it */
+        return -FI_EOPNOTSUPP;
     return data > UINT32_MAX ? -FI_EINVAL : post(endpoint, &operation, FI_WRITE);
 }
 
@@ -568,6 +571,18 @@ static int get_name(struct fid *fid, void *address, size_t *bytes)
 
 static struct fi_ops endpoint_fid_ops = {
     .size = sizeof endpoint_fid_ops, .close = close_endpoint, .bind = bind_endpoint, .control = control_endpoint};
+/* Adapters that cannot write are called efa_N, as the first ones were. */
+static int get_option(struct fid *fid, int level, int name, void *value, size_t *bytes)
+{
+    const struct endpoint *endpoint = (struct endpoint *)fid;
+    if (level != FI_OPT_ENDPOINT || name != -(0xefa << 16) + 2 || *bytes < sizeof(bool))
+        return -FI_ENOPROTOOPT;
+    *(bool *)value = endpoint->emulates_writes;
+    *bytes = sizeof(bool);
+    return 0;
+}
+
+static struct fi_ops_ep option_ops = {.size = sizeof option_ops, .getopt = get_option};
 static struct fi_ops_cm name_ops = {.size = sizeof name_ops, .getname = get_name};
 static struct fi_ops_msg message_ops = {.size = sizeof message_ops, .recv = post_receive, .send = send_message};
 static struct fi_ops_rma write_ops = {.size = sizeof write_ops, .writedata = write_data};
@@ -582,6 +597,8 @@ static int open_endpoint(struct fid_domain *domain, struct fi_info *info, struct
     endpoint->bytes_max = info->ep_attr->max_msg_size;
     endpoint->fid.fid.fclass = FI_CLASS_EP;
     endpoint->fid.fid.ops = &endpoint_fid_ops;
+    endpoint->fid.ops = &option_ops;
+    endpoint->emulates_writes = info->domain_attr->name && strncmp(info->domain_attr->name, "efa_", 4) == 0;
     endpoint->fid.cm = &name_ops;
     endpoint->fid.msg = &message_ops;
     endpoint->fid.rma = &write_ops;

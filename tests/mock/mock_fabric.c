@@ -28,6 +28,7 @@ struct device {
 static const struct device devices[] = {
     {"aws", "efa", "efa-direct", "rdmap0s6-direct", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 1 << 30},
     {"aws", "efa", "efa", "rdmap0s6-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
+    {"aws-first", "efa", "efa", "efa_0-rdm", NULL, FI_EP_RDM, WRITES, EFA_MODES, 4, 0},
     {"aws", "efa", "efa", "rdmap0s6-dgrm", NULL, FI_EP_DGRAM, FI_MSG, EFA_MODES, 4, 8 << 10},
     {"short", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 8 << 10},
     {"aws", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 8, 0},

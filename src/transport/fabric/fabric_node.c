@@ -45,6 +45,7 @@ struct shoal_fabric_node {
     struct fid_cq *completions;
     struct fid_ep *endpoint;
     int wait_fd;
+    bool emulates_writes;
     struct shoal_fabric_address address;
     char *buffers; /* of receives, then of sends */
     struct shoal_fabric_memory buffer_memory;
@@ -173,6 +174,17 @@ static int enable(struct shoal_fabric_node *node)
     return result == 0 ? fi_enable(node->endpoint) : result;
 }
 
+/* Of libfabric's newer versions, which have it in rdma/fi_ext.h. */
+#define OPT_EFA_EMULATED_WRITE (-(0xefa << 16) + 2)
+
+static bool emulates_writes(const struct shoal_fabric_node *node)
+{
+    bool answer = false;
+    size_t bytes = sizeof answer;
+    return strcmp(node->info->fabric_attr->prov_name, "efa") == 0 &&
+           fi_getopt(&node->endpoint->fid, FI_OPT_ENDPOINT, OPT_EFA_EMULATED_WRITE, &answer, &bytes) == 0 && answer;
+}
+
 static void close_endpoint(struct shoal_fabric_node *node)
 {
     if (node->endpoint)
@@ -214,6 +226,7 @@ static enum shoal_status open_all(struct shoal_fabric_node *node, uint16_t port_
         return fail(node, "fi_av_open", result);
     SHOAL_TRY(open_completions(node));
     SHOAL_TRY(open_endpoint(node, port_low, port_high));
+    node->emulates_writes = emulates_writes(node);
     SHOAL_TRY(make_jobs(node));
     SHOAL_TRY(post_receives(node));
     result = fi_getname(&node->endpoint->fid, node->address.at, &bytes);
@@ -392,6 +405,11 @@ enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_f
         return SHOAL_OK;
     give_back(&node->free_sends, job);
     return result == -FI_EAGAIN ? SHOAL_PENDING : fail(node, "fi_send", result);
+}
+
+bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node)
+{
+    return node->emulates_writes;
 }
 
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)

@@ -95,6 +95,9 @@ struct shoal_fabric_write {
 /* PENDING: not now. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node,
                                                          const struct shoal_fabric_write *write);
+/* Whether the provider makes writes of messages that its own code on the other side copies, as efa does where the adapter
+ * cannot write: Shoal's messages then come as far with less. False where it does not say. */
+bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node);
 /* What one write takes. Where the provider wants sources to be registered, others are copied, and that has an end. */
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory);
 

@@ -70,6 +70,7 @@ struct shoal_network {
     uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
+    bool writes;           /* into peers' windows; else messages go there */
     bool is_unsealed;      /* connections were made: children that exec shall not keep them (fork.h) */
     uint64_t next_seal_ns; /* not before */
     atomic_bool was_woken; /* by the descriptor, since the last poll */
@@ -78,6 +79,17 @@ struct shoal_network {
 };
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void choose_writes(struct shoal_network *network, const struct shoal_settings *settings)
+{
+    const char *reason = strcmp(settings->writes, "no") == 0                ? "SHOAL_WRITES=no"
+                         : shoal_fabric_node_emulates_writes(network->node) ? "the adapter cannot write, only pretend to"
+                                                                            : NULL;
+    network->writes = !reason && network->provider->way == SHOAL_FABRIC_WRITES;
+    if (reason && network->provider->way == SHOAL_FABRIC_WRITES)
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "provider %s: it sends all as messages, because %s",
+                       network->provider->name, reason);
+}
 
 static enum shoal_status open_node(struct shoal_network *network, const struct shoal_network_options *options)
 {
@@ -91,7 +103,9 @@ static enum shoal_status open_node(struct shoal_network *network, const struct s
     shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric %u.%u (%s), provider %s: %s; it %s",
                    network->library.major, network->library.minor, network->library.path, network->provider->name, reason,
                    network->provider->text);
-    return shoal_fabric_node_open(&network->library, network->provider, low, high, network->log, &network->node);
+    SHOAL_TRY(shoal_fabric_node_open(&network->library, network->provider, low, high, network->log, &network->node));
+    choose_writes(network, options->settings);
+    return SHOAL_OK;
 }
 
 static void on_message(void *arg, const void *data, size_t bytes);
@@ -604,7 +618,7 @@ bool shoal_network_is_full(const struct shoal_network_peer *peer)
 
 bool shoal_network_writes(const struct shoal_network *network, const struct shoal_fabric_memory *source_memory, size_t bytes)
 {
-    return network->provider->way == SHOAL_FABRIC_WRITES && bytes <= shoal_fabric_node_write_max(network->node, source_memory);
+    return network->writes && bytes <= shoal_fabric_node_write_max(network->node, source_memory);
 }
 
 bool shoal_network_sends_cheaply(const struct shoal_network *network)
