@@ -5,26 +5,120 @@
 #include <string.h>
 #include <unistd.h>
 
+/* ---- Control groups ------------------------------------------------------------------------------------------------------ */
+
+#define CGROUPS "/sys/fs/cgroup"
+
+/* A group that this process is in. A limit may be set there, or at any of those that it lies in. */
+struct cgroup {
+    char directory[1100];
+    size_t root_length; /* of the directory where the tree of groups begins */
+    bool is_v2;
+};
+
+/* What there is to know of a controller: its file that every group has, in version 1 and 2. */
+struct controller {
+    const char *name, *file_v1, *file_v2;
+};
+static const struct controller of_cores = {"cpu", "cpu.cfs_quota_us", "cpu.stat"};
+static const struct controller of_memory = {"memory", "memory.usage_in_bytes", "memory.current"};
+
+static bool is_listed(const char *name, const char *list)
+{
+    const size_t length = strlen(name);
+    while (*list) {
+        const size_t word = strcspn(list, ",");
+        if (word == length && strncmp(list, name, length) == 0)
+            return true;
+        list += word + (list[word] == ',');
+    }
+    return false;
+}
+
+static bool is_there(const struct cgroup *group, const struct controller *controller)
+{
+    char path[1200];
+    snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? controller->file_v2 : controller->file_v1);
+    return access(path, R_OK) == 0;
+}
+
+/* A line of /proc/self/cgroup: "0::/path" of version 2, "7:cpu,cpuacct:/path" of version 1 (cgroups(7)). */
+static bool read_cgroup(char *line, const struct controller *controller, struct cgroup *group)
+{
+    line[strcspn(line, "\n")] = 0;
+    char *controllers = strchr(line, ':');
+    char *path = controllers ? strchr(controllers + 1, ':') : NULL;
+    if (!path)
+        return false;
+    *path++ = 0;
+    group->is_v2 = strncmp(line, "0:", 2) == 0 && !controllers[1];
+    if (!group->is_v2 && !is_listed(controller->name, controllers + 1))
+        return false;
+    group->root_length = (size_t)snprintf(group->directory, sizeof group->directory, CGROUPS "%s%s", group->is_v2 ? "" : "/",
+                                          group->is_v2 ? "" : controller->name);
+    if (strcmp(path, "/"))
+        snprintf(group->directory + group->root_length, sizeof group->directory - group->root_length, "%s", path);
+    if (!is_there(group, controller)) /* inside a container the path of the host does not exist: the root is the container's */
+        group->directory[group->root_length] = 0;
+    return is_there(group, controller);
+}
+
+static bool find_cgroup(const struct controller *controller, struct cgroup *group_out)
+{
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    if (!file)
+        return false;
+    char line[1024];
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file))
+        found = read_cgroup(line, controller, group_out);
+    fclose(file);
+    return found;
+}
+
+/* On to the group it lies in; false: it is the outermost. */
+static bool go_up(struct cgroup *group)
+{
+    if (strlen(group->directory) <= group->root_length)
+        return false;
+    *strrchr(group->directory, '/') = 0;
+    return true;
+}
+
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */
 
-/* The processor quota of the container in whole cores, rounded down but at least 1; 0 when there is none. */
-static int quota_cores(void)
+/* Whole cores that a group may use, rounded down but at least 1; 0: as many as there are. "max" is no number. */
+static int group_cores(const struct cgroup *group)
 {
-    static const char *const paths[] = {"/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"};
-    long quota = -1, period = 100000;
-    FILE *file = fopen(paths[0], "re");
-    if (file) {
-        if (fscanf(file, "%ld %ld", &quota, &period) != 2)
-            quota = -1;
-        fclose(file);
-    } else if ((file = fopen(paths[1], "re"))) {
-        if (fscanf(file, "%ld", &quota) != 1)
-            quota = -1;
+    char path[1200];
+    long quota = -1, period = 100000; /* microseconds; the kernel's own period unless another is said */
+    snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "cpu.max" : "cpu.cfs_quota_us");
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    const int read = fscanf(file, "%ld %ld", &quota, &period);
+    fclose(file);
+    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", group->directory);
+    if (!group->is_v2 && (file = fopen(path, "re"))) {
+        period = fscanf(file, "%ld", &period) == 1 ? period : 0;
         fclose(file);
     }
-    if (quota <= 0 || period <= 0)
+    if (read < 1 || quota <= 0 || period <= 0)
         return 0;
     return quota >= period ? (int)(quota / period) : 1;
+}
+
+static int quota_cores(void)
+{
+    struct cgroup group;
+    int least = 0;
+    bool is_in_one = find_cgroup(&of_cores, &group);
+    while (is_in_one) {
+        const int cores = group_cores(&group);
+        least = cores && (!least || cores < least) ? cores : least;
+        is_in_one = go_up(&group);
+    }
+    return least;
 }
 
 struct shoal_core_limits shoal_topology_core_limits(void)
@@ -76,70 +170,33 @@ static bool read_key(const char *path, const char *key, uint64_t *value_out)
     return found;
 }
 
-/* The directory of this process's memory cgroup: version 2 ("0::/path") or the memory controller of version 1. */
-static bool find_cgroup(char *directory, size_t bytes, bool *is_v2_out)
-{
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    if (!file)
-        return false;
-    char line[1024];
-    bool found = false;
-    while (!found && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        char *controllers = strchr(line, ':');
-        char *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path)
-            continue;
-        *path++ = 0;
-        const bool is_v2 = strncmp(line, "0", 1) == 0 && controllers[1] == 0;
-        const bool is_memory = strstr(controllers + 1, "memory") != NULL;
-        if (!is_v2 && !is_memory)
-            continue;
-        snprintf(directory, bytes, "/sys/fs/cgroup%s%s", is_v2 ? "" : "/memory", strcmp(path, "/") ? path : "");
-        char probe[1200];
-        snprintf(probe, sizeof probe, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
-        found = access(probe, R_OK) == 0;
-        if (!found) { /* inside a container the path of the host does not exist: the root is the container's */
-            snprintf(directory, bytes, "/sys/fs/cgroup%s", is_v2 ? "" : "/memory");
-            snprintf(probe, sizeof probe, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
-            found = access(probe, R_OK) == 0;
-        }
-        *is_v2_out = is_v2;
-    }
-    fclose(file);
-    return found;
-}
-
 /* What one group's own limit leaves. */
-static uint64_t group_left(const char *directory, bool is_v2)
+static uint64_t group_left(const struct cgroup *group)
 {
     char path[1200];
     uint64_t limit, used, cache = 0;
-    snprintf(path, sizeof path, "%s/%s", directory, is_v2 ? "memory.max" : "memory.limit_in_bytes");
+    snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "memory.max" : "memory.limit_in_bytes");
     if (!read_number(path, &limit))
         return UINT64_MAX;
-    snprintf(path, sizeof path, "%s/%s", directory, is_v2 ? "memory.current" : "memory.usage_in_bytes");
+    snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "memory.current" : "memory.usage_in_bytes");
     if (!read_number(path, &used))
         return UINT64_MAX;
-    snprintf(path, sizeof path, "%s/memory.stat", directory);
-    read_key(path, is_v2 ? "inactive_file" : "total_inactive_file", &cache); /* the kernel gives these pages back first */
+    snprintf(path, sizeof path, "%s/memory.stat", group->directory);
+    read_key(path, group->is_v2 ? "inactive_file" : "total_inactive_file",
+             &cache); /* the kernel gives these pages back first */
     used -= used < cache ? used : cache;
     return limit > used ? limit - used : 0;
 }
 
-/* The least of the group and those it lies in: a limit may be set at any of them. */
 static uint64_t cgroup_left(void)
 {
-    char directory[1100];
-    bool is_v2;
-    if (!find_cgroup(directory, sizeof directory, &is_v2))
-        return UINT64_MAX;
-    const size_t root = strlen(is_v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    uint64_t least = group_left(directory, is_v2);
-    while (strlen(directory) > root) {
-        *strrchr(directory, '/') = 0;
-        const uint64_t left = group_left(directory, is_v2);
+    struct cgroup group;
+    uint64_t least = UINT64_MAX;
+    bool is_in_one = find_cgroup(&of_memory, &group);
+    while (is_in_one) {
+        const uint64_t left = group_left(&group);
         least = left < least ? left : least;
+        is_in_one = go_up(&group);
     }
     return least;
 }

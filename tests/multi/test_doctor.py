@@ -139,6 +139,39 @@ def memory_that_does_not_suffice_is_told():
     told("warning", "memory", "are left", SHOAL_MEMORY_LIMIT="900000G")
 
 
+# What the kernel tells of the groups of a process (cgroups(7)): its line in /proc/self/cgroup, files, and what is told then.
+GROUPS = (
+    ("0::/job/step\n", {"cpu.stat": "", "job/cpu.stat": "", "job/cpu.max": "100000 50000", "job/step/cpu.stat": "",
+                        "job/step/cpu.max": "max 100000"}, "cores", "3 ranks share 2 cores"),
+    ("0::/job/step\n", {"cpu.stat": "", "job/cpu.max": "max 100000", "job/step/cpu.max": "30000 50000",
+                        "job/step/cpu.stat": ""}, "cores", "3 ranks share 1 core:"),
+    ("0::/outside\n", {"cpu.stat": "", "cpu.max": "20000 10000"}, "cores", "3 ranks share 2 cores"),
+    ("4:cpuset:/other\n3:cpu,cpuacct:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "40000", "cpu/job/cpu.cfs_period_us": "20000"},
+     "cores", "3 ranks share 2 cores"),
+    ("0::/job/step\n", {"job/memory.max": "6000000", "job/memory.current": "4000000", "job/memory.stat": "inactive_file 1000",
+                        "job/step/memory.max": "max", "job/step/memory.current": "5"}, "memory", "only 1 MiB are left"),
+    ("9:memory:/job\n0::/\n", {"memory/job/memory.limit_in_bytes": "9000000", "memory/job/memory.usage_in_bytes": "9000000",
+                               "memory/job/memory.stat": "total_inactive_file 2500000"}, "memory", "only 2 MiB are left"),
+)
+BELOW_OTHER_GROUPS = ("unshare", "--mount", "sh", "-c",
+                      'mount --bind "$0" /sys/fs/cgroup && mount --bind "$1" /proc/$$/cgroup && shift && exec "$@"')
+
+
+def limits_of_a_container_are_told():
+    """Whichever of its groups has them: a private mount puts others in the place of the machine's."""
+    for line, files, subject, text in GROUPS:
+        with tempfile.TemporaryDirectory() as folder:
+            tree, own = pathlib.Path(folder, "tree"), pathlib.Path(folder, "own")
+            own.write_text(line)
+            for name, content in files.items():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                (tree / name).write_text(content + "\n")
+            prefix = [*BELOW_OTHER_GROUPS, tree, own]
+            if call(*prefix, "true")[0]:
+                raise Skip("nothing can be mounted here")
+            told("warning" if subject == "cores" else "error", subject, text, "--ranks", "3", prefix=prefix)
+
+
 def limits_of_the_process_are_told():
     told("error", "descriptors", "20 descriptors", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)))
     told("ok", "locked memory", "0 MiB", prepare=lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0)), **LOCAL)
@@ -402,7 +435,7 @@ def options_that_make_no_sense_are_refused():
 run_cases([a_table_begins_with_the_version_and_ends_with_the_sum, every_wrong_setting_is_told,
            kernels_that_the_processor_lacks_are_told, variables_of_launchers_are_checked, libraries_that_cannot_be_loaded_are_told,
            secrets_are_told_and_not_shown, more_ranks_than_cores_are_told, memory_that_does_not_suffice_is_told,
-           limits_of_the_process_are_told, memory_that_a_provider_locks_is_told, system_calls_that_are_forbidden_are_told,
+           limits_of_a_container_are_told, limits_of_the_process_are_told, memory_that_a_provider_locks_is_told, system_calls_that_are_forbidden_are_told,
            names_that_mean_nothing_are_told, names_that_hide_rank_0_are_told, name_servers_that_are_slow_or_silent_are_told,
            ports_in_use_are_told, interfaces_that_do_not_fit_are_told, hosts_without_a_network_are_told,
            providers_that_cannot_be_taken_are_told, what_is_the_same_is_told_once, hosts_are_asked_about_the_first_one,
