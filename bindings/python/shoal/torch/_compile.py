@@ -144,4 +144,5 @@ def _compile(command: list, compiled: pathlib.Path, log: pathlib.Path) -> None:
         if result.returncode:
             log.write_text(" ".join(command) + "\n" + result.stdout)
             raise Unavailable(f"the C++ shim does not compile with {command[0]} ({log} has what it said)")
+        made.chmod(0o700)  # whatever the user's umask is: see _expect_own
         os.replace(made, compiled)

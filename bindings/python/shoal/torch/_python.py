@@ -23,6 +23,7 @@ from .. import _library
 from .._library import ERR_ARGUMENT, OK, PENDING, OPERATORS, TYPES
 
 SLICE_MS = 50
+CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
 STOP_S = 5
 UINT32_MAX = 2**32 - 1
 
@@ -42,7 +43,7 @@ def _operators(**names):
 
 _OPERATORS = _operators(SUM="sum", AVG="avg", MIN="min", MAX="max", PRODUCT="prod", BAND="bitand", BOR="bitor", BXOR="bitxor",
                         PREMUL_SUM="scaled_sum")
-_BOOL_OPERATORS = _operators(SUM="max", MAX="max", BOR="max", PRODUCT="min", MIN="min", BAND="min", BXOR="bitxor")
+_BOOL_OPERATORS = _operators(SUM="max", MAX="max", BOR="bitor", PRODUCT="min", MIN="min", BAND="bitand", BXOR="bitxor")
 
 
 # ---- The process: one context, the groups in it ------------------------------------------------------------------------------
@@ -405,16 +406,16 @@ class Group(Base):
         told = _library.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
                                 wait_ms=SLICE_MS if waits else 0)
         comm = self._enter()
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
         try:
+            self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
             status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
+            if status != OK:
+                self.running.discard(work)
+                raise self.error(_library.error_of(status, context(), None if status == ERR_ARGUMENT else comm))
         finally:
             self._leave()
-        if status != OK:
-            self.running.discard(work)
-            raise self.error(_library.error_of(status, context(), None if status == ERR_ARGUMENT else self.comm))
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         if waits:
             work.wait()
         elif work.copies_back:
@@ -494,6 +495,9 @@ class Group(Base):
         return self._gather_each([[output] for output in outputs], inputs, outputs, opts)
 
     def allgather_coalesced(self, output_lists, inputs, opts=c10d.AllgatherOptions()):
+        if len(output_lists) != self.size() or any(len(outputs) != len(inputs) for outputs in output_lists):
+            raise ValueError(f"shoal: all_gather_coalesced takes {self.size()} lists of {len(inputs)} outputs, not "
+                             f"{[len(outputs) for outputs in output_lists]}")
         return self._gather_each(list(zip(*output_lists)), inputs, [tensor for part in output_lists for tensor in part], opts)
 
     def _gather_each(self, output_lists, inputs, result, opts):
@@ -687,9 +691,8 @@ class Group(Base):
             return
         with self.lock:
             comm, self.comm = self.comm, None
-            while self._calls:
-                self._left.wait()
-            self.library.comm_free(comm)
+            if self._left.wait_for(lambda: not self._calls, CALLS_END_S):
+                self.library.comm_free(comm)
 
 
 def _dtype(tensors):
@@ -735,12 +738,12 @@ def _create_comm(store, rank, size, timeout, name):
     @guarded(-2)
     def store_get(_, key, value, capacity, timeout_ms):
         began = time.monotonic()
-        try:
-            store.wait([prefix + key.decode()], datetime.timedelta(milliseconds=max(1, timeout_ms)))
-        except RuntimeError:
-            if (time.monotonic() - began) * 1000 < timeout_ms:
-                raise
-            return -1
+        pause = 50e-6
+        while not store.check([prefix + key.decode()]):  # its own wait cannot be left on a signal
+            if (time.monotonic() - began) * 1000 >= timeout_ms:
+                return -1
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
         found = store.get(prefix + key.decode())
         ctypes.memmove(value, found, min(len(found), capacity))
         return len(found)

@@ -396,6 +396,15 @@ class Communicator {
         return failure.text + place_in_job(failure.rank);
     }
 
+    // Ranks of the group as ranks of the job.
+    std::vector<int64_t> ranks_of(const std::vector<int> &own) const
+    {
+        std::vector<int64_t> ranks;
+        for (const int rank : own)
+            ranks.push_back(static_cast<size_t>(rank) < ranks_.size() ? ranks_[rank] : rank);
+        return ranks;
+    }
+
   private:
     // Ranks in a group's messages are the group's own.
     std::string place_in_job(int rank) const
@@ -567,15 +576,28 @@ void when_done(void *arg, shoal_status status)
 
 class ShoalWork : public c10d::Work {
   public:
-    ShoalWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, shoal_request *request)
-        : Work(rank, type, outcome->title), outcome_(std::move(outcome)), request_(request)
+    // Made before its operation is posted, as a profile counts from here on; then posted() follows.
+    ShoalWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome)
+        : Work(rank, type, outcome->title), outcome_(std::move(outcome))
     {
         outcome_->profile_end = std::move(recordFunctionEndCallback_);
         recordFunctionEndCallback_ = nullptr;
     }
 
+    // NULL: it is done.
+    void posted(shoal_request *request)
+    {
+        request_ = request;
+        is_posted_ = true;
+    }
+
     ~ShoalWork() override
     {
+        if (!is_posted_) {
+            if (outcome_->profile_end)
+                outcome_->profile_end();
+            return;
+        }
         WithoutGil released;
         const shoal_status status = shoal_request_test(request_);
         if (status == SHOAL_PENDING)
@@ -622,10 +644,12 @@ class ShoalWork : public c10d::Work {
         milliseconds left = timeout > kNoTimeout ? timeout : milliseconds::max();
         for (;;) {
             const milliseconds slice = std::min(left, kSlice);
-            status = shoal_request_wait(request_, static_cast<uint32_t>(slice.count()));
+            status = shoal_request_test(request_);
+            if (status == SHOAL_PENDING)
+                raise_signals(); // first: who posted has waited as long already
+            status = status == SHOAL_PENDING ? shoal_request_wait(request_, static_cast<uint32_t>(slice.count())) : status;
             if (status != SHOAL_PENDING)
                 break;
-            raise_signals();
             left -= slice;
             TORCH_CHECK_WITH(DistBackendError, left.count() > 0, outcome_->title, ": not done within the ", timeout.count(),
                              " ms of this wait; nothing is lost, it may be waited for again");
@@ -676,7 +700,8 @@ class ShoalWork : public c10d::Work {
     }
 
     const std::shared_ptr<Outcome> outcome_;
-    shoal_request *const request_;
+    shoal_request *request_ = nullptr;
+    bool is_posted_ = false;
     std::atomic<bool> is_listening_{false};
 };
 
@@ -732,6 +757,9 @@ std::vector<size_t> lengths(const Tensors &tensors, size_t factor)
         counts.push_back(static_cast<size_t>(tensor.numel()) * factor);
     return counts;
 }
+
+Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, milliseconds timeout, const std::string &name,
+                          std::vector<int64_t> ranks);
 
 class ShoalBackend : public c10d::Backend {
   public:
@@ -839,24 +867,28 @@ class ShoalBackend : public c10d::Backend {
 
     Ref<c10d::Work> allgather_coalesced(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
     {
-        TORCH_CHECK_VALUE(static_cast<int>(outputs.size()) == size_, "shoal: ", outputs.size(), " lists of outputs for ", size_,
-                          " ranks");
-        for (const Tensors &list : outputs) {
+        TORCH_CHECK_VALUE(!inputs.empty() && static_cast<int>(outputs.size()) == size_, "shoal: ", outputs.size(),
+                          " lists of outputs of ", inputs.size(), " inputs for ", size_, " ranks");
+        for (const Tensors &list : outputs)
             TORCH_CHECK_VALUE(list.size() == inputs.size(), "shoal: a list of ", list.size(), " outputs for ", inputs.size(),
                               " inputs");
-            for (size_t i = 0; i < inputs.size(); i++)
-                check_equal({list[i]}, inputs[i]);
+        std::vector<Tensors> rows(inputs.size());
+        for (size_t i = 0; i < inputs.size(); i++) {
+            for (const Tensors &list : outputs)
+                rows[i].push_back(list[i]);
+            check_parts(rows[i], inputs[i].scalar_type());
+            check_equal(rows[i], inputs[i]);
         }
-        Tensors rows;
-        for (size_t i = 0; i < inputs.size(); i++)
-            rows.push_back(at::empty({size_, inputs[i].numel()}, inputs[i].options()));
-        Ref<c10d::Work> work = allgather_into_tensor_coalesced(rows, inputs, o);
-        work->wait(kNoTimeout);
-        at::NoGradGuard no_grad;
-        for (int r = 0; r < size_; r++)
-            for (size_t i = 0; i < inputs.size(); i++)
-                outputs[r].at(i).copy_(rows[i][r].view(outputs[r].at(i).sizes()));
-        return work;
+        if (inputs.size() == 1) // the call that both shims make of it
+            return allgather(rows, inputs, o);
+        Operands operands;
+        std::vector<shoal_tensor> parts;
+        for (size_t i = 0; i < inputs.size(); i++) // as bytes: they may have different types
+            parts.push_back({operands.input(inputs[i]), operands.output(rows[i]), inputs[i].nbytes()});
+        operands.outputs.clear(); // in the caller's order
+        for (const Tensors &list : outputs)
+            operands.outputs.insert(operands.outputs.end(), list.begin(), list.end());
+        return gather_each("shoal:all_gather_coalesced", o, std::move(operands), parts);
     }
 
     Ref<c10d::Work> allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
@@ -871,10 +903,7 @@ class ShoalBackend : public c10d::Backend {
             check_gathered(outputs[i], inputs[i]);
             parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), inputs[i].nbytes()});
         }
-        return start(c10d::OpType::COALESCED, "shoal:all_gather_into_tensor_coalesced", o, std::move(operands),
-                     [&](auto *comm, auto *options, auto *out) {
-                         return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), SHOAL_UINT8, options, out);
-                     });
+        return gather_each("shoal:all_gather_into_tensor_coalesced", o, std::move(operands), parts);
     }
 
     Ref<c10d::Work> gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::GatherOptions &o) override
@@ -1059,15 +1088,21 @@ class ShoalBackend : public c10d::Backend {
 
     // ---- memory ----
 
+    // For FSDP2's buffers and DDP's buckets. What there is no shared memory for, which the library has told, lies in ordinary one.
     at::Tensor allocateTensor(long size, at::TensorOptions options)
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
-        return shared_bytes(size * static_cast<int64_t>(c10::elementSize(type))).view(type);
+        try {
+            return shared_bytes(size * static_cast<int64_t>(c10::elementSize(type))).view(type);
+        } catch (const c10::OutOfMemoryError &) {
+            return at::empty({size}, options);
+        }
     }
 
-    bool supportsTensorAlloc(c10::DeviceIndex)
+    // CPUs have no number.
+    bool supportsTensorAlloc(c10::DeviceIndex device)
     {
-        return true;
+        return device < 0;
     }
 
     // ---- life ----
@@ -1075,6 +1110,17 @@ class ShoalBackend : public c10d::Backend {
     void setTimeout(milliseconds timeout)
     {
         timeout_ = timeout;
+    }
+
+    // Over the ranks of this group that are named, in that order, who all call it; no group for the others.
+    Ref<c10d::Backend> split(const Ref<c10d::Store> &store, const std::vector<int> &ranks, const Ref<Options> &options)
+    {
+        const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+        if (mine == ranks.end())
+            return nullptr;
+        const milliseconds timeout = options ? options->timeout : timeout_.load();
+        return create(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), timeout, "split",
+                      group_->ranks_of(ranks));
     }
 
     void abort()
@@ -1138,6 +1184,14 @@ class ShoalBackend : public c10d::Backend {
                           " times the elements of the smaller, but has ", all.numel(), " to ", part.numel());
     }
 
+    Ref<c10d::Work> gather_each(const char *title, const c10d::AllgatherOptions &o, Operands operands,
+                                const std::vector<shoal_tensor> &parts)
+    {
+        return start(c10d::OpType::COALESCED, title, o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
+            return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), SHOAL_UINT8, options, out);
+        });
+    }
+
     template <class Options, class Post>
     Ref<c10d::Work> start(c10d::OpType type, const char *title, const Options &o, Operands operands, Post post)
     {
@@ -1158,12 +1212,13 @@ class ShoalBackend : public c10d::Backend {
         outcome->title = title;
         outcome->operands = std::move(operands);
         WithoutGil released;
+        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome));
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
         if (status != SHOAL_OK)
             throw_status(*group_, title, status);
+        work->posted(request);
         sequence_++;
-        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), request);
         if (waits)
             work->wait(kNoTimeout);
         else
