@@ -14,6 +14,7 @@
 
 WORKERS ?= 2
 TORCH ?= 2.13.0
+DEEPSPEED ?= 0.19.8
 
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/bindings/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
@@ -59,15 +60,14 @@ build/torch/bin/python3:
 	@echo "installing PyTorch $(TORCH) at build/torch"
 	@python3 -m venv build/torch
 	@build/torch/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
+	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench
 	@dev/bench.py 'hosts-*' $(ARGS)
 
-# Without DeepSpeed Gloo is measured all the same.
 bench-torch: build build/torch/bin/python3
 	@dev/deps.sh bench
-	@build/torch/bin/pip install --quiet deepspeed || echo "no DeepSpeed from pip: without its all-reduce"
 	@build/torch/bin/python3 dev/bench_torch.py $(ARGS)
 
 docs:

@@ -12,12 +12,13 @@ from tap import Skip, call, expect, run_cases
 
 SHOW = "import shoal.torch; print(shoal.torch.shim())"
 SECONDS_MAX = 120
+UMASK = "002"  # of ordinary users on many systems
 
 
 def show(folder, **variables):
     """A process of its own that asks for a shim; returns exit code, stdout, stderr."""
     env = {**os.environ, "SHOAL_TORCH_CACHE": str(folder), "SHOAL_TORCH_SHIM": "auto", **variables}
-    return call(sys.executable, "-c", SHOW, env=env, timeout=SECONDS_MAX)
+    return call("/bin/sh", "-c", 'umask "$0" && exec "$@"', UMASK, sys.executable, "-c", SHOW, env=env, timeout=SECONDS_MAX)
 
 
 def compiled_shim():
@@ -39,7 +40,7 @@ def script(folder, text):
 def several_ask_and_one_compiles():
     made = compiled_shim()
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor() as pool:
-        compiler = script(folder, f'echo once >> {folder}/count; sleep 1; for last; do :; done; cp {made} "$last"')
+        compiler = script(folder, f'echo once >> {folder}/count; sleep 1; for last; do :; done; cp {made} "$last"; chmod 775 "$last"')
         cache = pathlib.Path(folder, "cache")
         started = [pool.submit(show, cache, CXX=compiler) for _ in range(3)]
         told = [one.result() for one in started]
@@ -48,6 +49,7 @@ def several_ask_and_one_compiles():
         expect(show(cache, CXX=compiler) == (0, "c++\n", ""), "what is kept is compiled again")
         expect(pathlib.Path(folder, "count").read_text() == "once\n")
         expect(cache.stat().st_mode & 0o77 == 0, "the cache is open to others")
+        expect(all(path.stat().st_mode & 0o22 == 0 for path in cache.glob("*.so")), "others could write to the shim")
 
 
 def without_a_compiler_the_other_shim_serves():

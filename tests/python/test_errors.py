@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 WITHIN_S = 10  # of a fault, on a loaded machine
-INTERRUPTED_WITHIN_S = 1.0  # 0.1 where nothing else runs
+INTERRUPTED_WITHIN_S = 0.1  # the best of so many
+INTERRUPTIONS = 5
 SHORT = datetime.timedelta(seconds=2)
 
 
@@ -85,6 +88,10 @@ WRONG = (
      "size|elements"),
     ("an input that is too short", lambda world: dist.reduce_scatter_tensor(torch.empty(3), torch.ones(3 * world.size - 1)),
      "size|elements"),
+    ("lists of another length", lambda world: dist.all_gather_coalesced(
+        [[torch.empty(3)]] * world.size, [torch.ones(3), torch.ones(4)]), "list|length"),
+    ("lists of another type", lambda world: dist.all_gather_coalesced(
+        [[torch.empty(3, dtype=torch.int32), torch.empty(4)]] * world.size, [torch.ones(3), torch.ones(4)]), "dtype|type"),
     ("outputs of another size", lambda world: dist.all_gather([torch.empty(4)] * world.size, torch.ones(3)),
      "size|elements|shape"),
     ("a root beyond the group", lambda world: dist.broadcast(torch.ones(3), world.size), "rank|root"),
@@ -117,6 +124,15 @@ def gather_77():
     dist.all_gather_into_tensor(torch.empty(77 * dist.get_world_size()), torch.ones(77))
 
 
+def split_all_to_all(count):
+    size = dist.get_world_size()
+    dist.all_to_all_single(torch.empty(count * size), torch.ones(count * size), [count] * size, [count] * size)
+
+
+def gather_list(count):
+    dist.all_gather([torch.empty(count) for _ in range(dist.get_world_size())], torch.ones(count))
+
+
 # ---- Ranks that disagree: (name, what rank 0 calls, what the others call, words of both sides) ----
 
 DISAGREEMENTS = (
@@ -133,6 +149,8 @@ DISAGREEMENTS = (
      ("root 0|from 0|rank 0", "root 1|from 1|rank 1")),
     ("order", lambda: [dist.all_reduce(torch.ones(33)), gather_77()], lambda: [gather_77(), dist.all_reduce(torch.ones(33))],
      ("all-?reduce", "all-?gather")),
+    ("splits", lambda: split_all_to_all(2), lambda: split_all_to_all(3), ("2", "3")),
+    ("gathered lists", lambda: gather_list(55), lambda: gather_list(66), ("55", "66")),
     ("a barrier", lambda: dist.barrier(), lambda: dist.all_reduce(torch.ones(10)), ("barrier", "all-?reduce")),
 )
 
@@ -197,6 +215,48 @@ def killed_in_mid_step(world):
         while True:
             dist.all_reduce(torch.ones(1 << 20))
     fails(steps, "rank 1", within_s=WITHIN_S + 1)
+
+
+def training_step(world, kind):
+    """One that waits in torch's C++ (DDP's backward waits for a Future), one that waits in Python."""
+    layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    if kind == "DDP":
+        model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.1)
+    else:
+        for layer in layers:
+            fully_shard(layer, mesh=init_device_mesh("cpu", (world.size,)))
+        model = fully_shard(layers, mesh=init_device_mesh("cpu", (world.size,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    x = torch.randn(16, 256)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return step
+
+
+def killed_in_training_case(kind):
+    def body(world):
+        step = training_step(world, kind)
+        step()
+        only_shoal()
+        if world.rank == 1:
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            while True:
+                step()
+        began = time.monotonic()
+        try:
+            while time.monotonic() < began + WITHIN_S + 1:
+                step()
+        except RuntimeError as error:
+            through_a_future = kind == "DDP" and world.shim == "python"  # no more passes there: docs/python.md
+            expect(through_a_future or isinstance(error, dist.DistBackendError), "another type of error", type(error))
+            expect(time.monotonic() - began < WITHIN_S + 1, f"it took {time.monotonic() - began:.1f} s")
+            expect("rank 1" in str(error), "the text does not name rank 1:", error)
+        else:
+            raise AssertionError("nothing was raised")
+    return Case(f"rank 1 killed in training with {kind}", body, sizes=(3,), fresh=True, ends=(1,))
 
 
 def exited(world):
@@ -318,9 +378,6 @@ def group_without_all(world):
 
 # ---- Ctrl-C ----
 
-
-
-
 INTERRUPTED = (
     ("all_reduce", lambda tensor: dist.all_reduce(tensor), lambda tensor: dist.all_reduce(tensor)),
     ("wait", lambda tensor: dist.all_reduce(tensor, async_op=True).wait(), lambda tensor: dist.all_reduce(tensor)),
@@ -332,33 +389,59 @@ INTERRUPTED = (
 )
 
 
+def interrupt_after(seconds):
+    """SIGINT to this process; the list gets the time when it was sent."""
+    sent_at = []
+
+    def send():
+        sent_at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(seconds, send).start()
+    return sent_at
+
+
+def interrupted(function, seconds):
+    """Calls what waits, and returns how long after Ctrl-C it was left."""
+    sent_at = interrupt_after(seconds)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return time.monotonic() - sent_at[0]
+    raise AssertionError("no KeyboardInterrupt")
+
+
 def interrupted_case(name, waiting, late):
+    """Soon after the call, and later."""
     def body(world):
         only_shoal()
-        tensor = torch.ones(100)
-        store = distributed_c10d._get_default_store()
-        if world.rank == 0:
-            sent_at = []
-
-            def send():
-                sent_at.append(time.monotonic())
-                os.kill(os.getpid(), signal.SIGINT)
-            threading.Timer(0.4, send).start()
-            try:
-                waiting(tensor)
-            except KeyboardInterrupt:
-                took = time.monotonic() - sent_at[0]
-                print(f"back in Python after {1000 * took:.0f} ms")
-                expect(took < INTERRUPTED_WITHIN_S, f"it took {took:.2f} s")
+        store, took = distributed_c10d._get_default_store(), []
+        for turn in range(INTERRUPTIONS):
+            tensor = torch.ones(100)
+            if world.rank == 0:
+                took.append(interrupted(lambda: waiting(tensor), (0.005, 0.06, 0.4)[turn % 3]))
+                del tensor
+                store.set(f"interrupted {turn}", "yes")
             else:
-                raise AssertionError("no KeyboardInterrupt")
-            del tensor
-            store.set("interrupted", "yes")
-        else:
-            store.wait(["interrupted"])
-            late(tensor)
-        still_works(world)
+                store.wait([f"interrupted {turn}"])
+                late(tensor)
+            still_works(world)
+        print("back in Python after", *(f"{1000 * one:.0f}" for one in took), "ms")
+        expect(world.rank != 0 or min(took) < INTERRUPTED_WITHIN_S, "it took", *took)
     return Case(f"Ctrl-C in {name}", body, sizes=(2,), fresh=True)
+
+
+def interrupted_while_joining(world):
+    """The other rank comes to the new group later. The interrupted rank has no group, and lives on."""
+    only_shoal()
+    store = distributed_c10d._get_default_store()
+    if world.rank == 0:
+        took = interrupted(lambda: dist.new_group(timeout=datetime.timedelta(seconds=20)), 0.4)
+        expect(took < WITHIN_S / 10, f"it took {took:.2f} s")
+        store.set("interrupted", "yes")
+        still_works(world)
+    else:
+        store.wait(["interrupted"])
+        still_works(world)
 
 
 # ---- Abort, groups that are gone ----
@@ -376,6 +459,28 @@ def abort(world):
     else:
         store.wait(["aborted"])
         fails(lambda: dist.all_reduce(torch.ones(10)), "[Aa]bort")
+
+
+def abort_by_torch(world):
+    """torch's own call, which ends all groups; then a new one can be made over the same server."""
+    only_shoal()
+    if not hasattr(distributed_c10d, "_abort_process_group"):
+        raise Skip("this torch has no such call")
+    store = distributed_c10d._get_default_store()
+    group = dist.new_group()
+    if world.rank == 0:
+        works = [dist.all_reduce(torch.ones(10), async_op=True), dist.all_reduce(torch.ones(10), group=group, async_op=True)]
+        distributed_c10d._abort_process_group()
+        for work in works:
+            fails(work.wait, "[Aa]bort")
+        store.set("aborted", "yes")
+    else:
+        store.wait(["aborted"])
+        fails(lambda: dist.all_reduce(torch.ones(10)), "[Aa]bort|rank 0")
+        distributed_c10d._abort_process_group()
+    dist.init_process_group(ranks.BACKEND, store=dist.PrefixStore("again", store), rank=world.rank, world_size=world.size,
+                            timeout=ranks.GROUP_TIMEOUT)
+    still_works(world)
 
 
 def destroyed_group(world):
@@ -424,12 +529,14 @@ CASES += [Case("message_of_another_size", message_of_another_size, sizes=(2,), f
 CASES += [killed_case(*row) for row in WAITS]
 CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (killed_in_mid_step, exited, stopped_with_its_own_group, failed_work_tells)]
+CASES += [killed_in_training_case(kind) for kind in ("DDP", "FSDP2")]
 CASES += [Case("stopped", stopped, sizes=(3,), init=False, fresh=True, ends=(1,))]
 CASES += [Case("group_without_all", group_without_all, sizes=(3,), init=False, fresh=True)]
 CASES += [Case("monitored_barrier_names_who_is_missing", monitored_barrier_names_who_is_missing, sizes=(3,), fresh=True)]
 CASES += [interrupted_case(*row) for row in INTERRUPTED]
+CASES += [Case("Ctrl-C while joining a group", interrupted_while_joining, sizes=(2,), fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True)
-          for body in (wait_with_a_timeout, timeouts_of_one_call_and_of_a_group, abort)]
+          for body in (wait_with_a_timeout, timeouts_of_one_call_and_of_a_group, abort, abort_by_torch)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (destroyed_group, work_kept_beyond_its_group)]
 
 if __name__ == "__main__":

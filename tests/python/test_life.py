@@ -132,6 +132,24 @@ dist.broadcast(mine, 1)
 dist.gather(mine, [torch.empty(4), torch.empty(4)] if rank == 0 else None)
 dist.scatter(mine, [mine.clone(), mine.clone()] if rank == 0 else None)
 dist.reduce(mine, 0)
+for type_ in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool):
+    words = ["SUM", "MIN", "MAX", "PRODUCT"]
+    words += ["AVG"] if type_ is not torch.bool else []
+    words += ["BAND", "BOR", "BXOR"] if not type_.is_floating_point else []
+    for word in words:
+        dist.all_reduce(torch.ones(3).to(type_), getattr(dist.ReduceOp, word))
+        dist.reduce_scatter(torch.ones(3).to(type_), [torch.ones(3).to(type_)] * 2, getattr(dist.ReduceOp, word))
+    if type_ is not torch.bool:
+        scaled = torch.ones(3).to(type_)
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(2.0))
+        assert scaled.tolist() == [4] * 3, scaled
+    for count in (1, 2):
+        lists = [[torch.empty(3, dtype=type_) for _ in range(count)] for _ in range(2)]
+        dist.all_gather_coalesced(lists, [torch.full((3,), rank).to(type_)] * count)
+        assert all(one.tolist() == [of] * 3 for of, row in enumerate(lists) for one in row), lists
+        with dist._coalescing_manager():
+            for _ in range(count):
+                dist.reduce_scatter_tensor(torch.empty(3, dtype=type_), torch.ones(6).to(type_))
 objects = [None, None]
 dist.all_gather_object(objects, rank)
 assert objects == [0, 1]

@@ -528,32 +528,39 @@ def monitored_barrier(world):
 
 def coalesced(world, device, async_ops):
     """all_reduce, all_gather_into_tensor and reduce_scatter_tensor under _coalescing_manager."""
-    def manager():
-        return dist._coalescing_manager(device=device, async_ops=async_ops)
-    reduce_tensors = [torch.full((count,), float(world.rank)) for count in (5, 0, 1000)]
-    with manager() as cm:
-        for tensor in reduce_tensors:
-            dist.all_reduce(tensor)
+    for type_ in REDUCED:
+        for name in operators(type_):
+            coalesced_reductions(world, device, async_ops, type_, name)
+    for type_ in MOVED:
+        given = [[numbers(rank, count, type_) for rank in range(world.size)] for count in (3, 0, 700)]
+        outputs = [guarded(len(inputs[0]) * world.size, type_) for inputs in given]
+        coalesce(device, async_ops, dist.all_gather_into_tensor,
+                 [(output, inputs[world.rank]) for output, inputs in zip(outputs, given)])
+        for output, inputs in zip(outputs, given):
+            check(output, torch.cat(inputs), type_)
+
+
+def coalesced_reductions(world, device, async_ops, type_, name):
+    counts = (5, 0, 1000)
+    given = [[numbers(rank, count, type_, name) for rank in range(world.size)] for count in counts]
+    tensors = [inputs[world.rank].clone() for inputs in given]
+    coalesce(device, async_ops, dist.all_reduce, [(tensor, reduce_op(name)) for tensor in tensors])
+    for tensor, inputs in zip(tensors, given):
+        check(tensor, reduced(inputs, name), type_, name)
+    given = [[numbers(rank, count * world.size, type_, name) for rank in range(world.size)] for count in counts]
+    outputs = [guarded(count, type_) for count in counts]
+    coalesce(device, async_ops, dist.reduce_scatter_tensor,
+             [(output, inputs[world.rank], reduce_op(name)) for output, inputs in zip(outputs, given)])
+    for output, inputs in zip(outputs, given):
+        check(output, part(reduced(inputs, name), world.rank, len(output)), type_, name)
+
+
+def coalesce(device, async_ops, operation, calls):
+    with dist._coalescing_manager(device=device, async_ops=async_ops) as cm:
+        for words in calls:
+            operation(*words)
     if async_ops:
         cm.wait()
-    for tensor in reduce_tensors:
-        check(tensor, torch.full_like(tensor, sum(range(world.size))))
-    gathered = [torch.empty(count * world.size) for count in (3, 700)]
-    with manager() as cm:
-        for output in gathered:
-            dist.all_gather_into_tensor(output, torch.full((output.numel() // world.size,), float(world.rank)))
-    if async_ops:
-        cm.wait()
-    for output in gathered:
-        check(output, torch.arange(world.size).repeat_interleave(output.numel() // world.size).to(torch.float32))
-    scattered = [torch.empty(count) for count in (3, 700)]
-    with manager() as cm:
-        for output in scattered:
-            dist.reduce_scatter_tensor(output, torch.ones(output.numel() * world.size))
-    if async_ops:
-        cm.wait()
-    for output in scattered:
-        check(output, torch.full_like(output, float(world.size)))
 
 
 def coalescing_never_ended(world):
@@ -564,14 +571,15 @@ def coalescing_never_ended(world):
 
 def gathered_lists(world):
     """all_gather_coalesced: a list of outputs for each rank."""
-    inputs = [torch.full((count,), float(world.rank)) for count in (3, 0, 500)]
-    outputs = [[torch.empty(tensor.numel()) for tensor in inputs] for _ in range(world.size)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        dist.all_gather_coalesced(outputs, inputs)
-    for rank, list_ in enumerate(outputs):
-        for output in list_:
-            check(output, torch.full_like(output, float(rank)))
+    for type_ in MOVED:
+        given = [[numbers(rank, count, type_) for count in (3, 0, 500)] for rank in range(world.size)]
+        outputs = [[guarded(len(tensor), type_) for tensor in inputs] for inputs in given]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            dist.all_gather_coalesced(outputs, given[world.rank])
+        for list_, inputs in zip(outputs, given):
+            for output, tensor in zip(list_, inputs):
+                check(output, tensor, type_)
 
 
 def coalesced_messages(world):
@@ -654,6 +662,21 @@ def groups(world):
         if world.rank in members:
             dist.destroy_process_group(group)
     sum_in(None, list(range(world.size)))
+
+
+def group_that_is_split(world):
+    """What torch does with a device mesh beside NCCL; who is not named has no group."""
+    if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
+        raise Skip("the shim in Python has no split" if world.shim == "python" else "this torch or back-end has no split")
+    members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
+    for turn in range(2):
+        half = dist.group.WORLD.split_group(members, group_name=f"half {world.rank % 2} of {turn}")
+        expect(half.size() == len(members) and members[half.rank()] == world.rank, half.size(), half.rank())
+        tensor = torch.tensor([float(world.rank), 1.0])
+        half.allreduce([tensor]).wait()
+        expect(tensor.tolist() == [sum(members), len(members)], tensor)
+    last = dist.group.WORLD.split_group([world.size - 1], group_name="last")
+    expect((last is not None) == (world.rank == world.size - 1), last)
 
 
 def groups_in_another_order(world):
@@ -741,6 +764,12 @@ def other_threads_run_while_one_waits(world):
     expect(world.rank == world.size - 1 or during > 1000, f"beside a waiting rank another thread counted to {during} only")
 
 
+def is_at(line, address):
+    """Whether a line of /proc/PID/maps is of the mapping at that address."""
+    begin, end = line.split()[0].split("-")
+    return int(begin, 16) <= address < int(end, 16)
+
+
 def memory_of_shoal(world):
     """shoal.torch.empty: ordinary tensors to look at, in memory that the other ranks map."""
     if ranks.BACKEND != "shoal":
@@ -752,6 +781,9 @@ def memory_of_shoal(world):
         tensor.copy_(numbers(world.rank, 1000, type_))
         dist.broadcast(tensor, world.size - 1)
         check(tensor, numbers(world.size - 1, 1000, type_), type_)
+        with open("/proc/self/maps") as file:
+            places = [line for line in file if is_at(line, tensor.data_ptr())]
+        expect(len(places) == 1 and "shoal-memory" in places[0], places)
     shaped = shoal.torch.empty(3, 50_001)
     expect(shaped.shape == (3, 50_001) and shaped.dtype is torch.float32)
     shaped.fill_(world.rank)
@@ -777,7 +809,7 @@ PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_ou
          works_dropped_of_tensors_with_gaps, works_polled_beside_their_futures, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
          barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages,
-         functional_forms, functional_gradients, groups, groups_in_another_order, groups_made_locally, subgroups,
+         functional_forms, functional_gradients, groups, groups_in_another_order, groups_made_locally, group_that_is_split, subgroups,
          groups_at_once, threads, other_threads_run_while_one_waits, memory_of_shoal)
 
 CASES = [reducing_case(operation, type_) for operation in REDUCING for type_ in REDUCED]

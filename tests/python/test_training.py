@@ -13,8 +13,11 @@ import torch.distributed.checkpoint as checkpoint
 from ranks import Case, Skip, expect
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import StateDictType
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -23,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 24  # divisible by every number of ranks and of micro-batches
 STEPS = 500
-KEPT_BYTES = 12 << 20  # by which a process may grow over the last 400 of 500 steps, of which torch itself needs some
+WIDE = 300  # of the network of many steps, whose gradients are 0.4 MB
+KEPT_BYTES = 12 << 20  # by which a process may grow over the last 400 of these, of which torch itself needs some
 warnings.filterwarnings("ignore")
 
 
@@ -89,6 +93,12 @@ def train(world, model, optimizer, steps=3, clip=None):
 
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def mapped_by_shoal():
+    """The pieces of shared memory for peers that this process has mapped, its own and theirs."""
+    with open("/proc/self/maps") as file:
+        return sum("shoal-memory" in line for line in file)
 
 
 # ---- DistributedDataParallel ----
@@ -170,6 +180,19 @@ def ddp_buffers(world):
     expect(all(torch.equal(mean, means[0]) for mean in means), means)
 
 
+def ddp_buckets_are_shared(world):
+    """DDP asks the group for the memory of its buckets, so that nothing is copied on the way to the other ranks."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo gives no memory")
+    if world.shim == "python":
+        raise Skip("torch asks no group in Python")
+    before = mapped_by_shoal()
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.0005)
+    expect(mapped_by_shoal() > before, "the buckets lie in ordinary memory")
+    train(world, model, sgd(model))
+    compare(model.module, trained_alone())
+
+
 def ddp_no_sync(world):
     model = DistributedDataParallel(network())
     x, y = (share(world, tensor).chunk(2) for tensor in batch())
@@ -210,6 +233,27 @@ def fsdp2_bfloat16(world):
     compare(model, trained_alone(), 2e-2)
 
 
+def fsdp2_float16_gradients(world):
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)), mp_policy=policy)
+    train(world, model, sgd(model))
+    compare(model, trained_alone(), 2e-3)
+
+
+def fsdp2_divided_by(world):
+    """A factor of one's own: gradients are sums, scaled."""
+    model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
+    setter = getattr(model, "set_gradient_divide_factor", None) or getattr(model, "set_reduce_scatter_divide_factor", None)
+    if setter is None:
+        raise Skip("this torch has no such factor")
+    for module in model.modules():
+        getattr(module, setter.__name__, lambda factor: None)(4.0 * world.size)
+    alone = network()
+    (loss_of(alone, *batch()) / 4).backward()
+    loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
+    compare(model, alone)
+
+
 def fsdp2_two_dimensions(world):
     """HSDP: replicas of shards."""
     for shape in {(1, world.size), (world.size, 1), (2, world.size // 2)} if world.size > 1 else {(1, 1)}:
@@ -227,16 +271,78 @@ def fsdp2_memory_of_the_group(world):
     for module in model.modules():
         if hasattr(module, "set_allocate_memory_from_process_group_for_comm"):
             module.set_allocate_memory_from_process_group_for_comm(True)
+    before = mapped_by_shoal()
     train(world, model, sgd(model), steps=5)
     compare(model, trained_alone(steps=5))
+    expect(mapped_by_shoal() > before, "FSDP2 did not ask for memory that peers can map")
 
 
-def fsdp1(world):
-    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
-    train(world, model, sgd(model))
+# FSDP of the first generation: (name, options, clip, tolerance).
+FSDP1_FORMS = (
+    ("plain", {}, None, 1e-5),
+    ("clipped", {}, 0.05, 1e-5),
+    ("with SHARD_GRAD_OP", {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, None, 1e-5),
+    ("with NO_SHARD", {"sharding_strategy": ShardingStrategy.NO_SHARD}, None, 1e-5),
+    ("with use_orig_params", {"use_orig_params": True}, None, 1e-5),
+    ("with a unit per layer", {"auto_wrap_policy": ModuleWrapPolicy({nn.Linear})}, None, 1e-5),
+    ("with bfloat16", {"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}, None, 2e-2),
+)
+
+
+def fsdp1_model(**options):
+    return FullyShardedDataParallel(network(), device_id=torch.device("cpu"), **options)
+
+
+def compare_parameters(model, alone, tolerance=1e-5):
     with FullyShardedDataParallel.summon_full_params(model):
-        for ours, theirs in zip(model.parameters(), trained_alone().parameters()):
-            close(ours.detach(), theirs.detach(), 1e-5)
+        ours, theirs = list(model.parameters()), list(alone.parameters())
+        expect(len(ours) == len(theirs), len(ours), len(theirs))
+        for one, other in zip(ours, theirs):
+            close(one.detach(), other.detach(), tolerance)
+
+
+def fsdp1_case(name, options, clip, tolerance):
+    def body(world):
+        model = fsdp1_model(**options)
+        optimizer = sgd(model)
+        x, y = (share(world, tensor) for tensor in batch())
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            if clip:
+                model.clip_grad_norm_(clip)
+            optimizer.step()
+        compare_parameters(model, trained_alone(clip=clip), tolerance)
+    return Case(f"FSDP1 {name}", body, sizes=(1, 2, 4))
+
+
+def fsdp1_two_dimensions(world):
+    """Replicas of shards."""
+    mesh = init_device_mesh("cpu", (2, world.size // 2), mesh_dim_names=("replicate", "shard"))
+    model = fsdp1_model(sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=mesh)
+    train(world, model, sgd(model))
+    compare_parameters(model, trained_alone())
+
+
+def fsdp1_state(world):
+    """State dictionaries, whole and in shards, of the model and of an optimizer with a state."""
+    model = fsdp1_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    train(world, model, optimizer)
+    others = []
+    for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+        with FullyShardedDataParallel.state_dict_type(model, kind):
+            state = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+        others.append(fsdp1_model())
+        adam = torch.optim.Adam(others[-1].parameters(), lr=0.01)
+        with FullyShardedDataParallel.state_dict_type(others[-1], kind):
+            others[-1].load_state_dict(state[0])
+            adam.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(others[-1], adam, state[1]))
+        train(world, others[-1], adam, steps=1)
+    train(world, model, optimizer, steps=1)
+    with FullyShardedDataParallel.summon_full_params(model):
+        for other in others:
+            compare_parameters(other, model, 1e-6)
 
 
 def zero_redundancy(world):
@@ -257,6 +363,21 @@ def zero_redundancy(world):
             state = optimizer.state_dict()["state"]
             for number, theirs in adam.state_dict()["state"].items():
                 close(state[number]["exp_avg"], theirs["exp_avg"], 1e-5, number)
+
+
+def zero_step_in_a_hook(world):
+    """Each owner steps as soon as its bucket is there, and broadcasts, while the backward pass goes on."""
+    model = DistributedDataParallel(network(), bucket_cap_mb=0.0005)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    model.register_comm_hook(None, hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer))
+    x, y = (share(world, tensor) for tensor in batch())
+    for _ in range(5):
+        model.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+    alone = trained_alone(steps=3)  # the first two steps of an overlapped optimizer only learn the order of buckets
+    for ours, theirs in zip(model.module.parameters(), alone.parameters()):
+        close(ours.detach(), theirs.detach(), 1e-5)
 
 
 # ---- Tensor parallel, DTensor ----
@@ -349,7 +470,7 @@ def pipeline_case(name, per_rank):
             for number in mine:
                 for ours, theirs in zip(parts[number].parameters(), alone[number].parameters()):
                     close(ours.grad, theirs.grad, 1e-5, name, turn, number)
-    return Case(f"pipelining {name}", body, sizes=(2, 4))
+    return Case(f"pipelining {name}", body, sizes=(1, 2, 4))
 
 
 # ---- Checkpoints ----
@@ -383,6 +504,23 @@ def distributed_checkpoint(world):
             shutil.rmtree(folder, ignore_errors=True)
 
 
+# ---- Under torch's own checker ----
+
+
+def under_detail(world):
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares the calls of all ranks over a Gloo of its own, ahead of each."""
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
+    if world.shim == "python":
+        raise Skip("torch takes a group in Python as it is")
+    wrapper = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+    expect("Wrapper" in wrapper, "torch did not put its checker before the back-end", wrapper)
+    for body in (fsdp2_plain, fsdp2_two_dimensions, fsdp1_state, zero_redundancy, tensor_parallel, sequence_parallel,
+                 dtensor_redistribute, distributed_checkpoint, pipeline_case("Schedule1F1B", 1).body):
+        body(world)
+        print(f"{body.__name__} is done")
+
+
 # ---- Many steps ----
 
 
@@ -393,7 +531,9 @@ def resident_bytes():
 
 
 def losses_of(world, group):
-    model = DistributedDataParallel(network(), process_group=group)
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(12, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 4))
+    model = DistributedDataParallel(layers, process_group=group)
     optimizer = sgd(model)
     losses, at_100 = [], 0
     for step in range(STEPS):
@@ -419,13 +559,18 @@ def many_steps(world):
     expect(ours[-50:].mean() < 0.8 * ours[:10].mean(), "the loss does not go down", ours[:10].mean(), ours[-50:].mean())
 
 
-PLAIN = (ddp_unused, ddp_power_sgd, ddp_buffers, ddp_no_sync, fsdp2_plain, fsdp2_clipped, fsdp2_bfloat16, fsdp2_two_dimensions,
-         fsdp2_memory_of_the_group, fsdp1, zero_redundancy, tensor_parallel, sequence_parallel, dtensor_redistribute,
+PLAIN = (ddp_unused, ddp_power_sgd, ddp_buffers, ddp_no_sync, fsdp2_plain, fsdp2_clipped, fsdp2_bfloat16, fsdp2_float16_gradients, fsdp2_divided_by,
+         fsdp2_two_dimensions,
+         fsdp1_state, zero_redundancy, zero_step_in_a_hook, tensor_parallel, sequence_parallel, dtensor_redistribute,
          distributed_checkpoint)
 
 CASES = [ddp_case(*row) for row in DDP_FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 4)) for body in PLAIN]
+CASES += [fsdp1_case(*row) for row in FSDP1_FORMS]
+CASES += [Case("fsdp1_two_dimensions", fsdp1_two_dimensions, sizes=(4,))]
+CASES += [Case(body.__name__, body, sizes=(1, 2, 4), fresh=True) for body in (ddp_buckets_are_shared, fsdp2_memory_of_the_group)]
 CASES += [pipeline_case(*row) for row in SCHEDULES]
+CASES += [Case("under_detail", under_detail, sizes=(2,), init=False, fresh=True, timeout_s=180)]
 CASES += [Case("many_steps", many_steps, sizes=(2,), timeout_s=120)]
 
 if __name__ == "__main__":

@@ -42,6 +42,26 @@ library.shoal_context_destroy(context)
 """
 
 
+# Nothing of Shoal is imported: torch finds the back-end by its entry point.
+TRAINING = """
+import sys, torch, torch.distributed as dist
+torch.manual_seed(1)
+dist.init_process_group("shoal")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(2)
+x = torch.randn(12, 20)
+y = x[:, :3].clone()
+mine = slice(dist.get_rank(), None, dist.get_world_size())
+for step in range(50):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+    optimizer.step()
+weight = model.module.weight.double()
+print(sys.modules["shoal.torch"].shim(), f"{torch.nn.functional.mse_loss(model(x), y):.4f} {weight.square().sum():.4f}")
+"""
+
+
 def pip(*words):
     code, out, err = call(MAKER, "-m", "pip", *words, env=CLEAN, timeout=BUILD_TIMEOUT_S)
     for line in (out + err).splitlines():
@@ -165,6 +185,30 @@ def workers_in_python_sum():
     expect(code == 0 and out.count("sum [3.0, 3.0, 3.0]") == 2, out, err)
 
 
+def add_torch():
+    """Lets the user's python see the PyTorch of `make test`, as if it were installed beside."""
+    found = list((TOP / "build/torch").glob("lib/python*/site-packages/torch/__init__.py"))
+    if not found:
+        raise Skip("there is no PyTorch at build/torch: `make test` installs it")
+    the_one("user", "lib/python*/site-packages").joinpath("torch.pth").write_text(f"{found[0].parents[1]}\n")
+
+
+def torch_trains_over_what_is_installed():
+    """With two workers as with one, and over either shim; the one in C++ is compiled, which is told once."""
+    package()
+    add_torch()
+    results = {}
+    for workers, shim in (("1", "auto"), ("2", "auto"), ("2", "python")):
+        env = {**CLEAN, "SHOAL_TORCH_SHIM": shim, "SHOAL_TORCH_CACHE": str(ROOT / "shims"), "OMP_NUM_THREADS": "1"}
+        code, out, err = call(USER.parent / "shoal", "run", "-n", workers, USER, "-c", TRAINING, env=env, timeout=BUILD_TIMEOUT_S)
+        expect(code == 0, out, err)
+        results[workers, shim] = [line.split("| ")[-1].split(" ", 1) for line in out.splitlines()]
+    served = {name for lines in results.values() for name, _ in lines}
+    expect(served == ({"c++", "python"} if shutil.which("c++") else {"python"}), results)
+    expect([len(lines) for lines in results.values()] == [1, 2, 2], results)
+    expect(len({numbers for lines in results.values() for _, numbers in lines}) == 1, results)
+
+
 def libraries_of(program):
     """The loader and the libraries that it finds for a program or a library."""
     code, out, err = call("ldd", program)
@@ -238,6 +282,7 @@ try:
     run_cases([sdist_is_made_of_what_is_tracked, wheel_is_built_from_the_sdist, wheel_holds_what_it_should_and_nothing_else,
                wheel_names_no_folder_of_the_machine_that_built_it, wheel_installs_without_anything_else,
                package_says_where_things_are, torch_finds_the_backend_by_entry_point, command_runs, workers_in_python_sum,
+               torch_trains_over_what_is_installed,
                carried_libfabric_serves_where_there_is_none, without_the_carried_libfabric_it_is_missed,
                carried_libsodium_serves_where_there_is_none, machines_libfabric_goes_first])
 finally:
