@@ -267,6 +267,11 @@ bool shoal_control_is_lost(const struct shoal_control *control, int rank)
            shoal_control_state_life(&control->core.state, rank) == SHOAL_CONTROL_LOST;
 }
 
+bool shoal_control_is_cut_off(const struct shoal_control *control, int rank)
+{
+    return rank >= 0 && rank < shoal_control_tree_size(control) && shoal_control_state_is_cut_off(&control->core.state, rank);
+}
+
 void shoal_control_describe(struct shoal_control *control, int rank, char *text, size_t bytes)
 {
     if (rank < 0 || rank >= shoal_control_tree_size(control) || is_forked(control)) {

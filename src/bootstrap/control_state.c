@@ -143,6 +143,24 @@ int shoal_control_state_passed(const struct shoal_control_state *state, int rank
     return count;
 }
 
+bool shoal_control_state_is_cut_off(const struct shoal_control_state *state, int rank)
+{
+    if (shoal_control_state_life(state, rank) != SHOAL_CONTROL_LOST)
+        return false;
+    const enum shoal_control_cause cause = state->ranks[rank].cause;
+    return cause == SHOAL_CONTROL_UNREACHABLE || cause == SHOAL_CONTROL_UNANSWERED || cause == SHOAL_CONTROL_ABSENT;
+}
+
+bool shoal_control_state_passed_in_silence(const struct shoal_control_state *state, int rank)
+{
+    bool is_found = false;
+    while (rank > 0 && !is_found) {
+        rank = (rank - 1) / 2;
+        is_found = shoal_control_state_is_cut_off(state, rank);
+    }
+    return is_found;
+}
+
 /* ---- notices ---- */
 
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,

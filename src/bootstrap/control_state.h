@@ -56,6 +56,10 @@ bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int
 int shoal_control_state_parent(const struct shoal_control_state *state, int rank);
 /* How many of its ancestors a rank may have to give up before it comes to its parent. */
 int shoal_control_state_passed(const struct shoal_control_state *state, int rank);
+/* Whether a rank was lost without a word: SHOAL_CONTROL_UNREACHABLE_MS had to pass. Any thread. */
+bool shoal_control_state_is_cut_off(const struct shoal_control_state *state, int rank);
+/* Whether one of those ancestors was. */
+bool shoal_control_state_passed_in_silence(const struct shoal_control_state *state, int rank);
 
 /* Adds a notice unless it is known. False without memory. */
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,

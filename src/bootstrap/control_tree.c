@@ -8,7 +8,9 @@
 #include "base/clock.h"
 
 #define RETRY_MS 50
-#define ORPHAN_MS 1000  /* for what is not waiting when an orphan seeks its new parent */
+#define ORPHAN_MS 1000 /* for what is not waiting when an orphan seeks its new parent */
+/* The same, and by how much heartbeats let two ranks notice a silence apart; seen at the second heartbeat after. */
+#define SILENT_ORPHAN_MS (SHOAL_CONTROL_HEARTBEAT_MS * 3 / 2)
 #define REFUSED_MS 1000 /* how long a parent that refuses is asked again: one that has a tree listens */
 
 /* ---- addresses ---- */
@@ -233,8 +235,18 @@ void shoal_control_tree_find_parent(struct shoal_control *control, uint64_t now_
         start_connect(control, now_ns);
 }
 
-/* A rank whose neighbours all ended with it is seen by nobody. It should have come to its new parent, which therefore counts
- * the time that the rank needs to give up those before it. */
+/* How long an orphan may take to come here: it gives up those before this rank one after the other, and may have noticed the
+ * first loss later than this rank. Not where silence told: then all wait as long, and this rank has waited for the first. */
+static uint64_t patience_ms(const struct shoal_control_state *state, int orphan)
+{
+    const uint64_t passed = (uint64_t)shoal_control_state_passed(state, orphan);
+    if (shoal_control_state_passed_in_silence(state, orphan))
+        return SHOAL_CONTROL_UNREACHABLE_MS * (passed - 1) + SILENT_ORPHAN_MS;
+    return SHOAL_CONTROL_UNREACHABLE_MS * (1 + passed) + ORPHAN_MS;
+}
+
+/* A rank whose neighbours all ended with it is seen by nobody, nor is one by a root that was cut off with its children. It
+ * should have come to its new parent. */
 void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t now_ns)
 {
     const struct shoal_control_state *state = &control->core.state;
@@ -245,9 +257,7 @@ void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t no
                                 shoal_control_state_parent(state, r) == state->rank;
         if (!is_awaited || *since_ns == 0)
             *since_ns = is_awaited ? now_ns : 0;
-        const uint64_t limit_ms =
-            SHOAL_CONTROL_UNREACHABLE_MS * (1 + (uint64_t)shoal_control_state_passed(state, r)) + ORPHAN_MS;
-        if (is_awaited && now_ns - *since_ns >= limit_ms * SHOAL_NS_PER_MS)
+        if (is_awaited && now_ns - *since_ns >= patience_ms(state, r) * SHOAL_NS_PER_MS)
             shoal_control_tree_end(control, r, SHOAL_CONTROL_ABSENT);
     }
 }

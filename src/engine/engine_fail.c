@@ -584,13 +584,16 @@ static bool is_step_for(const struct shoal_engine *engine, const struct shoal_re
 }
 
 /* Whether the call waits for a lost rank. One elsewhere may have done its part and left: what it has completed is heard late.
- * Who waits for it says so, and others hear that. */
+ * Who waits for it says so, and others hear that; but where it was cut off, or this rank was, the others may be out of reach as
+ * well, which takes longer to notice. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     if (shoal_engine_is_here(engine, peer))
         return true;
     if (!shoal_circle_has(call->circle, peer))
         return false;
+    if (engine->ops->is_cut_off && engine->ops->is_cut_off(engine->transport, peer))
+        return true;
     if (call->state == SHOAL_REQUEST_RUNNING)
         return is_step_for(engine, call, peer);
     if (call->in_rounds && call->state == SHOAL_REQUEST_ANNOUNCED)

@@ -189,6 +189,8 @@ struct shoal_transport_ops {
     /* The next peer, from rank `first` on, that ended or left before completing operation `sequence` (0: before anything): its
      * rank, with what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
     int (*lost)(struct shoal_transport *, int first, uint64_t sequence, struct shoal_failure *failure);
+    /* Whether a lost peer is out of reach, dead or not: then it is not the only one. NULL: none ever is. */
+    bool (*is_cut_off)(struct shoal_transport *, int peer);
 
     /* One line on how a peer looks from here, such as "alive"; it begins with "stopped" when a signal stopped the peer. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);

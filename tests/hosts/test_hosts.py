@@ -72,6 +72,16 @@ def exact(word, groups=(), ipv6=False, of_rank=None, **environment):
                 expect(len(re.findall("^exact: ", rank.output(), re.M)) >= max(1, len(groups)), "too few groups", job.told())
 
 
+def exact_by_messages(word):
+    """Nothing is written into windows: the way of providers, and of first adapters for EFA, that cannot."""
+    layout = Layout(word)
+    environment = {"SHOAL_WRITES": "no", "SHOAL_LOG": "info"}
+    with Cluster(len(layout.sizes)) as cluster:
+        with Job(cluster, layout, [PROGRAM, "exact", *SOME_GROUPS], environment).start() as job:
+            succeed(job, EXACT_S)
+            expect(all("it sends all as messages, because SHOAL_WRITES=no" in rank.output() for rank in job.ranks), job.told())
+
+
 def provider_is_here(provider):
     """Whether libfabric has it on this machine."""
     with Cluster(1) as cluster:
@@ -80,10 +90,20 @@ def provider_is_here(provider):
     return provider in told
 
 
-def exact_with_provider(word, provider):
+def with_provider(provider, function, *words, **environment):
     if not provider_is_here(provider):
         raise Skip(f"libfabric has no {provider} here")
-    exact(word, SOME_GROUPS, SHOAL_PROVIDER=provider)
+    function(*words, SHOAL_PROVIDER=provider, **environment)
+
+
+# Between hosts what the table chooses for large jobs, or by rule alone.
+RULES = {
+    "ring": "all-reduce=ring,all-gather=ring,reduce-scatter=ring",
+    "mesh": "all-reduce=mesh,all-gather=mesh,reduce-scatter=mesh",
+    "doubling_and_bruck": "all-reduce=doubling,all-gather=bruck",
+    "halving_and_dissemination": "all-reduce=halving,barrier=dissemination",
+    "rounds": "all-reduce=rounds,all-gather=rounds,barrier=rounds",
+}
 
 
 NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--", "env")  # setpriv itself may still all
@@ -146,6 +166,22 @@ def hosts_are_apart():
         files = [memory_files(rank.pid) for rank in job.ranks]
         expect(files[0] & files[1] and files[2] & files[3], "no memory is shared on a host", files)
         expect(not (files[0] | files[1]) & (files[2] | files[3]), "memory is shared between hosts", files)
+        for number, host in enumerate(cluster.hosts):
+            open_to_all = {address for address, _ in listeners(host) if not int(address, 16)}
+            expect(not open_to_all, f"host {number + 1} listens on all its addresses", open_to_all)
+
+
+def topology_is_told():
+    """By rank 0 of the ranks that ask: which are on which host."""
+    for word, lines in (("2x2", ["4 on 2 hosts", "h1: ranks 0, 1", "h2: ranks 2, 3"]),
+                        ("3+1:rr", ["4 on 2 hosts", "h1: ranks 0, 2, 3", "h2: rank 1"]),
+                        ("3x1", ["3 on 3 hosts", "h1: rank 0", "h2: rank 1", "h3: rank 2"])):
+        layout = Layout(word)
+        with Cluster(len(layout.sizes)) as cluster, Job(cluster, layout, [COMMAND, "info", "--topology"]).start() as job:
+            succeed(job, START_S)
+            told = job.ranks[0].output()
+            expect(all(re.search(rf"{line}$", told, re.M) for line in lines), word, told)
+            expect(not any(rank.output() for rank in job.ranks[1:]), "another rank prints, too", job.told())
 
 
 # ---- What a rank is told ---------------------------------------------------------------------------------------------------
@@ -185,10 +221,10 @@ def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
         expect("ERR_INTERNAL" not in whole, "an internal error", whole)
 
 
-def looping(word, verb=("loop", "0"), **environment):
+def looping(word, verb=("loop", "0"), ipv6=False, **environment):
     """A cluster and a job in the middle of its work, for a with statement."""
     layout = layout_of_fault(word)
-    return Cluster(len(layout.sizes)), lambda cluster: Job(cluster, layout, [PROGRAM, *verb], environment).start()
+    return Cluster(len(layout.sizes), ipv6=ipv6), lambda cluster: Job(cluster, layout, [PROGRAM, *verb], environment).start()
 
 
 def others(job, gone):
@@ -209,8 +245,8 @@ def kill_rank(word, victim):
         expect_blamed(job, others(job, [victim]), [victim], LOST)
 
 
-def kill_host(word, host):
-    hosts, start = looping(word)
+def kill_host(word, host, **more):
+    hosts, start = looping(word, **more)
     with hosts as cluster, start(cluster) as job:
         wait_running(job)
         gone = job.layout.ranks_on(host)
@@ -219,17 +255,27 @@ def kill_host(word, host):
         expect_blamed(job, others(job, gone), gone, LOST)
 
 
-def pull_cable(word, host):
+def pull_cable(word, host, cut=Cluster.unplug, **more):
     """Both sides live on, and each must give up the other."""
-    hosts, start = looping(word)
+    hosts, start = looping(word, **more)
     with hosts as cluster, start(cluster) as job:
         wait_running(job)
-        cluster.unplug(host)
-        cut = job.layout.ranks_on(host)
-        rest = [rank.number for rank in others(job, cut)]
+        cut(cluster, host)
+        apart = job.layout.ranks_on(host)
+        rest = [rank.number for rank in others(job, apart)]
         began = time.monotonic()
-        expect_blamed(job, others(job, cut), cut, LOST)
+        expect_blamed(job, others(job, apart), apart, LOST)
         expect_blamed(job, others(job, rest), rest, LOST, began + TOLD_S - time.monotonic())
+
+
+def take_down(cluster, host):
+    """The interface itself, as its own host does it."""
+    cluster.hosts[host].run("ip", "link", "set", INTERFACE, "down")
+
+
+def take_address(cluster, host):
+    """The interface stays, its addresses go."""
+    cluster.hosts[host].run("ip", "address", "flush", "dev", INTERFACE)
 
 
 def stop_rank(word, victim):
@@ -368,6 +414,20 @@ def settings_differ(word):
     expect("SHOAL_PIECE_BYTES" in texts[-1], texts[-1])
 
 
+def versions_differ(word):
+    """One rank finds a library that calls itself another version: a copy, in which the number is changed."""
+    library = Path(COMMAND).resolve().parent / "libshoal.so.0"
+    version = subprocess.run([COMMAND, "--version"], capture_output=True, check=True).stdout.split()[-1]
+    image, here, there = library.read_bytes(), b"\0" + version + b"\0", b"\0" + b"9" + version[1:] + b"\0"
+    expect(here in image, f"{library} does not hold its version")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, library.name).write_bytes(image.replace(here, there))
+        texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, LD_LIBRARY_PATH=folder))
+    both = (version.decode(), "9" + version.decode()[1:], "install one version everywhere")
+    expect(all(part in texts[-1] for part in both), texts[-1])
+    expect(all(re.search(rf"\b{len(texts) - 1}\b", text) for text in texts[:-1]), "the missing rank is not named", *texts)
+
+
 def no_master(word):
     nowhere = "10.77.0.99"
     texts = refused(word, ("SHOAL_ERR_TIMEOUT", "SHOAL_ERR_SYSTEM", "SHOAL_ERR_ARGUMENT"), MASTER_ADDR=nowhere)
@@ -415,15 +475,21 @@ def two_jobs(word, are_told_apart):
 
 # ---- Strangers -------------------------------------------------------------------------------------------------------------
 
-def listening_ports(host):
-    """Of all processes in a host's namespace (proc(5): the fourth field is the state, 0A listens)."""
-    ports = set()
+def listeners(host):
+    """(address, port) of all that listen in a host's namespace (proc(5): the fourth field is the state, 0A listens). Addresses
+    as they stand there, in hexadecimal."""
+    found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{host.pid}/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A":
-                ports.add(int(fields[1].rpartition(":")[2], 16))
-    return sorted(ports)
+                address, _, port = fields[1].rpartition(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
+def listening_ports(host):
+    return sorted({port for _, port in listeners(host)})
 
 
 CONNECTIONS = 30  # of each kind, to each port
@@ -522,19 +588,29 @@ EXACT = [
     case("exact_2x2_round_robin", exact, "2x2:rr"),
     case("exact_4x2_round_robin", exact, "4x2:rr", SOME_GROUPS),
     case("exact_2x2_that_claims_to_be_one_host", exact, "2x2", SOME_GROUPS, of_rank=lambda rank: CLAIM),
-    *[case(f"exact_{word}_{provider}", exact_with_provider, word, provider)
+    *[case(f"exact_{word}_{provider}", with_provider, provider, exact, word, SOME_GROUPS)
       for provider in ("tcp;ofi_rxm", "udp;ofi_rxd") for word in ("2x2", "3x1")],
+    *[case(f"exact_{word}_by_messages", exact_by_messages, word) for word in ("2x2", "3x1")],
+    *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
+      for word in ("3x2", "4x1") for name, rules in RULES.items()],
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
+    topology_is_told,
 ]
 FAULTS = [
     *[case(f"killed_rank_{victim}_of_2x2", kill_rank, "2x2", victim) for victim in (0, 1, 3)],
     case("killed_rank_4_of_3x2", kill_rank, "3x2", 4),
     *[case(f"killed_host_{host + 1}_of_2x2", kill_host, "2x2", host) for host in (0, 1)],
     case("killed_host_2_of_3x1", kill_host, "3x1", 1),
-    *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0))],
+    case("killed_host_3_of_3x1_ipv6", kill_host, "3x1", 2, ipv6=True),
+    case("killed_host_1_of_2x2_shuffled", kill_host, "2x2", 0, SHOAL_SHUFFLE=1),
+    case("killed_host_2_of_3x1_udp;ofi_rxd", with_provider, "udp;ofi_rxd", kill_host, "3x1", 1),
+    case("pulled_cable_of_host_2_of_2x2_udp;ofi_rxd", with_provider, "udp;ofi_rxd", pull_cable, "2x2", 1),
+    *[case(f"interface_down_on_host_{host + 1}_of_3x1", pull_cable, "3x1", host, take_down) for host in (0, 1)],
+    case("address_gone_on_host_2_of_2x1", pull_cable, "2x1", 1, take_address),
+    *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0), ("3x1", 1), ("3x2", 1))],
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
     case("busy_rank_of_2x2", busy_rank, "2x2"),
     case("aborted_2x2", abort_job, "2x2"),
@@ -544,6 +620,7 @@ FAULTS = [
     case("roots_differ_on_3x1", roots_differ, "3x1"),
     case("wrong_secret_on_one", wrong_secret, "2x1"),
     case("settings_differ", settings_differ, "2x1"),
+    *[case(f"versions_differ_{word}", versions_differ, word) for word in ("2x1", "3x1")],
     case("master_out_of_reach", no_master, "2x1"),
     *[case(f"{name}_unknown", unknown_choice, "2x1", name) for name in ("SHOAL_PROVIDER", "SHOAL_NIC")],
     case("SHOAL_NIC_unknown_on_one", unknown_choice_on_one, "3x1", "SHOAL_NIC"),

@@ -74,7 +74,7 @@ def mpich():
 
 
 def torchrun():
-    command = shutil.which("torchrun")
+    command = shutil.which("torchrun", path=f"{os.environ['PATH']}:{Path(COMMAND).parent}/torch/bin")
     if not command:
         raise Skip("torchrun is not here")
     with Cluster(HOSTS) as cluster:

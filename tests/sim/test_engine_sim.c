@@ -421,15 +421,16 @@ static void engine_runs_random_programs_over_hosts_exactly(void **state)
     }
 }
 
+static const char *const rules[] = {
+    "SHOAL_ALGORITHMS=all-reduce=ring,all-gather=ring,reduce-scatter=ring",
+    "SHOAL_ALGORITHMS=all-reduce=doubling,all-gather=bruck",
+    "SHOAL_ALGORITHMS=all-reduce=halving,barrier=dissemination",
+    "SHOAL_ALGORITHMS=all-reduce=rounds,all-gather=rounds,barrier=rounds",
+    "SHOAL_ALGORITHMS=all-reduce=direct,all-gather=direct,barrier=direct",
+};
+
 static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
 {
-    static const char *const rules[] = {
-        "SHOAL_ALGORITHMS=all-reduce=ring,all-gather=ring,reduce-scatter=ring",
-        "SHOAL_ALGORITHMS=all-reduce=doubling,all-gather=bruck",
-        "SHOAL_ALGORITHMS=all-reduce=halving,barrier=dissemination",
-        "SHOAL_ALGORITHMS=all-reduce=rounds,all-gather=rounds,barrier=rounds",
-        "SHOAL_ALGORITHMS=all-reduce=direct,all-gather=direct,barrier=direct",
-    };
     (void)state;
     for (uint64_t seed = 1; seed <= 150; seed++) {
         const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
@@ -441,7 +442,7 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
     }
 }
 
-/* 8 hosts of 4 ranks; 64 of 8, where SHOAL_TEST_LARGE asks for it. */
+/* 8 hosts of 4 ranks; 64 of 8, where SHOAL_TEST_LARGE asks for it. By the table, then by rules. */
 static void engine_runs_many_hosts(void **state)
 {
     const bool is_large = getenv("SHOAL_TEST_LARGE") != NULL;
@@ -450,6 +451,10 @@ static void engine_runs_many_hosts(void **state)
     (void)state;
     draw_hosts(2, size, size / (is_large ? 8 : 4), host);
     run_program_on(2, host, size, is_large ? 3 : 8, small_pieces);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(rules); i++) {
+        const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", rules[i], NULL};
+        run_program_on(3 + i, host, size, is_large ? 2 : 6, overrides);
+    }
 }
 
 static void engine_runs_with_64_ranks(void **state)

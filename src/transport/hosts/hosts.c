@@ -818,6 +818,13 @@ static int lost(struct shoal_transport *transport, int first, uint64_t sequence,
     return local < transport->size ? local : -1;
 }
 
+static bool is_cut_off(struct shoal_transport *transport, int peer)
+{
+    struct hosts *hosts = hosts_of(transport);
+    const struct shoal_network_peer *other = is_here(hosts, peer) ? NULL : remote_of(hosts, peer)->peer;
+    return other && shoal_control_is_cut_off(other->control, other->world_rank);
+}
+
 static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -963,6 +970,7 @@ static const struct shoal_transport_ops ops = {
     .pop = pop,
     .flush = flush,
     .lost = lost,
+    .is_cut_off = is_cut_off,
     .describe = describe,
     .say_waits_for = say_waits_for,
     .waits_for = waits_for,
