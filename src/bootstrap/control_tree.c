@@ -9,8 +9,8 @@
 
 #define RETRY_MS 50
 #define ORPHAN_MS 1000 /* for what is not waiting when an orphan seeks its new parent */
-/* The same, and by how much heartbeats let two ranks notice a silence apart; seen at the second heartbeat after. */
-#define SILENT_ORPHAN_MS (SHOAL_CONTROL_HEARTBEAT_MS * 3 / 2)
+/* The same, by how much heartbeats let two ranks notice a silence apart, and a lost packet; seen at a heartbeat. */
+#define SILENT_ORPHAN_MS (SHOAL_CONTROL_HEARTBEAT_MS * 5 / 2)
 #define REFUSED_MS 1000 /* how long a parent that refuses is asked again: one that has a tree listens */
 
 /* ---- addresses ---- */

@@ -519,8 +519,10 @@ void shoal_comm_free(struct shoal_comm *comm)
         link = &(*link)->next;
     if (*link)
         *link = comm->next;
+    context->has_broken |= comm->engine->is_broken; /* before others no longer find it among the engines */
     shoal_driver_remove(&context->driver, comm->engine);
     shoal_engine_close(comm->engine);
+    context->has_broken |= comm->engine->is_broken;
     wait_until_quiet(context, comm->engine);
     if (!comm->engine->is_finalized) /* else it was written then */
         write_trace(comm);

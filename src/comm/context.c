@@ -127,15 +127,13 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     return shoal_shm_node_alloc(context->node, bytes, memory_out);
 }
 
-/* Peers that have not seen yet that a communicator broke may go on to write into memory that it used. */
-static bool may_be_written(const struct shoal_context *context, const void *memory)
+/* Peers that have not seen yet that a communicator broke, or that are stopped, may go on to use memory that it used. */
+static bool has_broken(const struct shoal_context *context)
 {
-    const struct shoal_shm_export *export = shoal_shm_node_find(context->node, memory, 1);
-    for (const struct shoal_engine *engine = context->driver.engines; export && engine; engine = engine->next) {
-        if (shoal_engine_exposes(engine, export->id))
-            return true;
-    }
-    return false;
+    bool has = context->has_broken;
+    for (const struct shoal_engine *engine = context->driver.engines; engine && !has; engine = engine->next)
+        has = engine->is_broken;
+    return has;
 }
 
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
@@ -143,8 +141,8 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
     shoal_driver_lock(&context->driver);
     shoal_network_forget_source(context->network, memory);
-    const enum shoal_status status = may_be_written(context, memory) ? shoal_shm_node_free(context->node, memory)
-                                                                     : shoal_shm_node_keep(context->node, memory);
+    const enum shoal_status status =
+        has_broken(context) ? shoal_shm_node_free(context->node, memory) : shoal_shm_node_keep(context->node, memory);
     shoal_driver_unlock(&context->driver);
     return status;
 }

@@ -20,6 +20,7 @@ struct shoal_context {
     struct shoal_world **worlds;   /* those on several hosts; under the driver's lock */
     size_t world_count;
     bool has_driver;
+    bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
     atomic_bool has_named_variables; /* unknown ones, in the log */
 };
 

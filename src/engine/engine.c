@@ -106,15 +106,6 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
     return false;
 }
 
-bool shoal_engine_exposes(const struct shoal_engine *engine, uint64_t segment)
-{
-    for (unsigned i = 0; i < engine->exposed_count; i++) {
-        if (shoal_location_segment(engine->exposed[i]) == segment)
-            return true;
-    }
-    return false;
-}
-
 void shoal_engine_destroy(struct shoal_engine *engine)
 {
     if (!engine)

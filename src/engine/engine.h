@@ -215,8 +215,6 @@ void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
 /* Whether an operation under way has an operand in the segment of that location. */
 bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location);
-/* Whether peers could reach that segment for an operation during which it broke. */
-bool shoal_engine_exposes(const struct shoal_engine *engine, uint64_t segment);
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 

@@ -584,16 +584,13 @@ static bool is_step_for(const struct shoal_engine *engine, const struct shoal_re
 }
 
 /* Whether the call waits for a lost rank. One elsewhere may have done its part and left: what it has completed is heard late.
- * Who waits for it says so, and others hear that; but where it was cut off, or this rank was, the others may be out of reach as
- * well, which takes longer to notice. */
+ * Who waits for it says so, and others hear that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     if (shoal_engine_is_here(engine, peer))
         return true;
     if (!shoal_circle_has(call->circle, peer))
         return false;
-    if (engine->ops->is_cut_off && engine->ops->is_cut_off(engine->transport, peer))
-        return true;
     if (call->state == SHOAL_REQUEST_RUNNING)
         return is_step_for(engine, call, peer);
     if (call->in_rounds && call->state == SHOAL_REQUEST_ANNOUNCED)
@@ -604,15 +601,32 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
            !engine->ops->arrival(engine->transport, peer, call->sequence);
 }
 
+/* Whether a lost rank of the call's was cut off, or this rank was: then those it waits for may be out of reach as well, which
+ * takes longer to notice. */
+static bool is_out_of_reach(struct shoal_engine *engine, const struct shoal_request *call, int peer)
+{
+    const struct shoal_transport_ops *ops = engine->ops;
+    return ops->is_cut_off && shoal_circle_has(call->circle, peer) && ops->is_cut_off(engine->transport, peer);
+}
+
+static int first_lost(struct shoal_engine *engine, const struct shoal_request *call, struct shoal_failure *found,
+                      bool (*is_blocking)(struct shoal_engine *, const struct shoal_request *, int))
+{
+    int rank = engine->ops->lost(engine->transport, 0, call->sequence, found);
+    while (rank >= 0 && !is_blocking(engine, call, rank))
+        rank = engine->ops->lost(engine->transport, rank + 1, call->sequence, found);
+    return rank;
+}
+
 /* What cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that peer. *rank_out
  * is that peer; found may name another, which was lost before it. */
 static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found, int *rank_out)
 {
     const struct shoal_transport_ops *ops = engine->ops;
     struct shoal_request *call = first_call(engine);
-    int rank = call ? ops->lost(engine->transport, 0, call->sequence, found) : -1;
-    while (rank >= 0 && !is_held_up_by(engine, call, rank))
-        rank = ops->lost(engine->transport, rank + 1, call->sequence, found);
+    int rank = call ? first_lost(engine, call, found, is_held_up_by) : -1;
+    if (call && rank < 0)
+        rank = first_lost(engine, call, found, is_out_of_reach);
     *rank_out = rank;
     if (rank >= 0)
         return call;
@@ -640,16 +654,19 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
 
 /* What a rank elsewhere sent before it was lost may still come, and the first cause from another. */
 #define UNDER_WAY_NS (500 * SHOAL_NS_PER_MS)
+/* A call that does not wait for the lost rank itself may still end. */
+#define OUT_OF_REACH_NS (2 * SHOAL_NS_PER_S)
 
-static bool is_perhaps_under_way(struct shoal_engine *engine, int rank)
+static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal_request *request, int rank)
 {
+    const bool is_blocked = request != first_call(engine) || is_held_up_by(engine, request, rank);
     const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
     if (shoal_engine_is_here(engine, rank))
         return false;
     if (!engine->lost_ns || engine->lost_mark != mark)
         engine->lost_ns = now_ns;
     engine->lost_mark = mark;
-    return now_ns - engine->lost_ns < UNDER_WAY_NS;
+    return now_ns - engine->lost_ns < (is_blocked ? UNDER_WAY_NS : OUT_OF_REACH_NS);
 }
 
 static bool fail_lost(struct shoal_engine *engine)
@@ -657,7 +674,7 @@ static bool fail_lost(struct shoal_engine *engine)
     struct shoal_failure failure, found = {0};
     int rank;
     struct shoal_request *request = find_blocked(engine, &found, &rank);
-    if (!request || is_perhaps_under_way(engine, rank)) {
+    if (!request || is_perhaps_under_way(engine, request, rank)) {
         engine->lost_ns = request ? engine->lost_ns : 0;
         return false;
     }

@@ -42,6 +42,15 @@ static bool is_there(const struct cgroup *group, const struct controller *contro
     return access(path, R_OK) == 0;
 }
 
+/* On to the group it lies in; false: it is the outermost. */
+static bool go_up(struct cgroup *group)
+{
+    if (strlen(group->directory) <= group->root_length)
+        return false;
+    *strrchr(group->directory, '/') = 0;
+    return true;
+}
+
 /* A line of /proc/self/cgroup: "0::/path" of version 2, "7:cpu,cpuacct:/path" of version 1 (cgroups(7)). */
 static bool read_cgroup(char *line, const struct controller *controller, struct cgroup *group)
 {
@@ -58,8 +67,10 @@ static bool read_cgroup(char *line, const struct controller *controller, struct 
                                           group->is_v2 ? "" : controller->name);
     if (strcmp(path, "/"))
         snprintf(group->directory + group->root_length, sizeof group->directory - group->root_length, "%s", path);
-    if (!is_there(group, controller)) /* inside a container the path of the host does not exist: the root is the container's */
-        group->directory[group->root_length] = 0;
+    /* A group may leave a controller to those around it; and inside a container the path of the host does not exist, but the
+     * root, which is the container's. */
+    while (!is_there(group, controller) && go_up(group))
+        continue;
     return is_there(group, controller);
 }
 
@@ -74,15 +85,6 @@ static bool find_cgroup(const struct controller *controller, struct cgroup *grou
         found = read_cgroup(line, controller, group_out);
     fclose(file);
     return found;
-}
-
-/* On to the group it lies in; false: it is the outermost. */
-static bool go_up(struct cgroup *group)
-{
-    if (strlen(group->directory) <= group->root_length)
-        return false;
-    *strrchr(group->directory, '/') = 0;
-    return true;
 }
 
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */

@@ -162,13 +162,35 @@ def hosts_are_apart():
     with Cluster(2) as cluster, Job(cluster, layout, [PROGRAM, "loop", "0"], {"SHOAL_LOG": "info"}).start() as job:
         wait_running(job)
         for rank in job.ranks:
-            expect("on 2 hosts" in rank.output(), "no line says: on 2 hosts", job.told())
+            for line in ("on 2 hosts", rf"interface {INTERFACE} \([\d.]+\): the route to the others leaves there",
+                         r"came together in [\d.]+ ms: store [\d.]+, .* control tree [\d.]+"):
+                expect(re.search(line, rank.output()), f"no line says: {line}", job.told())
         files = [memory_files(rank.pid) for rank in job.ranks]
         expect(files[0] & files[1] and files[2] & files[3], "no memory is shared on a host", files)
         expect(not (files[0] | files[1]) & (files[2] | files[3]), "memory is shared between hosts", files)
         for number, host in enumerate(cluster.hosts):
             open_to_all = {address for address, _ in listeners(host) if not int(address, 16)}
             expect(not open_to_all, f"host {number + 1} listens on all its addresses", open_to_all)
+
+
+def connections(host):
+    """To other hosts, of all processes in a host's namespace: the fourth field is the state, 01 is connected."""
+    count = 0
+    for line in Path(f"/proc/{host.pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        count += fields[3] == "01" and fields[1].rpartition(":")[0] != fields[2].rpartition(":")[0]
+    return count
+
+
+def large_jobs_do_not_connect_all_to_all():
+    """From 17 ranks on, ranks meet those that their plans name: of 18 on 6 hosts one on each other host, not all 15."""
+    layout = Layout("6x3")
+    with Cluster(6) as cluster, Job(cluster, layout, [PROGRAM, "loop", "0"]).start() as job:
+        wait_running(job)
+        time.sleep(1)
+        counts = [connections(host) for host in cluster.hosts]
+        print(f"# connections of each host: {counts}")
+        expect(max(counts) < 3 * 15 * 2 // 3, "too many connections", counts)
 
 
 def topology_is_told():
@@ -598,6 +620,7 @@ EXACT = [
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
     topology_is_told,
+    large_jobs_do_not_connect_all_to_all,
 ]
 FAULTS = [
     *[case(f"killed_rank_{victim}_of_2x2", kill_rank, "2x2", victim) for victim in (0, 1, 3)],

@@ -9,7 +9,7 @@
 #include "../operations.h"
 #include "shoal/shoal.h"
 
-#define WORLD_RANKS_MAX 16
+#define WORLD_RANKS_MAX 24
 
 struct world {
     struct shoal_context *context;

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 WITHIN_S = 10  # of a fault, on a loaded machine
 INTERRUPTED_WITHIN_S = 0.1  # the best of so many
-INTERRUPTIONS = 5
+INTERRUPTIONS = 3
 SHORT = datetime.timedelta(seconds=2)
 
 
@@ -90,6 +90,8 @@ WRONG = (
      "size|elements"),
     ("lists of another length", lambda world: dist.all_gather_coalesced(
         [[torch.empty(3)]] * world.size, [torch.ones(3), torch.ones(4)]), "list|length"),
+    ("a sparse tensor in a list", lambda world: dist.all_gather_coalesced(
+        [[torch.empty(9), torch.empty(4)]] * world.size, [torch.eye(3).to_sparse_csr(), torch.ones(4)]), "sparse|layout|dense"),
     ("lists of another type", lambda world: dist.all_gather_coalesced(
         [[torch.empty(3, dtype=torch.int32), torch.empty(4)]] * world.size, [torch.ones(3), torch.ones(4)]), "dtype|type"),
     ("outputs of another size", lambda world: dist.all_gather([torch.empty(4)] * world.size, torch.ones(3)),
@@ -415,10 +417,10 @@ def interrupted_case(name, waiting, late):
     def body(world):
         only_shoal()
         store, took = distributed_c10d._get_default_store(), []
-        for turn in range(INTERRUPTIONS):
+        for turn, after in enumerate([0.005, 0.06, 0.4] * INTERRUPTIONS):
             tensor = torch.ones(100)
             if world.rank == 0:
-                took.append(interrupted(lambda: waiting(tensor), (0.005, 0.06, 0.4)[turn % 3]))
+                took.append(interrupted(lambda: waiting(tensor), after))
                 del tensor
                 store.set(f"interrupted {turn}", "yes")
             else:
@@ -426,7 +428,7 @@ def interrupted_case(name, waiting, late):
                 late(tensor)
             still_works(world)
         print("back in Python after", *(f"{1000 * one:.0f}" for one in took), "ms")
-        expect(world.rank != 0 or min(took) < INTERRUPTED_WITHIN_S, "it took", *took)
+        expect(all(min(took[phase::3]) < INTERRUPTED_WITHIN_S for phase in range(3) if took), "it took", *took)
     return Case(f"Ctrl-C in {name}", body, sizes=(2,), fresh=True)
 
 

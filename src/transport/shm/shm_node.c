@@ -413,6 +413,7 @@ static void keep_at_most(struct shoal_shm_node *node, uint64_t bytes)
                 oldest = export;
         }
         node->kept_bytes -= room_of(oldest);
+        shoal_segment_discard(oldest->segment); /* peers may unmap it later */
         end_export(node, oldest);
     }
 }

@@ -171,6 +171,11 @@ enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct sh
     return SHOAL_OK;
 }
 
+void shoal_segment_discard(const struct shoal_segment *segment)
+{
+    fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)segment->bytes);
+}
+
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget)
 {
     if (!segment)

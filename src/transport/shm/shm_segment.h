@@ -45,6 +45,8 @@ uint64_t shoal_segment_room(const struct shoal_segment_budget *budget);
 /* Gets memory for [begin, begin + bytes) of a created segment. `what` is for the message. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
                                                        uint64_t bytes, struct shoal_segment_budget *budget, const char *what);
+/* Gives its pages back at once, whoever has it mapped: what is read there is zero, what is written has pages again. */
+void shoal_segment_discard(const struct shoal_segment *segment);
 /* The owner gives the segment up (and puts it): its memory no longer counts. NULL is allowed. */
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget);
 

@@ -91,8 +91,10 @@ def _create_plain(store, rank, size, timeout):
 
 
 def _join(store, rank, size, timeout, name, ranks):
-    # DDP takes the memory of its buckets from the group where this is 0, which spares a copy each way; torch's default is 1.
-    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # DDP takes the memory of its buckets from the group where this is 0, which spares a copy each way; torch's default is 1. It
+    # is of the process, and would change what NCCL does.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     create = _shim(rank)[1].create
     return create(store, rank, size, timeout, name, ranks)
 

@@ -29,6 +29,7 @@ UINT32_MAX = 2**32 - 1
 
 IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
 Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
+NoSharedMemory = getattr(torch, "OutOfMemoryError", MemoryError)
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 _BESIDE = 'Write init_process_group("cpu:shoal,cuda:nccl") to have NCCL for tensors of GPUs' + (
@@ -91,7 +92,7 @@ def empty(nbytes):
     owner, memory, library = context(), ctypes.c_void_p(), _library.load()
     status = library.mem_alloc(owner, nbytes, ctypes.byref(memory))
     if status != OK:
-        raise getattr(torch, "OutOfMemoryError", MemoryError)(str(_library.error_of(status, owner)))
+        raise NoSharedMemory(str(_library.error_of(status, owner)))
     block = (ctypes.c_uint8 * nbytes).from_address(memory.value)
     weakref.finalize(block, _free, owner, memory.value).atexit = False
     return torch.frombuffer(block, dtype=torch.uint8)
@@ -661,7 +662,10 @@ class Group(Base):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size, *, dtype, device):
-        return empty(size * torch.empty((), dtype=dtype).element_size()).view(dtype)
+        try:
+            return empty(size * torch.empty((), dtype=dtype).element_size()).view(dtype)
+        except NoSharedMemory:  # told by the library
+            return torch.empty(size, dtype=dtype)
 
     def set_timeout(self, timeout):
         self._timeout_ms = _milliseconds(timeout)
@@ -691,6 +695,8 @@ class Group(Base):
             return
         with self.lock:
             comm, self.comm = self.comm, None
+            if comm is None:
+                return
             if self._left.wait_for(lambda: not self._calls, CALLS_END_S):
                 self.library.comm_free(comm)
 

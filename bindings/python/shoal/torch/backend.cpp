@@ -639,17 +639,23 @@ class ShoalWork : public c10d::Work {
 
     bool wait(milliseconds timeout) override
     {
+        return wait_on(timeout, false);
+    }
+
+    // has_waited: a slice has passed already, and a signal may be there.
+    bool wait_on(milliseconds timeout, bool has_waited)
+    {
         WithoutGil released;
         shoal_status status;
         milliseconds left = timeout > kNoTimeout ? timeout : milliseconds::max();
         for (;;) {
             const milliseconds slice = std::min(left, kSlice);
-            status = shoal_request_test(request_);
-            if (status == SHOAL_PENDING)
-                raise_signals(); // first: who posted has waited as long already
-            status = status == SHOAL_PENDING ? shoal_request_wait(request_, static_cast<uint32_t>(slice.count())) : status;
+            if (has_waited && shoal_request_test(request_) == SHOAL_PENDING)
+                raise_signals();
+            status = shoal_request_wait(request_, static_cast<uint32_t>(slice.count()));
             if (status != SHOAL_PENDING)
                 break;
+            has_waited = true;
             left -= slice;
             TORCH_CHECK_WITH(DistBackendError, left.count() > 0, outcome_->title, ": not done within the ", timeout.count(),
                              " ms of this wait; nothing is lost, it may be waited for again");
@@ -874,6 +880,7 @@ class ShoalBackend : public c10d::Backend {
                               " inputs");
         std::vector<Tensors> rows(inputs.size());
         for (size_t i = 0; i < inputs.size(); i++) {
+            check_tensor(inputs[i]);
             for (const Tensors &list : outputs)
                 rows[i].push_back(list[i]);
             check_parts(rows[i], inputs[i].scalar_type());
@@ -1092,9 +1099,13 @@ class ShoalBackend : public c10d::Backend {
     at::Tensor allocateTensor(long size, at::TensorOptions options)
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
+        const int64_t bytes = size * static_cast<int64_t>(c10::elementSize(type));
+        if (bytes >= refused_)
+            return at::empty({size}, options);
         try {
-            return shared_bytes(size * static_cast<int64_t>(c10::elementSize(type))).view(type);
+            return shared_bytes(bytes).view(type);
         } catch (const c10::OutOfMemoryError &) {
+            refused_ = bytes; // and not tried again in each step
             return at::empty({size}, options);
         }
     }
@@ -1220,7 +1231,7 @@ class ShoalBackend : public c10d::Backend {
         work->posted(request);
         sequence_++;
         if (waits)
-            work->wait(kNoTimeout);
+            work->wait_on(kNoTimeout, true);
         else
             collect(work);
         return work;
@@ -1242,6 +1253,7 @@ class ShoalBackend : public c10d::Backend {
     const std::shared_ptr<Communicator> group_;
     std::atomic<milliseconds> timeout_;
     std::atomic<uint64_t> sequence_{0};
+    std::atomic<int64_t> refused_{std::numeric_limits<int64_t>::max()};
     std::mutex coalescing_mutex_;
     std::optional<std::vector<Ref<c10d::Work>>> coalesced_;
 };
