@@ -148,6 +148,16 @@ static void memory_kept_has_a_limit(struct world *world)
     OK(world, shoal_mem_free(world->context, large));
     CHECK(world, node->kept_bytes == 3 * MIB && node->export_count == 2, "%zu pieces, %llu bytes after a large one",
           node->export_count, (unsigned long long)node->kept_bytes);
+    void *small[300];
+    for (int i = 0; i < 300; i++)
+        OK(world, shoal_mem_alloc(world->context, 64, &small[i]));
+    for (int i = 0; i < 300; i++)
+        OK(world, shoal_mem_free(world->context, small[i]));
+    CHECK(world, node->kept_count == 256 && node->export_count == 257, "%zu small pieces are kept", node->kept_count);
+    float *use = use_memory(world, 7 * MIB_FLOATS);
+    OK(world, shoal_mem_free(world->context, use)); /* leaves room for no more than a MiB */
+    CHECK(world, node->kept_count == 256 && node->kept_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes",
+          node->kept_count, (unsigned long long)node->kept_bytes);
     OK(world, shoal_mem_free(world->context, last));
 }
 

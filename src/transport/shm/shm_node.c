@@ -23,6 +23,7 @@
 /* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one
  * after the other, begins a page apart modulo this many pages. */
 #define STAGGER_PAGES 61
+#define KEPT_MAX 256 /* pieces of freed memory: all are looked through for each operand */
 
 static void no_lock(void *arg)
 {
@@ -403,19 +404,29 @@ static size_t room_of(const struct shoal_shm_export *export)
     return export->segment->bytes - (size_t)(export->begin - export->segment->base);
 }
 
-static void keep_at_most(struct shoal_shm_node *node, uint64_t bytes)
+static void count_kept(struct shoal_shm_node *node, const struct shoal_shm_export *export, bool is_kept)
 {
-    while (node->kept_bytes > bytes) {
-        struct shoal_shm_export *oldest = NULL;
-        for (size_t i = 0; i < node->export_count; i++) {
-            struct shoal_shm_export *export = &node->exports[i];
-            if (export->freed && (!oldest || export->freed < oldest->freed))
-                oldest = export;
-        }
-        node->kept_bytes -= room_of(oldest);
-        shoal_segment_discard(oldest->segment); /* peers may unmap it later */
-        end_export(node, oldest);
+    node->kept_count = is_kept ? node->kept_count + 1 : node->kept_count - 1;
+    node->kept_bytes = is_kept ? node->kept_bytes + room_of(export) : node->kept_bytes - room_of(export);
+}
+
+static void end_oldest(struct shoal_shm_node *node)
+{
+    struct shoal_shm_export *oldest = NULL;
+    for (size_t i = 0; i < node->export_count; i++) {
+        struct shoal_shm_export *export = &node->exports[i];
+        if (export->freed && (!oldest || export->freed < oldest->freed))
+            oldest = export;
     }
+    count_kept(node, oldest, false);
+    shoal_segment_discard(oldest->segment); /* peers may unmap it later */
+    end_export(node, oldest);
+}
+
+static void keep_at_most(struct shoal_shm_node *node, uint64_t bytes, size_t count)
+{
+    while (node->kept_bytes > bytes || node->kept_count > count)
+        end_oldest(node);
 }
 
 /* The smallest that is kept and holds so many bytes, of which it may waste a quarter as many. */
@@ -432,7 +443,7 @@ static void *take_kept(struct shoal_shm_node *node, size_t bytes)
         return NULL;
     best->freed = 0;
     best->bytes = bytes;
-    node->kept_bytes -= room_of(best);
+    count_kept(node, best, false);
     return best->begin;
 }
 
@@ -440,8 +451,8 @@ enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *node, struct sho
                                          uint64_t bytes, const char *what)
 {
     lock(node);
-    if (node->kept_bytes && bytes > shoal_segment_room(&node->budget))
-        keep_at_most(node, 0);
+    if (node->kept_count && bytes > shoal_segment_room(&node->budget))
+        keep_at_most(node, 0, 0);
     unlock(node);
     return shoal_segment_reserve(segment, node->log, begin, bytes, &node->budget, what);
 }
@@ -547,10 +558,10 @@ enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory)
     struct shoal_shm_export *export = find_begin(node, memory, false);
     if (!export || room_of(export) > most)
         return shoal_shm_node_free(node, memory);
-    keep_at_most(node, most - room_of(export));
+    keep_at_most(node, most - room_of(export), KEPT_MAX - 1);
     export = find_begin(node, memory, false); /* what ended may have moved it */
     export->freed = ++node->frees;
-    node->kept_bytes += room_of(export);
+    count_kept(node, export, true);
     shoal_shm_node_drain(node);
     return SHOAL_OK;
 }

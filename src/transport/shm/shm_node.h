@@ -87,6 +87,7 @@ struct shoal_shm_node {
     uint64_t next_export;
     uint64_t frees;
     uint64_t kept_bytes; /* of exports that are kept */
+    size_t kept_count;
     unsigned locates;
     atomic_uint staggers;
     struct shoal_shm_joining *joining;
