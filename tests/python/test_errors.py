@@ -449,18 +449,24 @@ def interrupted_while_joining(world):
 # ---- Abort, groups that are gone ----
 
 
-def abort(world):
-    only_shoal()
+def aborted(world, post, end, told):
+    """Rank 0 aborts what it has posted; the others come when that is done, and are told."""
     store = distributed_c10d._get_default_store()
     if world.rank == 0:
-        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3)]
-        threading.Timer(0.3, lambda: back_end().abort()).start()
+        works = post()
+        end()
         for work in works:
             fails(work.wait, "[Aa]bort")
         store.set("aborted", "yes")
     else:
         store.wait(["aborted"])
-        fails(lambda: dist.all_reduce(torch.ones(10)), "[Aa]bort")
+        fails(lambda: dist.all_reduce(torch.ones(10)), told)
+
+
+def abort(world):
+    only_shoal()
+    aborted(world, lambda: [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(3)],
+            lambda: threading.Timer(0.3, lambda: back_end().abort()).start(), "[Aa]bort")
 
 
 def abort_by_torch(world):
@@ -470,15 +476,9 @@ def abort_by_torch(world):
         raise Skip("this torch has no such call")
     store = distributed_c10d._get_default_store()
     group = dist.new_group()
-    if world.rank == 0:
-        works = [dist.all_reduce(torch.ones(10), async_op=True), dist.all_reduce(torch.ones(10), group=group, async_op=True)]
-        distributed_c10d._abort_process_group()
-        for work in works:
-            fails(work.wait, "[Aa]bort")
-        store.set("aborted", "yes")
-    else:
-        store.wait(["aborted"])
-        fails(lambda: dist.all_reduce(torch.ones(10)), "[Aa]bort|rank 0")
+    aborted(world, lambda: [dist.all_reduce(torch.ones(10), group=one, async_op=True) for one in (None, group)],
+            distributed_c10d._abort_process_group, "[Aa]bort|rank 0")
+    if world.rank != 0:
         distributed_c10d._abort_process_group()
     dist.init_process_group(ranks.BACKEND, store=dist.PrefixStore("again", store), rank=world.rank, world_size=world.size,
                             timeout=ranks.GROUP_TIMEOUT)

@@ -131,8 +131,9 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *n
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd,
                                                          uint64_t offset);
-/* Take memory of alloc back. keep leaves it mapped here and by peers, for the next alloc, as far as SHOAL_MEMORY_KEPT goes: to
- * make it anew costs more than most operations on it. Peers may then not write to it any more. */
+/* free and keep take memory of alloc back, deregister that of register. keep leaves it mapped here and by peers, for the next
+ * alloc, as far as SHOAL_MEMORY_KEPT goes: to make it anew costs more than most operations on it. No peer may write to it
+ * then. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node, void *memory);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory);
