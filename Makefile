@@ -3,7 +3,7 @@
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    builds in several ways and runs every test
-#   make bench   measures every collective beside Open MPI and MPICH
+#   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
 #   make build   the command at build/shoal, the libraries beside it
@@ -15,6 +15,7 @@
 WORKERS ?= 2
 TORCH ?= 2.13.0
 DEEPSPEED ?= 0.19.8
+IMPI ?= 2021.19.0
 
 # What Python in a checkout needs to know.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/bindings/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
@@ -50,9 +51,17 @@ test: build/torch/bin/python3
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
 
-bench: build
+bench: build build/impi
 	@dev/deps.sh bench
 	@dev/bench.py $(ARGS)
+
+# Intel MPI is measured beside Shoal and never shipped. Without it the other peers are measured.
+build/impi:
+	@dev/deps.sh bench
+	@echo "installing Intel MPI $(IMPI) at build/impi"
+	@python3 -m venv build/impi
+	@build/impi/bin/pip install --quiet --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
+	 echo "no Intel MPI $(IMPI) from pip: without it"
 
 # Without PyTorch its tests are skipped and Gloo is not measured; all else goes on.
 build/torch/bin/python3:

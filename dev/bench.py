@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Measures Shoal beside Open MPI and MPICH, in turn, size by size, round by round; what `make bench` runs.
+"""Measures Shoal beside Intel MPI, Open MPI and MPICH, in turn, size by size, round by round; what `make bench` runs.
 
 Each measurement is a process of its own for one size. A round measures every size with every library, in rotated order. The
-ratio of a size in a round is the faster peer's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not,
+ratio of a size in a round is the fastest peer's time over Shoal's. Virtual cores sometimes share a cache and sometimes do not,
 so each run times a bare cache-line exchange first, and ratios are joined only within one state of the machine. Every run
 verifies a result element by element before it measures.
+
+Intel MPI is measured, never shipped: it is proprietary. pip puts it at build/impi; where pip cannot, it is left out, and so
+the table's peers say what its ratios are against.
 
 A size is the bytes of the larger operand: of all parts where an operand has one part per rank. Peers use ordinary memory; in
 place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
@@ -41,6 +44,8 @@ RUN_TIMEOUT_S = 300
 TRIES = 3
 CORES = len(os.sched_getaffinity(0))
 QUOTA_PERIOD_US = 100000
+MISSING_DEBIAN = "apt-get install openmpi-bin libopenmpi-dev mpich libmpich-dev"
+MISSING = {"impi": "make bench installs it at build/impi, where pip has it"}
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
 
 
@@ -160,7 +165,7 @@ def say(text):
 def clean_environment():
     """Without what a launcher above may have set: the commands start their own ranks."""
     return {name: value for name, value in os.environ.items()
-            if name not in LAUNCHER_NAMES and not name.startswith(("PMIX_", "PMI_", "OMPI_"))}
+            if name not in LAUNCHER_NAMES and not name.startswith(("PMIX_", "PMI_", "OMPI_", "I_MPI_"))}
 
 
 def json_lines(text):
@@ -206,14 +211,18 @@ class Shoal:
 
 class Peer:
     """An MPI library. Of several settings the best is found once per size and then used: a peer is measured at its best.
-    wrapper(ranks): what stands before its program."""
+    wrapper(ranks): what stands before its program. compiler: the command, and what follows the source file."""
 
-    def __init__(self, name, build, launch, settings, wrapper=pin):
+    def __init__(self, name, build, launch, settings, wrapper=pin, compiler=None):
         self.name, self.launch, self.settings, self.wrapper, self.best = name, launch, settings, wrapper, {}
-        self.program = build / f"mpi_bench.{name}"
+        self.program, self.compiler = build / f"mpi_bench.{name}", compiler or ([f"mpicc.{name}"], [])
+
+    def is_here(self):
+        return shutil.which(self.compiler[0][0]) and shutil.which(self.launch[0])
 
     def build(self):
-        subprocess.run([f"mpicc.{self.name}", "-O3", "-std=gnu11", "-o", self.program, ROOT / "dev/mpi_bench.c"], check=True)
+        compiler, libraries = self.compiler
+        subprocess.run([*compiler, "-O3", "-std=gnu11", "-o", self.program, ROOT / "dev/mpi_bench.c", *libraries], check=True)
 
     def command(self, suite, size, setting, wrapper=()):
         return [*self.launch, *setting, "-n", str(suite.ranks), *wrapper, str(self.program), suite.collective, str(size),
@@ -238,13 +247,31 @@ def openmpi_settings(ranks):
     return [[*unbound, "--mca", "mpi_yield_when_idle", "1"], [*unbound, "--mca", "mpi_yield_when_idle", "0"]]
 
 
+def impi_settings(ranks):
+    """As openmpi_settings: with or without binding; with more ranks than cores, whether a rank that waits yields."""
+    unbound = ["-genv", "I_MPI_PIN", "0"]
+    if ranks <= CORES:
+        return [[], unbound]
+    return [[*unbound, "-genv", "I_MPI_THREAD_YIELD", way] for way in ("0", "2", "3")]
+
+
+def impi_open(build):
+    """The wheels keep the layout of an installation; their compiler wrapper only adds paths that it guesses wrong."""
+    root = build / "impi"
+    launch = [str(root / "bin/mpiexec.hydra"), "-hosts", "localhost", "-genv", "I_MPI_FABRICS", "shm",
+              "-genv", "LD_LIBRARY_PATH", str(root / "lib")]
+    compiler = ["gcc", f"-I{root}/include"], [f"-L{root}/lib", "-lmpi", f"-Wl,-rpath,{root}/lib"]
+    return Peer("impi", build, launch, impi_settings, compiler=compiler)
+
+
 def peers_open(build):
     peers = [Peer("openmpi", build, ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"], openmpi_settings),
-             Peer("mpich", build, ["mpirun.mpich"], lambda ranks: [[]])]
-    present = [peer for peer in peers if shutil.which(f"mpicc.{peer.name}") and shutil.which(peer.launch[0])]
+             Peer("mpich", build, ["mpirun.mpich"], lambda ranks: [[]]), impi_open(build)]
+    present = [peer for peer in peers if peer.is_here()]
     for peer in peers:
         if peer not in present:
-            say(f"bench: {peer.name} is missing (apt-get install openmpi-bin libopenmpi-dev mpich libmpich-dev)")
+            way = MISSING.get(peer.name, MISSING_DEBIAN)
+            say(f"bench: {report.TITLES[peer.name]} is missing ({way}); the ratios do without it")
     if not present:
         sys.exit(2)
     for peer in present:

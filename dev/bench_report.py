@@ -11,7 +11,7 @@ from statistics import median
 
 STATES = ("near", "far", "crowded", "mixed", "unknown")
 COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#aaaaaa", "unknown": "#777777"}
-TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
+TITLES = {"impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
 METRICS = {"ratio_deepspeed": "DeepSpeed "}  # what a table says before the limit, where it is not of the main figure
 K, M = 1 << 10, 1 << 20
 HUGE = 1 << 62
@@ -125,7 +125,7 @@ def curve_table(rows):
     peers = [name for name in rows[0]["times_us"] if name != "shoal"]
     peers.sort(reverse=True)
     probed = "of_probe" in rows[0]
-    against = TITLES[rows[0]["peer"]] if "peer" in rows[0] else "faster peer"
+    against = TITLES[rows[0]["peer"]] if "peer" in rows[0] else "fastest peer" if len(peers) > 2 else "faster peer"
     head = ["size", "state", "exchange ns", "rounds", "Shoal us", *(f"{name} us" for name in peers), f"{against} / Shoal"]
     head += ["in a loop"]
     has_deepspeed = "ratio_deepspeed" in rows[0]
@@ -239,7 +239,8 @@ def peers_text(rows):
     if "peer" in rows[0]:
         return TITLES[rows[0]["peer"]]
     names = [title for name, title in TITLES.items() if name in rows[0]["times_us"]]
-    return f"the faster of {' and '.join(names)}" if len(names) > 1 else names[0]
+    best = "fastest" if len(names) > 2 else "faster"
+    return f"the {best} of {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def curve_plot(record, rows):
@@ -312,29 +313,22 @@ def torch_targets():
 
 
 TARGETS = [
+    Target("plain", "never slower at 8 B", "ratio", 1, size_below=9),
     Target("plain", "never slower", "ratio", 0.95),
-    Target("plain", "from 256 KiB", "ratio", 1.3, size_from=256 * K, size_below=16 * M),
-    Target("plain", "at 16 MiB", "ratio", 2, size_from=16 * M, size_below=64 * M),
-    Target("plain", "from 64 MiB", "ratio", 3, size_from=64 * M),
+    Target("plain", "from 512 B", "ratio", 1.3, size_from=512, size_below=16 * M),
+    Target("plain", "from 16 MiB", "ratio", 1.6, size_from=16 * M),
     Target("plain", "8 B over the bare exchange, us", "over_exchange_us", 0.15, False, 8, 9),
-    Target("inplace", "from 32 KiB", "ratio", 4, size_from=32 * K, size_below=16 * M),
-    Target("inplace", "from 16 MiB", "ratio", 6, size_from=16 * M),
-    Target("inplace", "over reading and writing once", "of_probe", 1.15, False, 64 * M),
-    Target("shared", "from 2 MiB", "ratio", 1.5, size_from=2 * M, size_below=64 * M),
-    Target("shared", "from 64 MiB", "ratio", 4, size_from=64 * M),
-    Target("four", "never slower", "ratio", 0.9),
-    Target("four", "from 16 MiB", "ratio", 2, size_from=16 * M),
-    Target("four-inplace", "never slower", "ratio", 0.9),
-    Target("four-inplace", "from 64 MiB", "ratio", 4, size_from=64 * M),
-    Target("reduce-scatter", "never slower", "ratio", 0.95),
-    Target("reduce-scatter", "from 16 MiB", "ratio", 2.5, size_from=16 * M),
-    Target("all-gather", "never slower", "ratio", 0.95),
-    Target("all-gather-shared", "from 16 MiB", "ratio", 1.5, size_from=16 * M),
-    Target("all-gather-inplace", "from 16 MiB", "ratio", 2.5, size_from=16 * M),
-    *[Target(suite, "never slower", "ratio", 0.95) for suite in ("broadcast", "reduce", "all-to-all")],
+    Target("inplace", "from 32 KiB", "ratio", 3.5, size_from=32 * K, size_below=256 * K),
+    Target("inplace", "from 256 KiB to 2 MiB", "ratio", 4, size_from=256 * K, size_below=2 * M + 1),
+    Target("inplace", "over reading and writing once", "of_probe", 1.15, False, 2 * M + 1),
+    *[Target(suite, "never slower", "ratio", 0.95) for suite in (
+        "shared", "reduce-scatter", "all-gather", "all-gather-shared", "all-gather-inplace", "broadcast", "reduce",
+        "all-to-all", "gather", "scatter")],
+    *[Target(suite, "never slower", "ratio", 0.9) for suite in ("four", "four-inplace")],
     *[Target(suite, "over float32's time", "value", 1.2, False) for suite in ("sixteen", "four-sixteen")],
     *[Target(f"four-{suite}", "never slower", "ratio", 0.9) for suite in (
-        "reduce-scatter", "all-gather", "all-gather-shared", "all-gather-inplace", "broadcast", "reduce", "all-to-all")],
+        "reduce-scatter", "all-gather", "all-gather-shared", "all-gather-inplace", "broadcast", "reduce", "all-to-all",
+        "gather", "scatter")],
     *[Target(suite, "over the smooth curve", "value", 1.3, False) for suite in (
         "cliffs", "cliffs-reduce-scatter", "cliffs-all-gather", "cliffs-broadcast", "cliffs-reduce", "cliffs-all-to-all",
         "cliffs-gather", "cliffs-scatter")],
