@@ -5,6 +5,7 @@
   dev/test.py plain asan         only these builds (plain, python, clang, asan, tsan, aarch64)
   dev/test.py -k engine          only tests whose name contains "engine"
   dev/test.py -v                 print the output of every test
+  dev/test.py --profile          say at the end where the time went
 """
 import argparse
 import collections
@@ -13,6 +14,8 @@ import json
 import os
 import pathlib
 import re
+import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -63,6 +66,7 @@ class Count:
 
     def __init__(self):
         self.failures = []
+        self.spent = []  # (seconds, CPU seconds, what) of each build and test
 
     def add(self, other):
         self.passed += other.passed
@@ -84,15 +88,18 @@ def why_impossible(name):
     return None
 
 
-def build(name):
+def build(name, total):
     directory, compiler, options, _ = BUILDS[name]
     path = TOP / directory
     if not (path / "build.ninja").exists():
         subprocess.run(["meson", "setup", str(path), str(TOP), *options], check=True, stdout=subprocess.DEVNULL, cwd=TOP,
                        env={**os.environ, "CC": compiler})
-    start = time.time()
+    start, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     result = subprocess.run(["ninja", "-C", str(path), "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(f"# build {name}: {time.time() - start:.0f} s", flush=True)
+    seconds, after = time.time() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    total.spent.append((seconds, cpu, f"build {name}"))
+    print(f"# build {name}: {seconds:.0f} s", flush=True)
     if result.returncode:
         print(result.stdout)
     return result.returncode == 0
@@ -110,24 +117,39 @@ def tests_of(name, pattern):
 
 
 def run(test, directory):
-    """Runs one program in its own process group, so that nothing is left of it; returns (exit code or None, output)."""
+    """Runs one program in its own process group, so that nothing is left of it; returns (exit code or None, output, CPU seconds
+    of it and of all that it waited for)."""
     environment = {**os.environ, **SANITIZERS, **test["env"], "CMOCKA_MESSAGE_OUTPUT": "TAP"}
     process = subprocess.Popen(test["cmd"], cwd=test.get("workdir") or directory, env=environment, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=test["timeout"] or 600)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
+    output = []
+    reader = threading.Thread(target=lambda: output.append(process.stdout.read()))
+    reader.start()
+    ended = wait_for(process, reader, test["timeout"] or 600)
+    if not ended:
         os.killpg(process.pid, signal.SIGABRT)
         time.sleep(0.2)
-        code = None
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    if code is None:
-        output, _ = process.communicate()
-    return code, output.decode(errors="replace")
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)  # so that its destructor does not look for it
+    reader.join()
+    process.stdout.close()
+    return process.returncode if ended else None, output[0].decode(errors="replace"), usage.ru_utime + usage.ru_stime
+
+
+def wait_for(process, reader, seconds):
+    """Whether it has ended and closed its output in time; does not reap it, so that its usage can still be asked for."""
+    deadline = time.monotonic() + seconds
+    reader.join(seconds)
+    end = os.pidfd_open(process.pid)
+    try:
+        ready, _, _ = select.select([end], [], [], max(0, deadline - time.monotonic()))
+    finally:
+        os.close(end)
+    return bool(ready) and not reader.is_alive()
 
 
 def count_cases(code, output, excuses):
@@ -180,14 +202,15 @@ def run_timed(test, directory):
 
 
 def report(name, test, result, options, total):
-    code, output, seconds = result
+    code, output, cpu, seconds = result
+    total.spent.append((seconds, cpu, f"{name}/{test['name']}"))
     count, skips = count_cases(code, output, NOT_EMULATED if name in SYSROOTS else {})
     total.add(count)
     verdict = "FAILED" if count.failed else "ok"
     ending = f" (no end within {test['timeout']} s)" if code is None else f" (exit code {code})" if code else ""
     reason = ending if count.failed else ""
     print(f"{verdict:7}{name}/{test['name']}: {count.passed} passed, {count.failed} failed, {count.skipped} skipped, "
-          f"{seconds:.1f} s{reason}", flush=True)
+          f"{seconds:.1f} s, CPU {cpu:.1f} s{reason}", flush=True)
     for skip in skips:
         print(f"       skipped: {skip}")
     if count.failed:
@@ -219,10 +242,18 @@ def run_build(name, options, total):
         meanwhile.result()
 
 
+def profile(total):
+    """Where the time went, longest first. A test whose CPU seconds are far below its seconds can run beside others."""
+    print(f"# {'seconds':>8} {'CPU s':>8} {'cores':>6}  of {sum(seconds for seconds, _, _ in total.spent):.0f} s one after the other")
+    for seconds, cpu, what in sorted(total.spent, reverse=True):
+        print(f"# {seconds:8.1f} {cpu:8.1f} {cpu / max(seconds, 0.1):6.2f}  {what}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", nargs="*", metavar="BUILD", help=f"{', '.join(BUILDS)}; all if none is named")
     parser.add_argument("-k", default="", metavar="TEXT", help="only tests whose name contains TEXT")
+    parser.add_argument("--profile", action="store_true", help="at the end: seconds, CPU seconds and cores of every build and test")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the output of every test")
     options = parser.parse_args()
     for name in options.builds:
@@ -236,11 +267,13 @@ def main():
         if reason:
             print(f"       skipped: build {name}: {reason}")
             total.skipped += 1
-        elif build(name):
+        elif build(name, total):
             run_build(name, options, total)
         else:
             total.failures.append(f"FAILED build {name}")
             total.failed += 1
+    if options.profile:
+        profile(total)
     for failure in total.failures:  # again, where one looks first
         print(failure)
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
