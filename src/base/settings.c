@@ -44,6 +44,7 @@ static const char *const levels[] = {"warn", "info", "debug", NULL};
 static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL}; /* that log */
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
 static const char *const writes[] = {"auto", "no", NULL};
+static const char *const moves[] = {"auto", "no", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
 /* What a text may be: one of `words`, then, after commas, any of `more`. */
@@ -55,6 +56,7 @@ static const struct choice {
     {"SHOAL_STORES", stores, NULL},
     {"SHOAL_KERNELS", kernels, NULL},
     {"SHOAL_WRITES", writes, NULL},
+    {"SHOAL_MOVE", moves, NULL},
 };
 
 /* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */

@@ -43,6 +43,8 @@
       "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
     X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls in bursts between yields; 0 where ranks outnumber cores")      \
     X(YIELD_US, yield_us, NUMBER, "200", 0, "how long it then yields at each turn before it sleeps")                           \
+    X(MOVE, move, TEXT, "auto", 0,                                                                                             \
+      "auto: a rank that meets another on its core goes to another core that it may use; no: it stays")                        \
     X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")  \
     X(MEMORY_KEPT, memory_kept, BYTES, "256M", 0, "most freed shared memory this process keeps for its next use; 0: none")
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "topology/cores.h"
 #include "topology/limits.h"
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -41,7 +42,10 @@ void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks)
 {
     shoal_driver_lock(driver);
     driver->local_ranks = local_ranks > driver->local_ranks ? local_ranks : driver->local_ranks;
-    driver->spin_ns = driver->local_ranks <= shoal_topology_cores() ? driver->settings->spin_us * 1000 : 0;
+    const bool has_cores = driver->local_ranks <= shoal_topology_cores();
+    driver->spin_ns = has_cores ? driver->settings->spin_us * 1000 : 0;
+    const bool may_move = has_cores && driver->local_ranks > 1 && strcmp(driver->settings->move, "no") != 0;
+    driver->next_core_ns = may_move ? 0 : UINT64_MAX;
     shoal_driver_unlock(driver);
 }
 
@@ -310,6 +314,38 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
         shoal_shm_node_awake(driver->node);
 }
 
+/* Ranks that wake each other may be put on one core, and stay there as long as other processes keep the rest busy. A wait that
+ * finds nothing looks so often, and the rank leaves when it has met another so often in a row. Then it looks again after a
+ * longer while: a core that is shared with a process that never waits is left by the kernel's choice within milliseconds. */
+#define CORE_LOOK_NS SHOAL_NS_PER_MS
+#define CORE_MEETINGS 3
+#define CORE_SETTLE_NS (50 * SHOAL_NS_PER_MS)
+
+static void leave_core(struct shoal_driver *driver, int core, const cpu_set_t *taken)
+{
+    if (!shoal_topology_leave_core(taken))
+        return;
+    if (atomic_fetch_add_explicit(&driver->core_moves, 1, memory_order_relaxed) == 0)
+        shoal_log_line(driver->log, SHOAL_LOG_INFO, "engine",
+                       "this rank left core %d, on which it met another rank (SHOAL_MOVE=no lets it stay)", core);
+}
+
+static void look_at_core(struct shoal_driver *driver, uint64_t now_ns)
+{
+    cpu_set_t taken;
+    const int core = sched_getcpu();
+    if (core < 0 || !try_lock(driver))
+        return;
+    const bool has_met = shoal_shm_node_meet_on_core(driver->node, core, &taken);
+    driver->core_meetings = has_met ? driver->core_meetings + 1 : 0;
+    const bool must_leave = driver->core_meetings == CORE_MEETINGS;
+    driver->core_meetings %= CORE_MEETINGS;
+    driver->next_core_ns = now_ns + (must_leave ? CORE_SETTLE_NS : CORE_LOOK_NS);
+    shoal_driver_unlock(driver);
+    if (must_leave)
+        leave_core(driver, core, &taken);
+}
+
 /* Turns that moved something between two looks at the clock: a few milliseconds. */
 #define CHECK_MOVES 64
 
@@ -342,6 +378,8 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
         idle_since_ns = idle_since_ns ? idle_since_ns : now_ns;
         if (now_ns >= until_ns)
             return;
+        if (now_ns >= driver->next_core_ns)
+            look_at_core(driver, now_ns);
         const uint64_t waited_ns = now_ns - idle_since_ns;
         burst = waited_ns < driver->spin_ns ? first_burst : 1;
         if (waited_ns < driver->spin_ns + driver->yield_ns)

@@ -32,6 +32,9 @@ struct shoal_driver {
     atomic_bool is_busy;       /* operations were under way when the lock was last given back */
     atomic_bool is_apart_busy; /* some of them with ranks elsewhere */
     uint64_t next_check_ns;
+    _Atomic uint64_t next_core_ns; /* when a wait looks at cores again; UINT64_MAX: never */
+    unsigned core_meetings;        /* looks in a row that found another rank on this one's core */
+    atomic_uint core_moves;        /* how often it left */
 
     pthread_t thread;
     pthread_mutex_t thread_lock;

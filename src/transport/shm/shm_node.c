@@ -727,6 +727,31 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
         futex(&bell->asleep, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
+/* ---- Cores --------------------------------------------------------------------------------------------------------------- */
+
+/* A place is the number of the look, and the core. relaxed throughout: a place publishes nothing else. */
+#define PLACE_CORE_BITS 16
+#define PLACE_CORE_MASK ((UINT64_C(1) << PLACE_CORE_BITS) - 1)
+
+bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out)
+{
+    const uint64_t look = (atomic_load_explicit(&node->bell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
+    bool must_leave = false;
+    CPU_ZERO(taken_out);
+    CPU_SET((size_t)core, taken_out);
+    atomic_store_explicit(&node->bell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
+    for (size_t i = 0; i < node->peer_count; i++) {
+        struct shoal_shm_peer *peer = node->peers[i];
+        const uint64_t place = atomic_load_explicit(&peer->bell->place, memory_order_relaxed);
+        if (place == peer->place)
+            continue;
+        peer->place = place;
+        CPU_SET((size_t)(place & PLACE_CORE_MASK), taken_out);
+        must_leave |= (place & PLACE_CORE_MASK) == (uint64_t)core && memcmp(node->id, peer->id, sizeof node->id) > 0;
+    }
+    return must_leave;
+}
+
 /* ---- Life and death of a peer -------------------------------------------------------------------------------------------- */
 
 /* How long we wait to learn how a process ended: what /proc hides, the pidfd tells when the parent has collected it. */

@@ -12,6 +12,8 @@
 #ifndef SHOAL_TRANSPORT_SHM_NODE_H
 #define SHOAL_TRANSPORT_SHM_NODE_H
 
+#include <sched.h>
+
 #include "bootstrap/bootstrap.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/transport.h"
@@ -23,6 +25,7 @@
 struct shoal_shm_bell {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
     uint32_t has_membarrier; /* constant: the owner's rare side of a handshake makes all others pass a full fence */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t place; /* see shoal_shm_node_meet_on_core; 0: not said yet */
 };
 
 struct shoal_shm_mapped {
@@ -41,6 +44,7 @@ struct shoal_shm_peer {
     struct shoal_shm_bell *bell;
     struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here */
     size_t mapped_count;
+    uint64_t place;    /* what its bell said last */
     uint64_t ended_ns; /* when its end was first seen, 0 while it runs */
     char ended[128];   /* how it ended, "" while not known */
 };
@@ -183,6 +187,11 @@ static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
     return atomic_load_explicit(&bell->asleep, memory_order_relaxed) != 0;
 }
 void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
+
+/* Under the lock, while this rank waits and finds nothing: says that it is on `core`, and gives the cores (*taken_out, with the
+ * own one) of all peers that have said so since the last call: they wait, too, and are awake. True when one of them is on this
+ * core, and it is this rank that is to leave: of two, the one whose id is greater. */
+bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out);
 
 /* True when the peer's process has ended; then peer->ended says how, as far as it is known. Makes a system call. */
 bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer);
