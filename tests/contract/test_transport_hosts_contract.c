@@ -334,6 +334,20 @@ static void sources_that_are_freed_too_early_stay_until_all_has_left(void **stat
     destroy(&sources.world);
 }
 
+/* What is not kept loses its pages at once; but those that an adapter still reads. */
+static void sources_that_are_freed_too_early_keep_their_pages_so_long(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    sources.context->settings.memory_kept = 0;
+    unsigned char *shared = allocate(&sources, 1);
+    put_all(&sources, shared);
+    release(&sources, shared);
+    assert_int_equal(sources.count_regions(shared), 1);
+    assert_comes(&sources, 1);
+    destroy(&sources.world);
+}
+
 static void sources_may_be_many_segments(void **state)
 {
     struct sources sources;
@@ -406,6 +420,7 @@ static int run_sources(struct contract_factory *factory)
         cmocka_unit_test_prestate(sources_in_shared_memory_are_registered_once_and_not_copied, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_are_unregistered_before, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_too_early_stay_until_all_has_left, factory),
+        cmocka_unit_test_prestate(sources_that_are_freed_too_early_keep_their_pages_so_long, factory),
         cmocka_unit_test_prestate(sources_may_be_many_segments, factory),
         cmocka_unit_test_prestate(sources_that_cannot_be_locked_are_copied, factory),
         cmocka_unit_test_prestate(sources_stay_registered_when_the_process_forks, factory),

@@ -297,13 +297,19 @@ static void put_segment(void *segment)
     shoal_segment_put(segment);
 }
 
+static void unpin_segment(void *segment)
+{
+    shoal_segment_unpin(segment);
+}
+
 /* Shared memory that is written from for the first time. NULL: the source lies elsewhere. */
 static struct shoal_fabric_source *add_source(struct hosts *hosts, const void *source, size_t bytes)
 {
     const struct shoal_shm_export *export = shoal_shm_node_find(hosts->node, source, bytes);
     if (!export)
         return NULL;
-    const struct shoal_fabric_holding holding = {export->begin, export->bytes, put_segment, shoal_segment_get(export->segment)};
+    const struct shoal_fabric_holding holding = {export->begin, export->bytes, unpin_segment,
+                                                 shoal_segment_pin(export->segment)};
     return shoal_network_add_source(hosts->network, &holding);
 }
 

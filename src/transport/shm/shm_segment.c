@@ -171,9 +171,24 @@ enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct sh
     return SHOAL_OK;
 }
 
-void shoal_segment_discard(const struct shoal_segment *segment)
+void shoal_segment_discard(struct shoal_segment *segment)
 {
-    fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)segment->bytes);
+    segment->must_discard = segment->pins > 0;
+    if (!segment->pins)
+        fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)segment->bytes);
+}
+
+struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment)
+{
+    segment->pins++;
+    return shoal_segment_get(segment);
+}
+
+void shoal_segment_unpin(struct shoal_segment *segment)
+{
+    if (--segment->pins == 0 && segment->must_discard)
+        shoal_segment_discard(segment);
+    shoal_segment_put(segment);
 }
 
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget)
@@ -189,6 +204,11 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
 {
     struct shoal_segment *fresh;
     struct shoal_segment_budget unlimited = {0}; /* the old pages counted, and are given up */
+    if (segment->pins)
+        return shoal_log_fail(log, SHOAL_ERR_STATE, "shm",
+                              "shared memory at %p stays on its pages, as the network still reads from them; a rank that is "
+                              "stopped may write to it when it goes on",
+                              (void *)segment->base);
     SHOAL_TRY(shoal_segment_create(log, "shoal-memory", segment->bytes, &fresh));
     enum shoal_status status =
         shoal_segment_reserve(fresh, log, begin, segment->bytes - begin, &unlimited, "moving shared memory");

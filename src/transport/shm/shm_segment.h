@@ -24,6 +24,8 @@ struct shoal_segment {
     uint64_t offset; /* where the mapping begins in the file */
     char *base;
     uint64_t reserved; /* what counts against the owner's budget */
+    unsigned pins;     /* who has its pages registered with a device */
+    bool must_discard; /* when the last pin has gone */
     bool is_foreign;   /* the caller's mapping (shoal_mem_register): not ours to unmap */
 };
 
@@ -45,13 +47,18 @@ uint64_t shoal_segment_room(const struct shoal_segment_budget *budget);
 /* Gets memory for [begin, begin + bytes) of a created segment. `what` is for the message. ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin,
                                                        uint64_t bytes, struct shoal_segment_budget *budget, const char *what);
-/* Gives its pages back at once, whoever has it mapped: what is read there is zero, what is written has pages again. */
-void shoal_segment_discard(const struct shoal_segment *segment);
+/* Gives its pages back at once, whoever has it mapped: what is read there is zero, what is written has pages again. Where it is
+ * pinned, this happens when it no longer is. */
+void shoal_segment_discard(struct shoal_segment *segment);
+/* A device (a network adapter, a GPU) knows the pages by where they are in the machine, and goes on to use them there: they
+ * are not replaced while it does. With a reference. The owner's lock is held at both. */
+struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment);
+void shoal_segment_unpin(struct shoal_segment *segment);
 /* The owner gives the segment up (and puts it): its memory no longer counts. NULL is allowed. */
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget);
 
 /* Gives a created segment fresh pages from `begin` on, with the same contents at the same address; who has mapped it keeps the
- * old ones. */
+ * old ones. ERR_STATE: it is pinned. */
 SHOAL_MUST_USE enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoal_log *log, uint64_t begin);
 
 struct shoal_segment *shoal_segment_get(struct shoal_segment *segment);
