@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -199,6 +200,78 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
     }
 }
 
+/* Ranks tell each other through the board how far they are: while one waits there it reads no message. */
+static void come_to(struct world *world, uint64_t stage)
+{
+    volatile uint64_t *board = world->board;
+    board[world->rank] = stage;
+    for (int other = 0; other < world->size; other++) {
+        while (board[other] < stage)
+            usleep(1000);
+    }
+}
+
+/* Pages behind what a peer has mapped here. */
+static size_t count_pages(struct world *world, const struct shoal_shm_peer *peer)
+{
+    static unsigned char is_there[64 * MIB / 4096];
+    size_t pages = 0;
+    for (size_t i = 0; i < peer->mapped_count; i++) {
+        const struct shoal_segment *segment = peer->mapped[i].segment;
+        const size_t count = segment->bytes / 4096;
+        CHECK(world, count <= sizeof is_there && mincore(segment->base, segment->bytes, is_there) == 0, "no mincore");
+        for (size_t at = 0; at < count; at++)
+            pages += is_there[at] & 1;
+    }
+    return pages;
+}
+
+/* The peer computes and reads no message; the memory of the machine is not held up by that. */
+static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
+{
+    const struct shoal_shm_peer *peer = world->context->node->peers[0];
+    float *x = use_memory(world, 9 * MIB_FLOATS);
+    OK(world, shoal_barrier(world->comm, NULL));
+    CHECK(world, count_pages(world, peer) == 9 * MIB / 4096, "%zu pages are mapped", count_pages(world, peer));
+    come_to(world, 1);
+    if (world->rank == 1)
+        OK(world, shoal_mem_free(world->context, x));
+    come_to(world, 2);
+    if (world->rank == 0) {
+        CHECK(world, count_pages(world, peer) == 0, "%zu pages are there", count_pages(world, peer));
+        OK(world, shoal_mem_free(world->context, x));
+    }
+}
+
+#define PIECES 1000
+
+/* More is passed, and taken back, than the link between the two holds while rank 1 reads nothing. */
+static void memory_is_unmapped_though_the_link_was_full(struct world *world)
+{
+    static void *pieces[PIECES];
+    struct shoal_shm_node *node = world->context->node;
+    struct shoal_shm_peer *peers[] = {world->rank ? node->peers[0] : NULL, world->rank ? NULL : node->peers[0]};
+    const struct shoal_shm_group group = {1, peers, 2};
+    int passed = 0;
+    for (int i = 0; i < PIECES && world->rank == 0; i++) {
+        OK(world, shoal_mem_alloc(world->context, 4096, &pieces[i]));
+        passed += shoal_shm_node_locate(node, &group, pieces[i], 1) != 0;
+    }
+    for (int i = 0; i < PIECES && world->rank == 0; i++)
+        OK(world, shoal_mem_free(world->context, pieces[i]));
+    CHECK(world, world->rank == 1 || (passed > 10 && passed < PIECES && node->peers[0]->unsaid_count > 0),
+          "%d pieces were passed, %zu could not be taken back", passed, node->peers[0]->unsaid_count);
+    come_to(world, 1);
+    for (int i = 0; i < 10000 && (i < 10 || node->peers[0]->mapped_count || node->peers[0]->unsaid_count); i++) {
+        shoal_shm_node_drain(node);
+        usleep(100);
+    }
+    CHECK(world, node->peers[0]->mapped_count == 0 && node->peers[0]->unsaid_count == 0, "%zu pieces are mapped",
+          node->peers[0]->mapped_count);
+    come_to(world, 2);
+    OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
+}
+
 int main(void)
 {
     static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=16M", NULL};
@@ -214,7 +287,14 @@ int main(void)
     world_run(&(struct world_options){"memory_kept_gives_way", 2, limited, memory_kept_gives_way, NULL});
     world_run(&(struct world_options){"memory_of_a_broken_communicator_is_not_kept", 2, NULL,
                                       memory_of_a_broken_communicator_is_not_kept, NULL});
-    world_board();
+    static const char *const keeping_none[] = {"SHOAL_MEMORY_KEPT=0", NULL};
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){"memory_that_is_not_kept_loses_its_pages_at_once", 2, keeping,
+                                      memory_that_is_not_kept_loses_its_pages_at_once, NULL});
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){"memory_is_unmapped_though_the_link_was_full", 2, keeping_none,
+                                      memory_is_unmapped_though_the_link_was_full, NULL});
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_taken_back_is_out_of_reach", 2, NULL, memory_taken_back_is_out_of_reach, NULL});
     return world_finish();
 }

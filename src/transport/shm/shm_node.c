@@ -72,6 +72,7 @@ static void destroy_peer(struct shoal_shm_peer *peer)
     for (size_t i = 0; i < peer->mapped_count; i++)
         shoal_segment_put(peer->mapped[i].segment);
     free(peer->mapped);
+    free(peer->unsaid);
     shoal_segment_put(peer->bell_segment);
     if (peer->socket >= 0)
         close(peer->socket);
@@ -179,15 +180,48 @@ static void drain_peer(struct shoal_shm_node *node, struct shoal_shm_peer *peer)
         take_message(node, peer, &message, fd);
 }
 
-void shoal_shm_node_drain(struct shoal_shm_node *node)
+static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
 {
-    for (size_t i = 0; i < node->peer_count; i++)
-        drain_peer(node, node->peers[i]);
+    const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = id};
+    return shoal_link_send(peer->socket, &gone, -1);
 }
 
-/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. */
+/* What did not go through before, the oldest last: in what order memory goes is of no account. */
+static bool say_unsaid(struct shoal_shm_peer *peer)
+{
+    while (peer->unsaid_count && say_gone(peer, peer->unsaid[peer->unsaid_count - 1]))
+        peer->unsaid_count--;
+    return peer->unsaid_count == 0;
+}
+
+static void tell_gone(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id)
+{
+    if (say_unsaid(peer) && say_gone(peer, id))
+        return;
+    uint64_t *unsaid = grow(peer->unsaid, peer->unsaid_count, sizeof *unsaid);
+    if (!unsaid) {
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to tell process %d later that memory is gone: it keeps it",
+                       peer->name.pid);
+        return;
+    }
+    peer->unsaid = unsaid;
+    peer->unsaid[peer->unsaid_count++] = id;
+}
+
+void shoal_shm_node_drain(struct shoal_shm_node *node)
+{
+    for (size_t i = 0; i < node->peer_count; i++) {
+        drain_peer(node, node->peers[i]);
+        (void)say_unsaid(node->peers[i]); /* or next time */
+    }
+}
+
+/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. What is
+ * gone is told before: its number may be used again. */
 static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
 {
+    if (!say_unsaid(peer))
+        return false;
     if (!segment) {
         const struct shoal_link_message refused = {.type = SHOAL_LINK_REFUSED, .key = key};
         return shoal_link_send(peer->socket, &refused, -1);
@@ -386,13 +420,20 @@ static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_se
     return SHOAL_OK;
 }
 
+/* Nobody knows it any more by this number. */
+static void forget_told(struct shoal_shm_node *node, struct shoal_shm_export *export)
+{
+    for (size_t p = 0; p < export->told_count; p++) {
+        if (export->is_told[p])
+            tell_gone(node, node->peers[p], export->id);
+        export->is_told[p] = false;
+    }
+    export->known_to = 0;
+}
+
 static void end_export(struct shoal_shm_node *node, struct shoal_shm_export *export)
 {
-    const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = export->id};
-    for (size_t p = 0; p < export->told_count; p++) {
-        if (export->is_told[p]) /* a full link only delays the peer's unmapping to its end */
-            (void)shoal_link_send(node->peers[p]->socket, &gone, -1);
-    }
+    forget_told(node, export);
     shoal_segment_release(export->segment, &node->budget);
     free(export->is_told);
     *export = node->exports[--node->export_count];
@@ -556,6 +597,8 @@ enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory)
 {
     const uint64_t most = node->settings->memory_kept;
     struct shoal_shm_export *export = find_begin(node, memory, false);
+    if (export && room_of(export) > most)
+        shoal_segment_discard(export->segment); /* peers that do nothing now unmap it much later */
     if (!export || room_of(export) > most)
         return shoal_shm_node_free(node, memory);
     keep_at_most(node, most - room_of(export), KEPT_MAX - 1);
@@ -572,10 +615,8 @@ static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
     enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad);
     if (status != SHOAL_OK)
         return; /* said; the memory stays where it is */
+    forget_told(node, export);
     export->id = next_number(node);
-    export->known_to = 0;
-    for (size_t p = 0; p < export->told_count; p++)
-        export->is_told[p] = false;
 }
 
 void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location)

@@ -44,6 +44,8 @@ struct shoal_shm_peer {
     struct shoal_shm_bell *bell;
     struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here */
     size_t mapped_count;
+    uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
+    size_t unsaid_count;
     uint64_t place;    /* what its bell said last */
     uint64_t ended_ns; /* when its end was first seen, 0 while it runs */
     char ended[128];   /* how it ended, "" while not known */
@@ -123,7 +125,7 @@ bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct sho
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
                                                      struct shoal_segment **segment_out);
 
-/* Reads what peers have sent: their memory, new and gone. */
+/* Reads what peers have sent: their memory, new and gone; and tells them what there was no room for. */
 void shoal_shm_node_drain(struct shoal_shm_node *node);
 
 /* Gets memory for [begin, begin + bytes) of a segment, of which `what` is told where there is none (ERR_MEMORY); what is kept
@@ -142,8 +144,8 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory);
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory);
 
-/* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones. Memory that was registered
- * stays. */
+/* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones until they next look at what
+ * they were sent. Memory of shoal_mem_register stays, and what the network may read from (that is said). */
 void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location);
 
 /* Who shall reach memory: the ranks of a communicator. peers[rank] is NULL for the own rank. */
