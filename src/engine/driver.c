@@ -38,11 +38,18 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     return SHOAL_OK;
 }
 
+/* What all ranks here have together: one that its launcher has bound sees only its own part of the cores. */
+static int cores_of_ranks(const struct shoal_driver *driver)
+{
+    const int cores = shoal_shm_node_cores(driver->node);
+    return cores ? shoal_topology_quota_cores(cores) : shoal_topology_cores();
+}
+
 void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks)
 {
     shoal_driver_lock(driver);
     driver->local_ranks = local_ranks > driver->local_ranks ? local_ranks : driver->local_ranks;
-    const bool has_cores = driver->local_ranks <= shoal_topology_cores();
+    const bool has_cores = driver->local_ranks <= cores_of_ranks(driver);
     driver->spin_ns = has_cores ? driver->settings->spin_us * 1000 : 0;
     const bool may_move = has_cores && driver->local_ranks > 1 && strcmp(driver->settings->move, "no") != 0;
     driver->next_core_ns = may_move ? 0 : UINT64_MAX;

@@ -123,18 +123,27 @@ static int quota_cores(void)
     return least;
 }
 
-struct shoal_core_limits shoal_topology_core_limits(void)
+static int allowed_cores(void)
 {
     cpu_set_t mask;
-    return (struct shoal_core_limits){.online = (int)sysconf(_SC_NPROCESSORS_ONLN),
-                                      .allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1,
-                                      .quota = quota_cores()};
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : 1;
+}
+
+struct shoal_core_limits shoal_topology_core_limits(void)
+{
+    return (struct shoal_core_limits){
+        .online = (int)sysconf(_SC_NPROCESSORS_ONLN), .allowed = allowed_cores(), .quota = quota_cores()};
+}
+
+int shoal_topology_quota_cores(int cores)
+{
+    const int quota = quota_cores();
+    return quota && quota < cores ? quota : cores;
 }
 
 int shoal_topology_cores(void)
 {
-    const struct shoal_core_limits limits = shoal_topology_core_limits();
-    return limits.quota && limits.quota < limits.allowed ? limits.quota : limits.allowed;
+    return shoal_topology_quota_cores(allowed_cores());
 }
 
 /* ---- How much memory is left --------------------------------------------------------------------------------------------- */

@@ -21,6 +21,9 @@ struct shoal_memory_limits shoal_topology_memory_limits(void);
 /* Cores that this process may use, by its affinity mask and its container's quota; at least 1. */
 int shoal_topology_cores(void);
 
+/* What the container's quota leaves of so many cores. */
+int shoal_topology_quota_cores(int cores);
+
 /* How many bytes the container and the machine leave to this process; UINT64_MAX when nothing limits it. */
 uint64_t shoal_topology_memory_left(void);
 

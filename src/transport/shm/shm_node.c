@@ -63,8 +63,19 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
     }
     node->bell = (struct shoal_shm_bell *)node->bell_segment->base;
     node->bell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    if (sched_getaffinity(0, sizeof node->bell->cores, &node->bell->cores))
+        CPU_ZERO(&node->bell->cores);
     *node_out = node;
     return SHOAL_OK;
+}
+
+int shoal_shm_node_cores(const struct shoal_shm_node *node)
+{
+    cpu_set_t all = node->bell->cores;
+    for (size_t i = 0; i < node->peer_count; i++)
+        if (node->peers[i]->bell)
+            CPU_OR(&all, &all, &node->peers[i]->bell->cores);
+    return CPU_COUNT(&all);
 }
 
 static void destroy_peer(struct shoal_shm_peer *peer)

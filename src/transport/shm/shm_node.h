@@ -25,6 +25,7 @@
 struct shoal_shm_bell {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
     uint32_t has_membarrier; /* constant: the owner's rare side of a handshake makes all others pass a full fence */
+    cpu_set_t cores;         /* constant: the owner's affinity mask when it came; empty where the system did not tell */
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t place; /* see shoal_shm_node_meet_on_core; 0: not said yet */
 };
 
@@ -194,6 +195,10 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
  * own one) of all peers that have said so since the last call: they wait, too, and are awake. True when one of them is on this
  * core, and it is this rank that is to leave: of two, the one whose id is greater. */
 bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out);
+
+/* How many cores this rank and its peers here may use together, by their affinity masks: a launcher that binds each rank leaves
+ * each a part of them. 0: the system did not tell. */
+int shoal_shm_node_cores(const struct shoal_shm_node *node);
 
 /* True when the peer's process has ended; then peer->ended says how, as far as it is known. Makes a system call. */
 bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer);
