@@ -2,7 +2,7 @@
 """Checks that need no build; prints file, line, rule and how to mend it. Exit code 1 when something is found.
 
   arrows    a room includes only rooms below it (docs/architecture.md draws them)
-  public    tools, examples see the public header only
+  public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
   symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
   headers   each header compiles alone, as C11 and (the public one) as C++17
   python    what users install or run as an example is Python 3.9
@@ -58,11 +58,17 @@ def check_arrows():
                 say(path, number, "arrows", f"{room} may not see {other}: move the concept down, or turn the arrow round")
 
 
+# Compiled into the command as well: it needs libc only.
+ALSO_FOR_TOOLS = {"topology/limits.h"}
+
+
 def check_public():
     for folder in ("tools", "examples"):
         for path in sources(folder):
             for number, line in lines_of(path):
                 match = re.match(r'#include "([^"]+)"', line)
+                if folder == "tools" and match and match.group(1) in ALSO_FOR_TOOLS:
+                    continue
                 if match and not (path.parent / match.group(1)).exists():
                     say(path, number, "public", "include <shoal/shoal.h> and files of the same folder only")
 

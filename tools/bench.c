@@ -1,5 +1,6 @@
 #include "bench.h"
 
+#include "bind.h"
 #include "tool.h"
 
 #include <arpa/inet.h>
@@ -47,9 +48,11 @@ static const char help_text[] =
     "    --offset BYTES           move both buffers by this much from the page they start on\n"
     "    --gap SIZE               distance from input to output; 256M is hard for some processors\n"
     "    --timeout S              an operation that takes longer fails (60)\n"
-    "    --pin                    worker r stays on the r-th core, counted round; where ranks outnumber cores, the kernel's "
-    "own\n"
-    "                             placement changes from second to second, and decides the time of small operations\n"
+    "    --bind slice|core|none   the cores of each worker: a share of those that this command may use, one of them, or the\n"
+    "                             kernel's choice (slice); `shoal run --help` says more\n"
+    "    --pin                    worker r stays on the r-th core, counted round, instead of --bind; where ranks outnumber\n"
+    "                             cores, which --bind leaves to the kernel, its placement changes from second to second and\n"
+    "                             decides the time of small operations\n"
     "    --late MS                the last rank sleeps this long first; time counts from its arrival to the last rank's end\n"
     "\n"
     "One measurement: every rank rewrites its input (untimed), all meet in a barrier, each times the operation, the\n"
@@ -125,6 +128,7 @@ static bool environment_export(size_t ranks)
 
 struct crew {
     size_t ranks;
+    struct bind bind;
     pid_t pids[BENCH_RANKS_MAX]; /* 0: ended */
     size_t alive;
     int code;       /* the first failure's exit code */
@@ -146,8 +150,8 @@ static void core_keep(size_t rank)
 }
 
 /* Never returns: runs one rank. It ends with its parent, so that a killed bench leaves nobody behind. */
-__attribute__((noreturn)) static void worker_become(const struct bench_options *options, struct bench_area *area, size_t rank,
-                                                    pid_t parent)
+__attribute__((noreturn)) static void worker_become(const struct bench_options *options, struct bench_area *area,
+                                                    const struct bind *bind, size_t rank, pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -156,6 +160,8 @@ __attribute__((noreturn)) static void worker_become(const struct bench_options *
     number_export("LOCAL_RANK", rank);
     if (options->pin)
         core_keep(rank);
+    else if (!bind_apply(bind, (int)rank))
+        fprintf(stderr, "shoal bench: rank %zu cannot be bound to its cores: %s\n", rank, strerror(errno));
     exit(bench_worker_run(options, area));
 }
 
@@ -166,7 +172,7 @@ static bool crew_start(struct crew *crew, const struct bench_options *options, s
     for (size_t rank = 0; rank < crew->ranks; rank++) {
         const pid_t pid = fork();
         if (pid == 0)
-            worker_become(options, area, rank, parent);
+            worker_become(options, area, &crew->bind, rank, parent);
         if (pid < 0)
             return false;
         crew->pids[rank] = pid;
@@ -225,12 +231,16 @@ static int crew_run(const struct bench_options *options, struct bench_area *area
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;
     }
+    bind_make(&crew.bind, options->pin ? BIND_NONE : options->bind, (int)crew.ranks);
+    if (*crew.bind.text)
+        fprintf(stderr, "shoal bench: %s\n", crew.bind.text);
     if (!crew_start(&crew, options, area)) {
         fprintf(stderr, "shoal bench: worker %zu could not be started: %s\n", crew.alive, strerror(errno));
         crew.code = 1;
         crew_kill(&crew);
     }
     crew_wait(&crew);
+    bind_release(&crew.bind);
     return crew.code;
 }
 

@@ -45,6 +45,7 @@ struct bench_options {
     int shared; /* 0 plain, 1 shared */
     bool in_place;
     bool pin;
+    int bind; /* enum bind_mode */
     int warm; /* 0 fresh, 1 warm */
     enum shoal_type type;
     int op; /* enum shoal_op */

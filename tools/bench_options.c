@@ -1,5 +1,6 @@
 #include "bench.h"
 
+#include "bind.h"
 #include "tool.h"
 
 #include <stddef.h>
@@ -50,6 +51,7 @@ enum {
     LATE,
     TIMEOUT,
     PIN,
+    BIND,
     HELP
 };
 
@@ -74,6 +76,7 @@ static const struct tool_option options_known[] = {
     {"--late", LATE, "MS"},
     {"--timeout", TIMEOUT, "SECONDS"},
     {"--pin", PIN, NULL},
+    {"--bind", BIND, "slice|core|none"},
     {"--help", HELP, NULL},
     {"-h", HELP, NULL},
     {NULL, 0, NULL},
@@ -108,6 +111,7 @@ static const struct row rows[] = {
     [LATE] = {NUMBER, TO(late_ms), NULL, 1, LATE_MS_MAX},
     [TIMEOUT] = {NUMBER, TO(timeout_s), NULL, 1, SECONDS_MAX},
     [PIN] = {FLAG, TO(pin), NULL, 0, 0},
+    [BIND] = {WORD, TO(bind), bind_words, 0, 0},
     [HELP] = {FLAG, TO(help), NULL, 0, 0},
 };
 
@@ -121,27 +125,6 @@ const struct bench_kind *bench_kind(enum bench_collective collective)
     return &kinds[collective];
 }
 
-static bool word_find(const char *const *words, const char *text, int *index_out)
-{
-    for (int i = 0; words[i]; i++) {
-        if (!strcmp(words[i], text)) {
-            *index_out = i;
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool word_read(const struct tool_args *args, const char *const *words, int *index_out)
-{
-    char takes[128] = "one of ";
-    if (word_find(words, args->value, index_out))
-        return true;
-    for (int i = 0; words[i]; i++)
-        snprintf(takes + strlen(takes), sizeof takes - strlen(takes), "%s%s", i ? ", " : "", words[i]);
-    return tool_value_fail(args, takes);
-}
-
 static bool option_read(const struct tool_args *args, const struct row *row, struct bench_options *options)
 {
     void *field = (char *)options + row->offset;
@@ -153,7 +136,7 @@ static bool option_read(const struct tool_args *args, const struct row *row, str
     case NUMBER:
         return tool_number_read(args, row->least, row->most, field);
     case WORD:
-        return word_read(args, row->words, field);
+        return tool_word_read(args, row->words, field);
     case TYPE:
         return tool_type_read(args, field);
     }
@@ -179,7 +162,7 @@ static bool collective_read(const char *text, struct bench_options *options)
     for (int i = 0; i < BENCH_PROBE; i++)
         names[i] = kinds[i].name;
     dashes_drop(text, name);
-    if (word_find(names, name, &options->collective))
+    if (tool_word_find(names, name, &options->collective))
         return true;
     const char *nearest = tool_word_nearest(name, names);
     if (nearest)

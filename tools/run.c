@@ -44,6 +44,7 @@ struct run {
     struct run_inherited inherited;
     struct run_output output;
     struct run_relay relay;
+    struct bind bind;
     struct worker *workers;
     struct pollfd *polls;
     int signal_fd;
@@ -423,7 +424,7 @@ static int workers_start(struct run *run)
     int code = 0;
     const int input = run_relay_open(&run->relay);
     while (!code && run->started < run->options.workers) {
-        struct run_spawn spawn = {.rank = run->started, .input = run->started ? -1 : input};
+        struct run_spawn spawn = {.rank = run->started, .input = run->started ? -1 : input, .bind = &run->bind};
         code = run_worker_spawn(&run->options, &run->inherited, &spawn);
         if (code)
             break;
@@ -447,6 +448,7 @@ static int run_prepare(struct run *run)
     const int code = run_output_open(&run->output, &run->options);
     if (code)
         return code;
+    bind_make(&run->bind, run->options.bind, run->options.workers);
     run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
     run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
     if (run->workers && run->polls && signals_open(run))
@@ -457,6 +459,8 @@ static int run_prepare(struct run *run)
 
 static int run_follow(struct run *run)
 {
+    if (*run->bind.text)
+        run_output_say(&run->output, "%s", run->bind.text);
     if (run->options.timeout_ms)
         run->timeout_at = now_ms() + run->options.timeout_ms;
     while (!is_finished(run))
@@ -481,6 +485,7 @@ static void run_release(struct run *run)
         close(run->signal_fd);
     if (run->lock_fd >= 0)
         close(run->lock_fd);
+    bind_release(&run->bind);
     free(run->workers);
     free(run->polls);
 }

@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "bind.h"
+
 /* Exit codes of `shoal run` itself; the last two are the shell's. */
 enum { RUN_EXIT_TIMEOUT = 124, RUN_EXIT_LAUNCHER = 125, RUN_EXIT_NOT_EXECUTABLE = 126, RUN_EXIT_NOT_FOUND = 127 };
 
@@ -21,6 +23,7 @@ struct run_options {
     const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
     uint64_t grace_ms;
     uint64_t timeout_ms; /* 0: none */
+    int bind;            /* enum bind_mode */
     char **program;      /* NULL-terminated */
 };
 
@@ -57,6 +60,7 @@ struct run_inherited {
 struct run_spawn {
     int rank;
     int input; /* its stdin; -1: /dev/null */
+    const struct bind *bind;
     pid_t pid;
     int outputs[2]; /* the ends of its stdout and stderr to read from, non-blocking */
 };

@@ -1,15 +1,14 @@
 /* The options of `shoal run`, and its help. */
 #include "run.h"
 
-#include <sched.h>
 #include <stdio.h>
-#include <unistd.h>
 
 #include "tool.h"
+#include "topology/limits.h"
 
 #define GRACE_MS UINT64_C(10000)
 
-enum option { OPTION_HELP = 1, OPTION_WORKERS, OPTION_NO_PREFIX, OPTION_OUTPUT, OPTION_GRACE, OPTION_TIMEOUT };
+enum option { OPTION_HELP = 1, OPTION_WORKERS, OPTION_NO_PREFIX, OPTION_OUTPUT, OPTION_GRACE, OPTION_TIMEOUT, OPTION_BIND };
 
 static const struct tool_option option_list[] = {
     {"-n", OPTION_WORKERS, "N"},
@@ -17,6 +16,7 @@ static const struct tool_option option_list[] = {
     {"--output", OPTION_OUTPUT, "DIR"},
     {"--grace", OPTION_GRACE, "SECONDS"},
     {"--timeout", OPTION_TIMEOUT, "SECONDS"},
+    {"--bind", OPTION_BIND, "HOW"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -29,6 +29,7 @@ static const char help[] =
     "find each other. Options stand before the program; what follows it is the program's.\n"
     "\n"
     "    -n N                how many workers (default: one per core this process may use)\n"
+    "    --bind HOW          the cores of each worker: slice (the default), core or none; see Cores\n"
     "    --no-prefix         do not put the rank before each line\n"
     "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
     "    --timeout SECONDS   end the run after so long\n"
@@ -50,6 +51,13 @@ static const char help[] =
     "    SHOAL_SECRET                   drawn for this run, unless it or SHOAL_SECRET_FILE is set\n"
     "    SHOAL_RUN_TERMINAL             1 when the output is shown on a terminal\n"
     "    OMP_NUM_THREADS                1, unless it is set or N is 1\n"
+    "\n"
+    "Cores:\n"
+    "    The workers share the cores that this command may use (taskset, a container's cpuset, its quota).\n"
+    "    --bind slice gives each a share of its own for all its threads: cores side by side, of one NUMA\n"
+    "    node where shares allow it, so that two workers that wait for each other never meet on one core.\n"
+    "    --bind core gives each one core. --bind none leaves all to the kernel. Workers that outnumber the\n"
+    "    cores are not bound. One line on stderr says who has which.\n"
     "\n"
     "Input and output:\n"
     "    Lines stay whole and begin with the worker's rank (\"0| \"). On a terminal a progress bar of\n"
@@ -78,12 +86,8 @@ static const char help[] =
 
 static int cores_count(void)
 {
-    cpu_set_t set;
-    const long online = sysconf(_SC_NPROCESSORS_ONLN);
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)online;
-    if (count > RUN_WORKERS_MAX)
-        count = RUN_WORKERS_MAX;
-    return count < 1 ? 1 : count;
+    const int count = shoal_topology_cores();
+    return count < RUN_WORKERS_MAX ? count : RUN_WORKERS_MAX;
 }
 
 static bool option_apply(int id, const struct tool_args *args, struct run_options *options)
@@ -97,6 +101,8 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
     case OPTION_OUTPUT:
         options->directory = args->value;
         return *args->value || tool_value_fail(args, "a directory");
+    case OPTION_BIND:
+        return tool_word_read(args, bind_words, &options->bind);
     case OPTION_GRACE:
         return tool_seconds_read(args, &options->grace_ms);
     default:

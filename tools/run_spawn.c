@@ -148,6 +148,8 @@ static void program_become(const struct run_options *options, const struct run_i
         return;
     if (!number_set("RANK", spawn->rank) || !number_set("LOCAL_RANK", spawn->rank))
         return;
+    if (!bind_apply(spawn->bind, spawn->rank))
+        fprintf(stderr, "shoal run: rank %d cannot be bound to its cores: %s\n", spawn->rank, strerror(errno));
     sigaction(SIGPIPE, &inherited->on_pipe, NULL);
     sigprocmask(SIG_SETMASK, &inherited->mask, NULL);
     execvp(options->program[0], options->program);

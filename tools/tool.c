@@ -204,6 +204,27 @@ bool tool_seconds_read(const struct tool_args *args, uint64_t *ms_out)
     return true;
 }
 
+bool tool_word_find(const char *const *words, const char *text, int *index_out)
+{
+    for (int i = 0; words[i]; i++) {
+        if (!strcmp(words[i], text)) {
+            *index_out = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool tool_word_read(const struct tool_args *args, const char *const *words, int *index_out)
+{
+    char takes[128] = "one of ";
+    if (tool_word_find(words, args->value, index_out))
+        return true;
+    for (int i = 0; words[i]; i++)
+        snprintf(takes + strlen(takes), sizeof takes - strlen(takes), "%s%s", i ? ", " : "", words[i]);
+    return tool_value_fail(args, takes);
+}
+
 struct type_word {
     const char *word;
     enum shoal_type type;

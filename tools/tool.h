@@ -59,6 +59,12 @@ bool tool_size_read(const struct tool_args *args, size_t *bytes_out);
 bool tool_seconds_read(const struct tool_args *args, uint64_t *ms_out);
 bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out);
 
+/* The value as one word of a NULL-terminated list, by its index. */
+bool tool_word_read(const struct tool_args *args, const char *const *words, int *index_out);
+
+/* The same of any text; prints nothing. */
+bool tool_word_find(const char *const *words, const char *text, int *index_out);
+
 /* "float32" and so on. Static storage. */
 const char *tool_type_name(enum shoal_type type);
 

@@ -80,6 +80,11 @@ def refused(done, code, *parts):
         within(done.err, part)
 
 
+def beside_cores(err):
+    """Without the line that says which cores the workers have."""
+    return re.sub(r"^shoal run: (each worker has .*|\d+ workers share .*)\n", "", err, count=1, flags=re.M)
+
+
 def wait_for(question, what, seconds=10):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -120,7 +125,7 @@ def environment_of_workers():
     done = sh("echo " + " ".join("$" + name for name in names), 3)
     equal(done.code, 0)
     equal(sorted(done.out.splitlines()), ["%d| %d %d 3 3 0 127.0.0.1 1" % (r, r, r) for r in range(3)])
-    equal(done.err, "")
+    equal(beside_cores(done.err), "")
 
 
 def environment_wins_over_inherited():
@@ -194,7 +199,7 @@ def long_lines_stay_whole():
     done = run("-n", "4", sys.executable, "-c", code)
     equal(done.code, 0)
     equal(sorted(done.out.splitlines()), sorted("%d| %s" % (r, str(r) * 1000000) for r in range(4) for _ in range(8)))
-    equal(sorted(done.err.splitlines()), sorted("%d| %s" % (r, str(r) * 1000) for r in range(4) for _ in range(8)))
+    equal(sorted(beside_cores(done.err).splitlines()), sorted("%d| %s" % (r, str(r) * 1000) for r in range(4) for _ in range(8)))
 
 
 def slow_reader_gets_everything():
@@ -229,6 +234,74 @@ def standard_input_goes_to_rank_0():
         file.seek(0)
         done = sh("cat", 2, stdin=file)
     equal(done.out, "0| question\n")
+
+
+# ---- cores ----
+
+
+def masks_of(workers, *options, cores=None):
+    """The cores of each worker, as the kernel has them, and what the command says on stderr."""
+    def prepare():
+        if cores:
+            os.sched_setaffinity(0, cores)
+    done = sh("grep Cpus_allowed_list /proc/self/status", workers, *options, preexec_fn=prepare)
+    equal(done.code, 0)
+    masks = {}
+    for line in done.out.splitlines():
+        rank, text = re.fullmatch(r"(\d+)\| Cpus_allowed_list:\s*(.*)", line).groups()
+        ends = [part.split("-") for part in text.split(",")]
+        masks[int(rank)] = {core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)}
+    return [masks[rank] for rank in range(workers)], done.err
+
+
+def cores_here(count):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        raise Skip("this process may use %d cores, not %d" % (len(cores), count))
+    return set(cores)
+
+
+def workers_have_cores_of_their_own():
+    all_cores = cores_here(2)
+    for options in ([], ["--bind", "slice"], ["--bind=core"]):
+        masks, err = masks_of(2, *options)
+        assert masks[0] and masks[1] and not masks[0] & masks[1] and masks[0] | masks[1] <= all_cores, masks
+        if options != ["--bind=core"]:
+            equal(masks[0] | masks[1], all_cores)
+        assert re.fullmatch(r"shoal run: each worker has \d+ (or \d+ )?cores?: .*, .* \(--bind none leaves them unbound\)\n", err), err
+    equal(masks_of(2, "--bind", "none"), ([all_cores] * 2, ""))
+
+
+def one_worker_keeps_all_cores():
+    equal(masks_of(1), ([cores_here(1)], ""))
+
+
+def mask_of_the_caller_counts():
+    core = min(cores_here(2))
+    masks, err = masks_of(2, cores={core})
+    equal((masks, err), ([{core}] * 2, "shoal run: 2 workers share 1 core: they are not bound\n"))
+    two = set(sorted(cores_here(2))[-2:])
+    masks, err = masks_of(2, cores=two)
+    equal(masks[0] | masks[1], two)
+
+
+def more_workers_than_cores_are_not_bound():
+    all_cores = cores_here(1)
+    if len(all_cores) > 64:
+        raise Skip("as many workers as %d cores are too many here" % len(all_cores))
+    masks, err = masks_of(len(all_cores) + 1)
+    equal(masks, [all_cores] * (len(all_cores) + 1))
+    within(err, "shoal run: %d workers share %d core" % (len(all_cores) + 1, len(all_cores)))
+
+
+def waits_spin_where_each_worker_has_a_core():
+    """The library must not take a worker's slice for all the cores that the workers have together."""
+    hello = os.path.join(os.environ["SHOAL_EXAMPLES"], "01_hello")
+    cores = sorted(cores_here(2))[:2]
+    for mask, spins in ((cores, True), (cores[:1], False)):
+        done = run("-n", "2", hello, env=environment(SHOAL_LOG="info"), preexec_fn=lambda: os.sched_setaffinity(0, mask))
+        equal(done.code, 0)
+        equal([int(us) > 0 for us in re.findall(r"waits spin (\d+) us", done.err)], [spins] * 2)
 
 
 # ---- many workers, few descriptors ----
@@ -479,7 +552,7 @@ def stop_and_continue():
     time.sleep(2)  # the timeout stands still
     process.send_signal(signal.SIGCONT)
     done = finish(process)
-    equal((done.code, done.err), (0, ""))
+    equal((done.code, beside_cores(done.err)), (0, ""))
     equal(sorted(done.out.splitlines()), ["0| end", "1| end"])
 
 
@@ -487,7 +560,7 @@ def stop_and_continue():
 
 
 class Terminal:
-    """A run on a pseudo-terminal of 40 columns."""
+    """A run on a pseudo-terminal of 40 columns; the line about cores, which is wider, is left out."""
 
     def __init__(self, *args):
         self.pid, self.fd = pty.fork()
@@ -496,7 +569,7 @@ class Terminal:
             for name in VARIABLES:
                 os.environ.pop(name, None)
             time.sleep(0.2)
-            os.execv(SHOAL, [SHOAL, "run", *args])
+            os.execv(SHOAL, [SHOAL, "run", "--bind", "none", *args])
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
         self.text = ""
 
@@ -585,6 +658,7 @@ def wrong_arguments_get_one_line():
     refused(run("-n", "0", "true"), 2, "-n takes a number from 1", "'0'")
     refused(run("-n", "x", "true"), 2, "'x'")
     refused(run("-n", "5000", "true"), 2, "'5000'")
+    refused(run("-n", "2", "--bind", "slices", "true"), 2, "--bind takes one of slice, core, none, not 'slices'")
     refused(run("-n"), 2, "-n wants a value")
     refused(run(), 2, "no program given")
     refused(run("-n", "2"), 2, "no program given")
@@ -680,7 +754,9 @@ TESTS = [
     port_is_free_and_differs_between_runs, default_count_is_cores, streams_stay_apart, prefix_can_be_left_out,
     arguments_reach_the_program, partial_last_line_is_flushed, empty_lines_and_bytes_are_kept,
     carriage_returns_are_kept_in_files, long_lines_stay_whole, slow_reader_gets_everything,
-    closed_reader_ends_the_run, output_files_hold_each_rank, standard_input_goes_to_rank_0, many_workers,
+    closed_reader_ends_the_run, output_files_hold_each_rank, standard_input_goes_to_rank_0,
+    workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
+    more_workers_than_cores_are_not_bound, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
     first_failure_is_reported, killed_worker_is_reported, first_death_wins_at_once, success_beside_others_is_fine,
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,

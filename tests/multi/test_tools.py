@@ -95,6 +95,19 @@ def bench_runs_under_mpirun():
     expect([row["ranks"] for row in rows] == [2, 2] and not any(row["errors"] for row in rows), rows)
 
 
+def bench_binds_its_workers():
+    """What --bind does to the masks, test_run.py shows of `shoal run`; the code is the same."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise Skip("this process may use one core only")
+    small = ("bench", "barrier", "--iterations", "5", "--format", "json")
+    for words, told in (((), "shoal bench: each worker has "), (("--bind", "core"), "shoal bench: each worker has "),
+                        (("--bind", "none"), ""), (("--pin",), "")):
+        code, out, err = call(SHOAL, *small, "-n", "2", *words)
+        expect(code == 0 and err.startswith(told) and err.count("\n") == bool(told), words, out, err)
+    code, out, err = call("taskset", "-c", str(min(os.sched_getaffinity(0))), SHOAL, *small, "-n", "2")
+    expect(code == 0 and err == "shoal bench: 2 workers share 1 core: they are not bound\n", out, err)
+
+
 def bench_refuses_what_makes_no_sense():
     refused("bench", "allreduce", "-n", "0", about="0")
     refused("bench", "allreduse", about="allreduse")
@@ -108,6 +121,7 @@ def bench_refuses_what_makes_no_sense():
     refused("bench", "allreduce", "--op", "mean", about="mean")
     refused("bench", "allreduce", "--type", "f8", about="f8")
     refused("bench", "allreduce", "--seconds", "0", about="--seconds")
+    refused("bench", "allreduce", "--bind", "slices", about="one of slice, core, none")
 
 
 def explain(*words, env=None):
@@ -425,7 +439,8 @@ def make_build_says_what_it_built():
 
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_counts_the_bytes_of_the_larger_operand,
-           bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_refuses_what_makes_no_sense, explain_prints_the_plan,
+           bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
+           bench_refuses_what_makes_no_sense, explain_prints_the_plan,
            explain_shows_zero_copy_for_shared_memory, explain_has_a_legend_for_its_steps, explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
            explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,

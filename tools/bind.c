@@ -1,0 +1,194 @@
+#include "bind.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "topology/limits.h"
+
+const char *const bind_words[] = {"slice", "core", "none", NULL};
+
+/* ---- The machine --------------------------------------------------------------------------------------------------------- */
+
+/* The first number of a file of /sys/devices/system/cpu/cpuID/topology. */
+static int topology_read(const char *sys, int id, const char *name, int otherwise)
+{
+    char path[512];
+    int number = otherwise;
+    snprintf(path, sizeof path, "%s/devices/system/cpu/cpu%d/topology/%s", sys, id, name);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return otherwise;
+    if (fscanf(file, "%d", &number) != 1 || number < 0)
+        number = otherwise;
+    fclose(file);
+    return number;
+}
+
+/* The folder of a CPU has an entry "node0" that leads to its NUMA node. */
+static int node_find(const char *sys, int id)
+{
+    char path[512];
+    int node = 0;
+    snprintf(path, sizeof path, "%s/devices/system/cpu/cpu%d", sys, id);
+    DIR *folder = opendir(path);
+    if (!folder)
+        return 0;
+    for (const struct dirent *entry = readdir(folder); entry; entry = readdir(folder))
+        if (sscanf(entry->d_name, "node%d", &node) == 1)
+            break;
+    closedir(folder);
+    return node;
+}
+
+int bind_machine_read(const char *sys, const cpu_set_t *allowed, struct bind_cpu cpus_out[CPU_SETSIZE])
+{
+    int count = 0;
+    for (int id = 0; id < CPU_SETSIZE; id++)
+        if (CPU_ISSET((size_t)id, allowed))
+            cpus_out[count++] = (struct bind_cpu){.id = id,
+                                                  .node = node_find(sys, id),
+                                                  .package = topology_read(sys, id, "physical_package_id", 0),
+                                                  .core = topology_read(sys, id, "thread_siblings_list", id)};
+    return count;
+}
+
+/* ---- The shares ---------------------------------------------------------------------------------------------------------- */
+
+static int cpu_compare(const void *left, const void *right)
+{
+    const struct bind_cpu *a = left, *b = right;
+    const int differences[] = {a->node - b->node, a->package - b->package, a->core - b->core, a->id - b->id};
+    for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++)
+        if (differences[i])
+            return differences[i];
+    return 0;
+}
+
+/* Where each unit, a physical core or a single thread, begins in the sorted list; one entry more ends the last. */
+static int units_find(const struct bind_cpu *cpus, int count, bool has_whole_cores, int *begins_out)
+{
+    int units = 0;
+    for (int i = 0; i < count; i++)
+        if (!i || !has_whole_cores || cpus[i].core != cpus[i - 1].core)
+            begins_out[units++] = i;
+    begins_out[units] = count;
+    return units;
+}
+
+bool bind_cut(struct bind_cpu *cpus, int count, enum bind_mode mode, int workers, cpu_set_t *masks_out)
+{
+    int begins[CPU_SETSIZE + 1];
+    if (workers < 1 || workers > count)
+        return false;
+    qsort(cpus, (size_t)count, sizeof *cpus, cpu_compare);
+    int units = units_find(cpus, count, true, begins);
+    if (workers > units)
+        units = units_find(cpus, count, false, begins);
+    for (int w = 0; w < workers; w++) {
+        const int from = w * units / workers, to = mode == BIND_CORE ? from + 1 : (w + 1) * units / workers;
+        CPU_ZERO(&masks_out[w]);
+        for (int i = begins[from]; i < begins[to]; i++)
+            CPU_SET((size_t)cpus[i].id, &masks_out[w]);
+    }
+    return true;
+}
+
+/* ---- Words --------------------------------------------------------------------------------------------------------------- */
+
+/* Appends; what does not fit ends in "...". Returns false then. */
+static bool text_add(char *text, size_t bytes, const char *more)
+{
+    const size_t used = strlen(text);
+    if (used + strlen(more) + sizeof "..." <= bytes) {
+        strcpy(text + used, more);
+        return true;
+    }
+    if (used + sizeof "..." <= bytes)
+        strcpy(text + used, "...");
+    return false;
+}
+
+void bind_mask_print(const cpu_set_t *mask, char *text_out, size_t bytes)
+{
+    char range[32];
+    bool fits = true;
+    *text_out = 0;
+    for (size_t id = 0; id < CPU_SETSIZE && fits; id++) {
+        if (!CPU_ISSET(id, mask))
+            continue;
+        const size_t first = id;
+        while (id + 1 < CPU_SETSIZE && CPU_ISSET(id + 1, mask))
+            id++;
+        const char *plus = *text_out ? "+" : "";
+        if (id == first)
+            snprintf(range, sizeof range, "%s%zu", plus, first);
+        else
+            snprintf(range, sizeof range, "%s%zu-%zu", plus, first, id);
+        fits = text_add(text_out, bytes, range);
+    }
+}
+
+/* "each worker has 4 cores: 0-3, 4-7 (...)"; many workers are cut. */
+static void shares_print(struct bind *bind, int workers)
+{
+    int least = CPU_SETSIZE, most = 0;
+    char list[160] = "", mask[64], counts[32];
+    for (int w = 0; w < workers; w++) {
+        const int count = CPU_COUNT(&bind->masks[w]);
+        least = count < least ? count : least;
+        most = count > most ? count : most;
+    }
+    for (int w = 0; w < workers; w++) {
+        bind_mask_print(&bind->masks[w], mask, sizeof mask);
+        if (!text_add(list, sizeof list, w ? ", " : "") || !text_add(list, sizeof list, mask))
+            break;
+    }
+    if (least == most)
+        snprintf(counts, sizeof counts, "%d core%s", least, least == 1 ? "" : "s");
+    else
+        snprintf(counts, sizeof counts, "%d or %d cores", least, most);
+    snprintf(bind->text, sizeof bind->text, "each worker has %s: %s (--bind none leaves them unbound)", counts, list);
+}
+
+/* ---- This machine -------------------------------------------------------------------------------------------------------- */
+
+static void lack_print(struct bind *bind, int workers, int cores, bool is_quota)
+{
+    snprintf(bind->text, sizeof bind->text, "%d workers share %d core%s%s: they are not bound", workers, cores,
+             cores == 1 ? "" : "s", is_quota ? " (the quota of a container)" : "");
+}
+
+void bind_make(struct bind *bind, enum bind_mode mode, int workers)
+{
+    struct bind_cpu cpus[CPU_SETSIZE];
+    cpu_set_t allowed;
+    *bind = (struct bind){0};
+    if (workers < 2 || mode == BIND_NONE)
+        return;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) {
+        snprintf(bind->text, sizeof bind->text, "workers are not bound: cannot read the affinity mask: %s", strerror(errno));
+        return;
+    }
+    const int cores = shoal_topology_quota_cores(CPU_COUNT(&allowed));
+    bind->masks = workers <= cores ? calloc((size_t)workers, sizeof *bind->masks) : NULL;
+    if (bind->masks && bind_cut(cpus, bind_machine_read("/sys", &allowed, cpus), mode, workers, bind->masks))
+        shares_print(bind, workers);
+    else if (workers > cores)
+        lack_print(bind, workers, cores, cores < CPU_COUNT(&allowed));
+    else
+        snprintf(bind->text, sizeof bind->text, "workers are not bound: no memory");
+}
+
+void bind_release(struct bind *bind)
+{
+    free(bind->masks);
+    *bind = (struct bind){0};
+}
+
+bool bind_apply(const struct bind *bind, int worker)
+{
+    return !bind->masks || sched_setaffinity(0, sizeof bind->masks[worker], &bind->masks[worker]) == 0;
+}
