@@ -25,14 +25,20 @@ def program_of_readme():
 def pkg_config(*words):
     found = list(PREFIX.rglob("shoal.pc"))
     expect(len(found) == 1, "shoal.pc is not installed once:", found)
-    env = {**os.environ, "PKG_CONFIG_PATH": str(found[0].parent), "PKG_CONFIG_SYSROOT_DIR": str(ROOT)}
+    # As on a machine that has no other .pc file: the library links to libc only.
+    env = {**os.environ, "PKG_CONFIG_LIBDIR": str(found[0].parent), "PKG_CONFIG_PATH": "", "PKG_CONFIG_SYSROOT_DIR": str(ROOT)}
     code, out, err = call("pkg-config", *words, "shoal", env=env)
     expect(code == 0, out, err)
     return out.split()
 
 
+def plain_environment():
+    """Nothing in it helps the loader: the installed command finds its library by itself."""
+    return {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_RUN_PATH")}
+
+
 def runs_on_two_workers(program, env=None):
-    code, out, err = call(PREFIX / "bin/shoal", "run", "-n", "2", program, env=env)
+    code, out, err = call(PREFIX / "bin/shoal", "run", "-n", "2", program, env=env or plain_environment())
     expect(code == 0, out, err)
     for rank in (0, 1):
         expect(f"rank {rank} of 2: the sum of all ranks is 1" in out, out, err)
@@ -65,11 +71,11 @@ def program_builds_and_runs_against_the_static_library():
     expect(code == 0, out, err)
     code, out, err = call("ldd", program)
     expect("libshoal" not in out, out)
-    runs_on_two_workers(program, {**os.environ, "LD_LIBRARY_PATH": str(library_directory())})
+    runs_on_two_workers(program)
 
 
 def installed_shoal(*words):
-    code, out, err = call(PREFIX / "bin/shoal", *words, env={**os.environ, "LD_LIBRARY_PATH": str(library_directory())})
+    code, out, err = call(PREFIX / "bin/shoal", *words, env=plain_environment(), cwd="/")
     expect(code == 0, words, out, err)
     return out
 
@@ -84,6 +90,23 @@ def page_text(name):
     code, out, err = call("groff", "-man", "-ww", "-Tascii", "-P-cbu", PREFIX / "share/man/man1" / name)
     expect(code == 0 and not err, name, err)
     return out
+
+
+def command_runs_where_it_was_installed_and_where_it_was_moved():
+    expect(installed_shoal("--version").startswith("shoal "))
+    moved = ROOT / "moved"
+    shutil.copytree(PREFIX, moved, symlinks=True)
+    code, out, err = call(moved / "bin/shoal", "--version", env=plain_environment(), cwd="/")
+    expect(code == 0, out, err)
+    code, out, err = call("readelf", "-d", moved / "bin/shoal")
+    paths = re.findall(r"(?:RUNPATH|RPATH).*\[(.*?)\]", out)
+    expect(len(paths) == 1 and paths[0].startswith("$ORIGIN/../") and ":" not in paths[0], "no path of this build may stay in it:", paths)
+
+
+def package_file_requires_nothing():
+    text = next(PREFIX.rglob("shoal.pc")).read_text()
+    expect("Requires" not in text, text)
+    expect("-lshoal" in pkg_config("--libs"), text)
 
 
 def manual_pages_are_there_for_every_command():
@@ -159,6 +182,7 @@ def missing_packages_are_listed_where_they_cannot_be_installed():
 try:
     run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place,
                program_builds_and_runs_against_the_shared_library, program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
+               command_runs_where_it_was_installed_and_where_it_was_moved, package_file_requires_nothing,
                manual_pages_are_there_for_every_command, manual_pages_format_without_a_warning,
                manual_pages_have_each_section_option_and_setting, help_texts_of_another_shape_make_no_page,
                header_compiles_alone_as_c11_and_cpp17])
