@@ -2,6 +2,7 @@
 
 #include "bind.h"
 #include "tool.h"
+#include "topology/limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -131,8 +132,9 @@ struct crew {
     struct bind bind;
     pid_t pids[BENCH_RANKS_MAX]; /* 0: ended */
     size_t alive;
-    int code;       /* the first failure's exit code */
-    double kill_at; /* when the rest are killed; 0: never */
+    uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
+    int code;           /* the first failure's exit code */
+    double kill_at;     /* when the rest are killed; 0: never */
 };
 
 /* Of the cores that this process may use, one. */
@@ -203,8 +205,8 @@ static void crew_note(struct crew *crew, pid_t pid, int ended)
     crew->code = WIFEXITED(ended) ? WEXITSTATUS(ended) : 128 + WTERMSIG(ended);
     crew->kill_at = bench_now() + GRACE_S;
     if (WIFSIGNALED(ended))
-        fprintf(stderr, "shoal bench: rank %zu (process %d) was ended by signal %d, %s\n", rank, (int)pid, WTERMSIG(ended),
-                strsignal(WTERMSIG(ended)));
+        fprintf(stderr, "shoal bench: rank %zu (process %d) was ended by signal %d, %s%s\n", rank, (int)pid, WTERMSIG(ended),
+                strsignal(WTERMSIG(ended)), WTERMSIG(ended) == SIGKILL ? tool_memory_text(crew->oom_kills) : "");
 }
 
 /* Sleeps in waitpid while all is well, so that the parent takes no time from the workers. */
@@ -226,7 +228,8 @@ static void crew_wait(struct crew *crew)
 
 static int crew_run(const struct bench_options *options, struct bench_area *area)
 {
-    struct crew crew = {.ranks = options->ranks ? (size_t)options->ranks : RANKS_USUAL};
+    struct crew crew = {.ranks = options->ranks ? (size_t)options->ranks : RANKS_USUAL,
+                        .oom_kills = shoal_topology_oom_kills()};
     if (!environment_export(crew.ranks)) {
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;

@@ -14,6 +14,7 @@
 
 #include "run_output.h"
 #include "tool.h"
+#include "topology/limits.h"
 
 /* After a failure the other workers have so long to end on their own, then so long after SIGTERM. */
 #define FAILURE_TERM_MS UINT64_C(3000)
@@ -32,6 +33,7 @@ struct worker {
     pid_t pid;
     bool is_alive; /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
     bool is_later; /* it ended after the first failure, or is that */
+    bool is_ours;  /* it was killed from here */
     int how;       /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
     int code;      /* the exit code or the signal */
 };
@@ -50,6 +52,7 @@ struct run {
     int signal_fd;
     int lock_fd;
     int started, alive;
+    uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
     enum cause cause;
     int first;       /* the rank that failed first */
     int signal;      /* the one that asked for the end */
@@ -86,6 +89,13 @@ static struct words ending_text(const struct worker *worker)
         snprintf(words.text, sizeof words.text, "killed by signal %d (%s%s)", worker->code, strsignal(worker->code),
                  worker->how == CLD_DUMPED ? ", core dumped" : "");
     return words;
+}
+
+/* Workers that outlived a failure are killed by this command itself, so only one that ended alone is looked at. */
+static const char *memory_text(const struct run *run, const struct worker *worker)
+{
+    const bool is_killed = worker->how != CLD_EXITED && worker->code == SIGKILL && !worker->is_ours;
+    return is_killed ? tool_memory_text(run->oom_kills) : "";
 }
 
 /* "rank 3" or "ranks 0, 2"; a long list is cut. */
@@ -130,6 +140,8 @@ static void workers_end(const struct run *run, int signal)
 
 static void workers_kill(struct run *run)
 {
+    for (int rank = 0; rank < run->started; rank++)
+        run->workers[rank].is_ours |= run->workers[rank].is_alive;
     workers_signal(run, SIGKILL);
     run->term_at = NEVER;
     run->kill_at = NEVER;
@@ -371,7 +383,8 @@ static bool is_finished(const struct run *run)
 static int failure_report(struct run *run)
 {
     const struct worker *first = &run->workers[run->first];
-    run_output_say(&run->output, "rank %d (pid %d) failed first: %s", run->first, (int)first->pid, ending_text(first).text);
+    run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s", run->first, (int)first->pid, ending_text(first).text,
+                   memory_text(run, first));
     if (run->output.tails[run->first].count)
         run_output_say(&run->output, "the last lines of rank %d:", run->first);
     else
@@ -380,8 +393,9 @@ static int failure_report(struct run *run)
     for (int rank = 0; rank < run->started; rank++) {
         const struct worker *worker = &run->workers[rank];
         if (rank != run->first && !worker->is_alive)
-            run_output_say(&run->output, "rank %d (pid %d) %s: %s", rank, (int)worker->pid,
-                           worker->is_later ? "ended after it" : "had ended by then", ending_text(worker).text);
+            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank, (int)worker->pid,
+                           worker->is_later ? "ended after it" : "had ended by then", ending_text(worker).text,
+                           memory_text(run, worker));
     }
     return exit_code(first);
 }
@@ -448,6 +462,7 @@ static int run_prepare(struct run *run)
     const int code = run_output_open(&run->output, &run->options);
     if (code)
         return code;
+    run->oom_kills = shoal_topology_oom_kills();
     bind_make(&run->bind, run->options.bind, run->options.workers);
     run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
     run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "topology/limits.h"
+
 enum { WORD_MAX = 32, OPTIONS_MAX = 32 };
 
 int tool_usage_fail(const char *command, const char *format, ...)
@@ -268,6 +270,13 @@ static bool is_one_of_tasks(void)
 bool tool_is_launched(void)
 {
     return (getenv("RANK") && getenv("WORLD_SIZE")) || getenv("PMIX_RANK") || getenv("PMI_RANK") || is_one_of_tasks();
+}
+
+const char *tool_memory_text(uint64_t before)
+{
+    return shoal_topology_oom_kills() > before ? ", probably for lack of memory (the kernel's oom_kill counter rose): give the "
+                                                 "container more memory, or start fewer workers"
+                                               : "";
 }
 
 int tool_output_finish(const char *command, int code)

@@ -224,3 +224,16 @@ uint64_t shoal_topology_memory_left(void)
     const struct shoal_memory_limits limits = shoal_topology_memory_limits();
     return limits.machine < limits.container ? limits.machine : limits.container;
 }
+
+uint64_t shoal_topology_oom_kills(void)
+{
+    struct cgroup group;
+    char path[1200];
+    uint64_t kills = 0;
+    if (find_cgroup(&of_memory, &group)) {
+        snprintf(path, sizeof path, "%s/%s", group.directory, group.is_v2 ? "memory.events" : "memory.oom_control");
+        if (read_key(path, "oom_kill", &kills))
+            return kills;
+    }
+    return read_key("/proc/vmstat", "oom_kill", &kills) ? kills : 0;
+}

@@ -24,6 +24,10 @@ int shoal_topology_cores(void);
 /* What the container's quota leaves of so many cores. */
 int shoal_topology_quota_cores(int cores);
 
+/* How many processes of this container the kernel has killed for lack of memory; of the machine, where there is no container.
+ * It only grows: compared before and after, it tells such a kill from any other SIGKILL. 0 where the kernel does not count. */
+uint64_t shoal_topology_oom_kills(void);
+
 /* How many bytes the container and the machine leave to this process; UINT64_MAX when nothing limits it. */
 uint64_t shoal_topology_memory_left(void);
 

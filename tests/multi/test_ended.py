@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 
-from tap import Skip, call, expect, run_cases
+from tap import COUNT_A_KILL, Skip, call, call_counted, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 PROBE = os.environ["SHOAL_ENDING_PROBE"]
@@ -56,6 +56,13 @@ def under_shoal_run_the_exit_code_is_told():
     expect("exited with code 3" in out, code, out, err)
 
 
+def lack_of_memory_is_told():
+    code, out, err = call_counted(SHOAL, "run", "-n", "2", PROBE, -signal.SIGKILL, env=environment(ENDING_PROBE_COUNTS=COUNT_A_KILL))
+    expect("was killed by signal 9 (Killed), probably for lack of memory (the kernel's oom_kill counter rose)" in out, code, out, err)
+    code, out, err = call_counted(SHOAL, "run", "-n", "2", PROBE, -signal.SIGKILL, env=environment())
+    expect("was killed by signal 9" in out and "memory" not in out, code, out, err)
+
+
 def uncollected_signals_are_told():
     for number in (signal.SIGSEGV, signal.SIGKILL):
         expect(f"was killed by signal {int(number)}" in told(-number))
@@ -80,6 +87,7 @@ def uncollected_and_hidden_is_not_taken_for_a_0():
 
 
 if __name__ == "__main__":
-    run_cases([under_shoal_run_the_signal_is_told, under_shoal_run_the_exit_code_is_told, uncollected_signals_are_told,
+    run_cases([under_shoal_run_the_signal_is_told, under_shoal_run_the_exit_code_is_told, lack_of_memory_is_told,
+               uncollected_signals_are_told,
                uncollected_exit_codes_are_told, uncollected_is_told_to_an_ordinary_user,
                uncollected_and_hidden_is_not_taken_for_a_0])

@@ -16,14 +16,12 @@ import tempfile
 import termios
 import time
 
+from tap import COUNT_A_KILL, Skip, call_counted
+
 SHOAL = os.environ.get("SHOAL_COMMAND", "")
 DEADLINE_S = 60
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
              "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS")
-
-
-class Skip(Exception):
-    pass
 
 
 class Done:
@@ -363,6 +361,15 @@ def killed_worker_is_reported():
     done = finish(process)
     equal(done.code, 137)
     assert re.search(r"rank 2 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", done.err), done.err
+
+
+def lack_of_memory_is_told():
+    script = "[ $RANK = 1 ] && { %s; kill -9 $$; }; sleep 0.5; exit 1"
+    for count, told in ((COUNT_A_KILL, True), ("true", False)):
+        code, _, err = call_counted(SHOAL, "run", "-n", "2", "sh", "-c", script % count, env=environment())
+        equal(code, 137)
+        assert re.search(r"rank 1 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", err), err
+        equal("for lack of memory" in err, told)
 
 
 def first_death_wins_at_once():
@@ -758,7 +765,7 @@ TESTS = [
     workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
     more_workers_than_cores_are_not_bound, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
-    first_failure_is_reported, killed_worker_is_reported, first_death_wins_at_once, success_beside_others_is_fine,
+    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, first_death_wins_at_once, success_beside_others_is_fine,
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/process.h"
 #include "bootstrap/auth.h"
+#include "topology/limits.h"
 #include "transport/shm/shm_link.h"
 
 /* A location is the export's number, 24 bits, and an offset of up to a TiB. */
@@ -52,6 +53,7 @@ enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoa
     node->settings = settings;
     node->guard = (struct shoal_shm_guard){no_lock, no_lock, NULL};
     node->budget.limit = settings->memory_limit;
+    node->oom_kills = shoal_topology_oom_kills();
     enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
     if (status == SHOAL_OK)
         status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &node->bell_segment);
@@ -273,6 +275,7 @@ static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoa
     memcpy(peer->name.host, card->host, sizeof peer->name.host);
     peer->name.pid = card->pid;
     peer->index = node->peer_count;
+    peer->oom_kills = node->oom_kills;
     peer->is_same_process = contact->is_same_process;
     peer->socket = contact->socket;
     peer->pidfd = contact->pidfd;
@@ -809,6 +812,13 @@ bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_
 /* How long we wait to learn how a process ended: what /proc hides, the pidfd tells when the parent has collected it. */
 #define REAP_NS (150 * SHOAL_NS_PER_MS)
 
+static void add_memory(const struct shoal_shm_peer *peer, char *how, size_t bytes)
+{
+    const size_t used = strlen(how);
+    if (strstr(how, "by signal 9 ") && shoal_topology_oom_kills() > peer->oom_kills)
+        snprintf(how + used, bytes - used, ", probably for lack of memory (the kernel's oom_kill counter rose)");
+}
+
 bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
 {
     if (peer->is_same_process)
@@ -823,6 +833,7 @@ bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
     char how[sizeof peer->ended];
     if (!shoal_link_how_ended(peer->pidfd, how, sizeof how) && now_ns - peer->ended_ns < REAP_NS)
         return false; /* asked again soon; only then is it said */
+    add_memory(peer, how, sizeof how);
     memcpy(peer->ended, how, sizeof how);
     return true;
 }

@@ -47,9 +47,10 @@ struct shoal_shm_peer {
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
     size_t unsaid_count;
-    uint64_t place;    /* what its bell said last */
-    uint64_t ended_ns; /* when its end was first seen, 0 while it runs */
-    char ended[128];   /* how it ended, "" while not known */
+    uint64_t place;     /* what its bell said last */
+    uint64_t ended_ns;  /* when its end was first seen, 0 while it runs */
+    uint64_t oom_kills; /* of shoal_topology_oom_kills, when they met */
+    char ended[128];    /* how it ended, "" while not known */
 };
 
 /* Own memory that peers may map. */
@@ -88,6 +89,7 @@ struct shoal_shm_node {
     struct shoal_shm_bell *bell;
     struct shoal_shm_peer **peers;
     size_t peer_count;
+    uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
     struct shoal_shm_export *exports;
     size_t export_count;
     size_t export_hint;
