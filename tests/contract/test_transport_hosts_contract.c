@@ -44,6 +44,8 @@ struct maker {
     const uint16_t *host;
     int rank;
     enum shoal_status status;
+    bool is_absent;        /* it meets the others, and makes no transport */
+    uint32_t join_timeout; /* ms; 0: TIMEOUT_MS */
 };
 
 struct inner {
@@ -92,6 +94,8 @@ static enum shoal_status make_rank(struct maker *maker)
     struct shoal_world *shared_world;
     SHOAL_TRY(make_context(maker, context));
     SHOAL_TRY(meet(maker, *context, members, &shared_world));
+    if (maker->is_absent)
+        return SHOAL_OK;
     const struct shoal_hosts_options options = {.log = &(*context)->log,
                                                 .network = (*context)->network,
                                                 .world = shared_world,
@@ -102,7 +106,7 @@ static enum shoal_status make_rank(struct maker *maker)
                                                         .slots = SHOAL_DEPTH_MAX,
                                                         .slot_bytes = WINDOW_BYTES,
                                                         .counter_start = world->counter_start,
-                                                        .timeout_ms = TIMEOUT_MS}};
+                                                        .timeout_ms = maker->join_timeout ? maker->join_timeout : TIMEOUT_MS}};
     SHOAL_TRY(shoal_hosts_create((*context)->node, &options, &world->ranks[maker->rank]));
     enum shoal_status status;
     int socket;
@@ -127,24 +131,35 @@ static bool is_for_hosts(const uint16_t *host, int size)
     return false;
 }
 
-static bool make(struct contract_world *world)
+/* The caller has filled what makers have beside the store and the rank. */
+static void run_makers(struct contract_world *world, struct maker *makers)
 {
-    const uint16_t *host = world->host ? world->host : apart[world->size];
     struct memory_store store;
-    struct maker makers[CONTRACT_RANKS_MAX];
     pthread_t threads[CONTRACT_RANKS_MAX];
-    if (!is_for_hosts(host, world->size))
-        return false;
     world->inner = calloc(1, sizeof(struct inner));
     assert_non_null(world->inner);
     memory_store_init(&store);
     for (int rank = 0; rank < world->size; rank++) {
-        makers[rank] = (struct maker){world, &store, host, rank, SHOAL_PENDING};
+        makers[rank].world = world;
+        makers[rank].store = &store;
+        makers[rank].rank = rank;
+        makers[rank].status = SHOAL_PENDING;
         assert_int_equal(pthread_create(&threads[rank], NULL, make_in_thread, &makers[rank]), 0);
     }
     for (int rank = 0; rank < world->size; rank++)
         pthread_join(threads[rank], NULL);
     memory_store_fini(&store);
+}
+
+static bool make(struct contract_world *world)
+{
+    const uint16_t *host = world->host ? world->host : apart[world->size];
+    struct maker makers[CONTRACT_RANKS_MAX] = {0};
+    if (!is_for_hosts(host, world->size))
+        return false;
+    for (int rank = 0; rank < world->size; rank++)
+        makers[rank].host = host;
+    run_makers(world, makers);
     for (int rank = 0; rank < world->size; rank++)
         assert_int_equal(makers[rank].status, SHOAL_OK);
     return true;
@@ -221,12 +236,12 @@ static void find_in_mock(const char *name, void *function_out)
     dlclose(mock); /* the contexts keep it */
 }
 
-#define UNTIL(sources, condition)                                          \
+#define UNTIL(world, condition)                                            \
     do {                                                                   \
         const uint64_t until_ns_ = shoal_clock_ns() + 10 * SHOAL_NS_PER_S; \
         while (!(condition)) {                                             \
             assert_true(shoal_clock_ns() < until_ns_);                     \
-            pump(&(sources)->world);                                       \
+            pump(world);                                                   \
         }                                                                  \
     } while (0)
 
@@ -242,7 +257,7 @@ static void open_sources(struct sources *sources, void **state)
     assert_int_equal(taker->ops->reserve_window(taker, SHOAL_DEPTH_MAX, WINDOW_BYTES), SHOAL_OK);
     taker->ops->arrive(taker, &record, NULL, 0, NULL);
     taker->ops->flush(taker);
-    UNTIL(sources, giver->ops->arrival(giver, 1, 1) != NULL);
+    UNTIL(&sources->world, giver->ops->arrival(giver, 1, 1) != NULL);
 }
 
 static unsigned char *allocate(struct sources *sources, unsigned char content)
@@ -262,7 +277,7 @@ static void put_all(struct sources *sources, const void *memory)
 {
     struct shoal_transport *giver = sources->world.ranks[0];
     enum shoal_status status;
-    UNTIL(sources, (status = giver->ops->put(giver, 1, 0, 0, memory, SOURCE_BYTES)) != SHOAL_PENDING);
+    UNTIL(&sources->world, (status = giver->ops->put(giver, 1, 0, 0, memory, SOURCE_BYTES)) != SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
     sources->puts++;
 }
@@ -270,7 +285,7 @@ static void put_all(struct sources *sources, const void *memory)
 static void assert_comes(struct sources *sources, unsigned char content)
 {
     struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
-    UNTIL(sources, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->has_left(giver, 0));
+    UNTIL(&sources->world, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->has_left(giver, 0));
     const unsigned char *came = taker->ops->window(taker, 1, 0);
     for (size_t i = 0; i < SOURCE_BYTES; i++)
         assert_int_equal(came[i], content);
@@ -428,6 +443,39 @@ static int run_sources(struct contract_factory *factory)
     return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
 }
 
+/* ---- What goes wrong ---- */
+
+/* The lowest rank of a host keeps that host's failure. Its segment is missing when the others of the host give up. */
+static void a_communicator_whose_lowest_local_rank_is_missing_is_refused(void **state)
+{
+    static const uint16_t hosts[] = {0, 0, 0, 1};
+    struct contract_world world = {.factory = *state, .size = 4};
+    struct maker makers[CONTRACT_RANKS_MAX] = {0};
+    struct shoal_failure failure = {0};
+    for (int rank = 0; rank < world.size; rank++)
+        makers[rank] = (struct maker){.host = hosts, .is_absent = rank == 0, .join_timeout = 500};
+    run_makers(&world, makers);
+    assert_int_equal(makers[0].status, SHOAL_OK);
+    for (int rank = 1; rank < 3; rank++) {
+        assert_int_equal(makers[rank].status, SHOAL_ERR_TIMEOUT);
+        world.ranks[rank]->ops->destroy(world.ranks[rank], false);
+        world.ranks[rank] = NULL;
+    }
+    assert_int_equal(makers[3].status, SHOAL_OK);
+    struct shoal_transport *elsewhere = world.ranks[3];
+    UNTIL(&world, elsewhere->ops->lost(elsewhere, 0, 1, &failure) == 1 && elsewhere->ops->lost(elsewhere, 2, 1, &failure) == 2);
+    assert_non_null(strstr(failure.text, "freed the communicator"));
+    destroy(&world);
+}
+
+static int run_faults(struct contract_factory *factory)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_prestate(a_communicator_whose_lowest_local_rank_is_missing_is_refused, factory),
+    };
+    return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
+}
+
 /* ---- Main ---- */
 
 /* False, with a line that says why, where this machine has no libfabric. */
@@ -480,6 +528,8 @@ int main(int argc, char **argv)
         failed += contract_run(&factory);
         if (strcmp(weathers[i].name, "transport_hosts_efa") == 0)
             failed += run_sources(&factory);
+        if (strcmp(weathers[i].name, "transport_hosts") == 0)
+            failed += run_faults(&factory);
     }
     return failed > 0;
 }

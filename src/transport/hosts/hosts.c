@@ -74,6 +74,7 @@ struct hosts {
     struct shoal_world *world;
     struct shoal_network_channel channel;
     struct shoal_world_member membership;
+    bool is_joined; /* the lowest local rank's segment, where a failure is kept, is here */
     struct shoal_shm_node *node;
     struct shoal_transport *local; /* shared memory, among the ranks of this host */
     struct shoal_member *members;  /* [size] */
@@ -931,13 +932,11 @@ static void destroy(struct shoal_transport *transport, bool finalized)
 {
     struct hosts *hosts = hosts_of(transport);
     struct shoal_failure failure;
-    const bool is_broken = hosts->membership.arg && failed(transport, &failure);
-    if (hosts->membership.arg) {
-        if (!finalized && !is_broken) /* else the others are told of that */
-            shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, hosts->completed);
-        shoal_world_leave(hosts->world, &hosts->membership);
-        shoal_network_channel_close(hosts->network, &hosts->channel);
-    }
+    const bool is_broken = hosts->is_joined && failed(transport, &failure);
+    if (!finalized && !is_broken) /* else the others are told of that */
+        shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, hosts->completed);
+    shoal_world_leave(hosts->world, &hosts->membership);
+    shoal_network_channel_close(hosts->network, &hosts->channel);
     leave_network(hosts, is_broken);
     if (hosts->local)
         hosts->local->ops->destroy(hosts->local, finalized);
@@ -1036,7 +1035,6 @@ static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_
         hosts->remotes[r].last_sent = options->shm.counter_start;
         atomic_store_explicit(&hosts->remotes[r].left_completed, options->shm.counter_start, memory_order_relaxed);
     }
-    hosts->completed = options->shm.counter_start;
     return SHOAL_OK;
 }
 
@@ -1088,6 +1086,11 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     hosts->slots = options->shm.slots;
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
+    /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
+    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, NULL};
+    hosts->membership = (struct shoal_world_member){
+        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};
+    hosts->completed = options->shm.counter_start;
     enum shoal_status status = allocate(hosts, options);
     if (status == SHOAL_OK)
         status = make_local(hosts, node, options);
@@ -1097,9 +1100,6 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     }
     hosts->transport.host = hosts->host;
     hosts->transport.sends_cheaply = shoal_network_sends_cheaply(hosts->network);
-    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, NULL};
-    hosts->membership = (struct shoal_world_member){
-        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};
     *transport_out = &hosts->transport;
     return SHOAL_OK;
 }
@@ -1109,6 +1109,7 @@ enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socke
 {
     struct hosts *hosts = hosts_of(transport);
     SHOAL_TRY(shoal_shm_join(hosts->local, socket_out));
+    hosts->is_joined = true;
     shoal_network_channel_open(hosts->network, &hosts->channel);
     shoal_world_join(hosts->world, &hosts->membership);
     return SHOAL_OK;
