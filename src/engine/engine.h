@@ -235,6 +235,12 @@ static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
     return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
 }
 
+/* The same for what was published for one peer: a peer that takes nothing holds up no message to another. */
+static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine, int peer)
+{
+    return SHOAL_LIKELY(!engine->ops->is_sending) || !engine->ops->is_sending(engine->transport, peer);
+}
+
 static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 {
     return engine->active_head || engine->queue_head || engine->message_count;

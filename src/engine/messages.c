@@ -307,7 +307,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
 static void leave(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->message_phase = LEAVING;
-    if (shoal_engine_is_flushed(engine))
+    if (shoal_engine_is_flushed_to(engine, peer_of(request)))
         finish(engine, request, SHOAL_OK);
 }
 
@@ -326,7 +326,7 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
         leave(engine, request);
         return SHOAL_OK;
     case LEAVING:
-        if (!shoal_engine_is_flushed(engine))
+        if (!shoal_engine_is_flushed_to(engine, peer_of(request)))
             return SHOAL_PENDING;
         finish(engine, request, SHOAL_OK);
         return SHOAL_OK;

@@ -167,7 +167,7 @@ struct shoal_transport_ops {
     /* Whether all that this rank has published goes on its way without its help. NULL: always. */
     bool (*is_flushed)(struct shoal_transport *);
 
-    /* Whether something for the peer, published or put, still needs this rank's help: for saying what one waits for. NULL:
+    /* Whether something for the peer, published or put, still needs this rank's help. A send is done when nothing does. NULL:
      * never. */
     bool (*is_sending)(struct shoal_transport *, int peer);
 

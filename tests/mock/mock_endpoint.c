@@ -79,6 +79,7 @@ struct endpoint {
     bool emulates_writes;
     struct operation *under_way, *receives;
     unsigned count;
+    enum mock_way way;
     struct endpoint *next;
 };
 
@@ -239,6 +240,15 @@ static struct endpoint *find_endpoint(uint64_t number)
     return endpoint;
 }
 
+__attribute__((visibility("default"))) void mock_hinder(uint64_t number, enum mock_way way)
+{
+    pthread_mutex_lock(&lock);
+    struct endpoint *endpoint = find_endpoint(number);
+    if (endpoint)
+        endpoint->way = way;
+    pthread_mutex_unlock(&lock);
+}
+
 /* 0, or why it fails. */
 static int land(const struct operation *operation, const struct endpoint *to)
 {
@@ -281,9 +291,11 @@ static bool step(const struct endpoint *from, struct operation *operation)
     struct endpoint *to = find_endpoint(operation->dest);
     const uint64_t access = operation->is_write ? FI_WRITE : FI_SEND;
     int error = 0;
+    if (to && to->way == MOCK_STALLED)
+        return false;
     if (!is_local_right(from->domain, operation->descriptor, operation->buffer, operation->bytes, access))
         error = FI_EINVAL;
-    else if (!to && operation->state != HEARD)
+    else if ((!to || to->way == MOCK_CUT) && operation->state != HEARD)
         error = FI_EHOSTUNREACH;
     else if (operation->state == POSTED && operation->is_write)
         error = land(operation, to);

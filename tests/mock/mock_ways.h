@@ -1,0 +1,12 @@
+/* What becomes of all that is for one of the mock's endpoints. mock_hinder, which tests find by name, takes the number that the
+ * endpoint's address begins with. */
+#ifndef TESTS_MOCK_WAYS_H
+#define TESTS_MOCK_WAYS_H
+
+enum mock_way {
+    MOCK_OPEN,
+    MOCK_STALLED, /* it stays under way */
+    MOCK_CUT      /* it fails */
+};
+
+#endif

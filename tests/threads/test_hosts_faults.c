@@ -1,0 +1,151 @@
+/* Faults between hosts: the ranks are threads of one process that call themselves different hosts, over a mock of EFA whose
+ * endpoints can be stalled or cut off one by one. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "comm/context.h"
+#include "memory_store.h"
+#include "mock/mock_ways.h"
+
+#define RANKS_MAX 4
+#define COUNT ((size_t)20000)
+#define TIMEOUT_MS 20000
+
+struct rank;
+
+struct world {
+    struct memory_store store;
+    pthread_barrier_t meeting; /* of the ranks, beside Shoal */
+    int size;
+    void (*body)(struct rank *rank);
+    const char *const *settings; /* beside the host's; NULL: none */
+};
+
+struct rank {
+    struct world *world;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    int rank;
+    struct shoal_failure failure; /* what it was told in the end */
+    float values[COUNT];
+};
+
+/* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
+#define CHECK(who, condition, ...)                                                                \
+    do {                                                                                          \
+        if (!(condition)) {                                                                       \
+            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                                         \
+            fprintf(stderr, "\n");                                                                \
+            abort();                                                                              \
+        }                                                                                         \
+    } while (0)
+#define EXPECT(who, wanted, call)                                                 \
+    do {                                                                          \
+        const enum shoal_status status_ = (call);                                 \
+        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_)); \
+    } while (0)
+#define OK(who, call) EXPECT((who), SHOAL_OK, (call))
+
+/* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
+
+static void (*hinder)(uint64_t number, enum mock_way way);
+static uint64_t endpoints[RANKS_MAX];
+
+static void swallow(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level, (void)line;
+}
+
+static void *run_rank(void *arg)
+{
+    struct rank *rank = arg;
+    struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
+    const struct shoal_store store = memory_store_callbacks(&rank->world->store);
+    char host[32], timeout[32];
+    snprintf(host, sizeof host, "SHOAL_HOST_ID=host-%d", rank->rank);
+    snprintf(timeout, sizeof timeout, "SHOAL_TIMEOUT_MS=%d", TIMEOUT_MS);
+    const char *settings[8] = {host, "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", timeout};
+    for (int i = 0; rank->world->settings && rank->world->settings[i]; i++)
+        settings[4 + i] = rank->world->settings[i];
+    options.log = swallow;
+    options.settings = settings;
+    OK(rank, shoal_context_create(&options, &rank->context));
+    OK(rank, shoal_comm_create_with(rank->context, &store, rank->rank, rank->world->size, NULL, &rank->comm));
+    memcpy(&endpoints[rank->rank], shoal_network_address(rank->context->network)->at, sizeof endpoints[0]);
+    OK(rank, shoal_barrier(rank->comm, NULL));
+    pthread_barrier_wait(&rank->world->meeting);
+    rank->world->body(rank);
+    pthread_barrier_wait(&rank->world->meeting);
+    shoal_comm_free(rank->comm);
+    shoal_context_destroy(rank->context);
+    return NULL;
+}
+
+static struct rank ranks[RANKS_MAX];
+
+static void run_world(int size, void (*body)(struct rank *rank), const char *const *settings)
+{
+    struct world world = {.size = size, .body = body, .settings = settings};
+    pthread_t threads[RANKS_MAX];
+    memory_store_init(&world.store);
+    pthread_barrier_init(&world.meeting, NULL, (unsigned)size);
+    for (int r = 0; r < size; r++) {
+        ranks[r] = (struct rank){.world = &world, .rank = r};
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < size; r++)
+        pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&world.meeting);
+    memory_store_fini(&world.store);
+}
+
+/* ---- A peer that takes nothing ------------------------------------------------------------------------------------------- */
+
+/* What is for rank 2 stays under way. A message to rank 1 has nothing to do with it. */
+static void stalled_body(struct rank *rank)
+{
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    struct shoal_request *stuck;
+    soon.timeout_ms = 3000;
+    if (rank->rank == 0) {
+        hinder(endpoints[2], MOCK_STALLED);
+        OK(rank, shoal_send_post(rank->comm, rank->values, 10, SHOAL_FLOAT32, 2, 7, NULL, &stuck));
+        OK(rank, shoal_send(rank->comm, rank->values, 10, SHOAL_FLOAT32, 1, 7, &soon));
+        OK(rank, shoal_send(rank->comm, rank->values, COUNT, SHOAL_FLOAT32, 1, 7, &soon));
+        EXPECT(rank, SHOAL_PENDING, shoal_request_test(stuck));
+        hinder(endpoints[2], MOCK_OPEN);
+        OK(rank, shoal_request_wait(stuck, SHOAL_FOREVER));
+        shoal_request_free(stuck);
+    } else {
+        for (int i = 0; i < 3 - rank->rank; i++)
+            OK(rank, shoal_recv(rank->comm, rank->values, i ? COUNT : 10, SHOAL_FLOAT32, 0, 7, NULL));
+    }
+}
+
+static void a_peer_that_takes_nothing_holds_up_no_other(void **state)
+{
+    (void)state;
+    run_world(3, stalled_body, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_that_takes_nothing_holds_up_no_other),
+    };
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+    void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */
+    assert_non_null(mock);
+    void *function = dlsym(mock, "mock_hinder");
+    assert_non_null(function);
+    memcpy(&hinder, &function, sizeof hinder);
+    return cmocka_run_group_tests_name("hosts_faults_in_threads", tests, NULL, NULL);
+}
