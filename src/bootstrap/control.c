@@ -267,6 +267,12 @@ bool shoal_control_is_lost(const struct shoal_control *control, int rank)
            shoal_control_state_life(&control->core.state, rank) == SHOAL_CONTROL_LOST;
 }
 
+bool shoal_control_has_ended(const struct shoal_control *control, int rank)
+{
+    return rank >= 0 && rank < shoal_control_tree_size(control) &&
+           shoal_control_state_life(&control->core.state, rank) != SHOAL_CONTROL_ALIVE;
+}
+
 bool shoal_control_is_cut_off(const struct shoal_control *control, int rank)
 {
     return rank >= 0 && rank < shoal_control_tree_size(control) && shoal_control_state_is_cut_off(&control->core.state, rank);

@@ -589,6 +589,8 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
 {
     if (shoal_engine_is_here(engine, peer))
         return true;
+    if (is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
+        return true;
     if (!shoal_circle_has(call->circle, peer))
         return false;
     if (call->state == SHOAL_REQUEST_RUNNING)

@@ -136,10 +136,64 @@ static void a_peer_that_takes_nothing_holds_up_no_other(void **state)
     run_world(3, stalled_body, NULL);
 }
 
+/* ---- A peer that lives, but cannot be reached ---------------------------------------------------------------------------- */
+
+static void take_failure(struct rank *rank)
+{
+    rank->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    OK(rank, shoal_last_failure(rank->context, rank->comm, &rank->failure));
+}
+
+static void expect_unreachable(struct rank *rank)
+{
+    take_failure(rank);
+    CHECK(rank, rank->failure.status == SHOAL_ERR_PEER_LOST && rank->failure.rank == 1, "%s", rank->failure.text);
+    CHECK(rank, strstr(rank->failure.text, "cannot be reached"), "%s", rank->failure.text);
+}
+
+/* Whatever the operation: what it had to give did not come. */
+static void cut_broadcast(struct rank *rank, size_t count)
+{
+    if (rank->rank == 0)
+        hinder(endpoints[1], MOCK_CUT);
+    EXPECT(rank, SHOAL_ERR_PEER_LOST, shoal_broadcast(rank->comm, rank->values, rank->values, count, SHOAL_FLOAT32, 0, NULL));
+    expect_unreachable(rank);
+}
+
+static void cut_small_broadcast_body(struct rank *rank)
+{
+    cut_broadcast(rank, 1);
+}
+
+static void cut_large_broadcast_body(struct rank *rank)
+{
+    cut_broadcast(rank, COUNT);
+}
+
+static void cut_send_body(struct rank *rank)
+{
+    if (rank->rank == 0) {
+        hinder(endpoints[1], MOCK_CUT);
+        EXPECT(rank, SHOAL_ERR_PEER_LOST, shoal_send(rank->comm, rank->values, 10, SHOAL_FLOAT32, 1, 7, NULL));
+    } else {
+        EXPECT(rank, SHOAL_ERR_PEER_LOST, shoal_recv(rank->comm, rank->values, 10, SHOAL_FLOAT32, 0, 7, NULL));
+    }
+    expect_unreachable(rank);
+}
+
+static void what_cannot_be_sent_is_no_success(void **state)
+{
+    (void)state;
+    run_world(2, cut_small_broadcast_body, NULL);
+    run_world(2, cut_large_broadcast_body, NULL);
+    run_world(2, cut_send_body, NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_takes_nothing_holds_up_no_other),
+        cmocka_unit_test(what_cannot_be_sent_is_no_success),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

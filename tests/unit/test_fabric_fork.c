@@ -57,7 +57,7 @@ static void send_to(struct side *side, const struct shoal_fabric_address *addres
     const struct shoal_network_head head = {.comm = 7};
     unsigned count = 0, total = 0;
     assert_int_equal(shoal_network_meet(side->network, &known, &peer), SHOAL_OK);
-    struct shoal_network_load load = {peer, &count, &total, true};
+    struct shoal_network_load load = {.peer = peer, .count = &count, .total = &total, .is_messages = true};
     const uint64_t begun_ns = shoal_clock_ns();
     assert_int_equal(shoal_network_send(side->network, &load, &head, NULL, 0), SHOAL_OK);
     while (count > 0) {

@@ -70,6 +70,7 @@ struct shoal_network {
     uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
+    struct shoal_network_load *failed; /* those with failed ones */
     bool writes;           /* into peers' windows; else messages go there */
     bool is_unsealed;      /* connections were made: children that exec shall not keep them (fork.h) */
     uint64_t next_seal_ns; /* not before */
@@ -462,6 +463,38 @@ static void count_left(struct shoal_network_load *load)
     load->peer->sending -= load->is_messages;
 }
 
+/* A rank that is lost, or said goodbye, needs nothing more: its communicators fail by themselves, or have ended. */
+static bool has_ended(const struct shoal_network_peer *peer)
+{
+    return peer->control && shoal_control_has_ended(peer->control, peer->world_rank);
+}
+
+static void count_failed(struct shoal_network *network, struct shoal_network_load *load)
+{
+    if (load->failed++ == 0) {
+        load->next_failed = network->failed;
+        network->failed = load;
+    }
+    load->peer->sending -= load->is_messages;
+}
+
+/* The provider often knows that a peer has ended before the control tree does. */
+static void forgive_ended(struct shoal_network *network)
+{
+    struct shoal_network_load **link = &network->failed;
+    while (*link) {
+        struct shoal_network_load *load = *link;
+        if (!has_ended(load->peer)) {
+            link = &load->next_failed;
+            continue;
+        }
+        *load->count -= load->failed;
+        *load->total -= load->failed;
+        load->failed = 0;
+        *link = load->next_failed;
+    }
+}
+
 static void on_left(void *arg, void *owner)
 {
     struct shoal_network *network = arg;
@@ -496,7 +529,7 @@ static void on_failed(void *arg, void *owner, const char *text)
         shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
         return;
     }
-    count_left(load);
+    count_failed(network, load);
     if (load->peer->broken_ns)
         return;
     snprintf(how, sizeof how,
@@ -542,12 +575,6 @@ static bool is_refused(struct shoal_network *network)
     return network->shuffle && shoal_fabric_shuffle_refuses(network->shuffle);
 }
 
-/* To a peer that is lost or cannot be reached nothing is sent any more: its communicators fail by themselves. */
-static bool is_sent_to(const struct shoal_network_peer *peer)
-{
-    return !peer->broken_ns && !(peer->control && shoal_control_is_lost(peer->control, peer->world_rank));
-}
-
 /* With the first that is sent to a peer its link is tried. */
 static void try_link(struct shoal_network *network, struct shoal_network_peer *peer)
 {
@@ -559,8 +586,10 @@ static enum shoal_status try_send(struct shoal_network *network, struct shoal_ne
                                   size_t bytes)
 {
     struct shoal_network_peer *peer = load->peer;
-    if (!is_sent_to(peer))
+    if (SHOAL_UNLIKELY(has_ended(peer)))
         return SHOAL_OK;
+    if (SHOAL_UNLIKELY(peer->broken_ns)) /* for ever: who needs it fails, see is_gone in hosts.c */
+        return SHOAL_PENDING;
     try_link(network, peer);
     if (peer->sending >= SENDING_MAX || is_refused(network))
         return SHOAL_PENDING;
@@ -661,10 +690,10 @@ void shoal_network_forget_source(struct shoal_network *network, const void *at)
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
 {
     struct shoal_network_load *load = write->load;
-    if (!is_sent_to(load->peer))
+    if (SHOAL_UNLIKELY(has_ended(load->peer)))
         return SHOAL_OK;
     try_link(network, load->peer);
-    if (is_refused(network))
+    if (load->peer->broken_ns || is_refused(network))
         return SHOAL_PENDING;
     const struct shoal_fabric_write there = {.peer = load->peer->at,
                                              .to = write->to,
@@ -741,6 +770,8 @@ bool shoal_network_poll(struct shoal_network *network)
         seal_when_due(network);
     if (SHOAL_UNLIKELY(network->sources.forgotten != NULL))
         shoal_fabric_sources_tidy(&network->sources);
+    if (SHOAL_UNLIKELY(network->failed != NULL))
+        forgive_ended(network);
     return send_waiting(network) || did;
 }
 

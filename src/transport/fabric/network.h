@@ -64,12 +64,15 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
 
 struct shoal_network_peer;
 
-/* Writes, or messages, under way to one peer, counted twice: one less when one has left or failed. */
+/* Writes, or messages, under way to one peer, counted twice: one less when one has left. One that failed counts until the peer
+ * has ended: its communicator must not take for sent what was not. */
 struct shoal_network_load {
     struct shoal_network_peer *peer;
     unsigned *count;
     unsigned *total;
     bool is_messages;
+    unsigned failed; /* of those counted */
+    struct shoal_network_load *next_failed;
 };
 
 /* A process on another host. */

@@ -1009,7 +1009,10 @@ static bool make_loads(struct hosts *hosts)
         remote->under_way = counts + r * kinds;
         for (size_t i = 0; i < kinds; i++)
             remote->loads[i] =
-                (struct shoal_network_load){remote->peer, &remote->under_way[i], &hosts->under_way[i], i == hosts->slots};
+                (struct shoal_network_load){.peer = remote->peer,
+                                            .count = &remote->under_way[i],
+                                            .total = &hosts->under_way[i],
+                                            .is_messages = i == hosts->slots};
     }
     return true;
 }
