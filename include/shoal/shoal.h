@@ -255,7 +255,8 @@ struct shoal_options {
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
 
 /* The n-th collective call of each rank on a communicator meets the n-th of the others. They must agree in kind, count, type,
- * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, both calls are logged, and no byte has moved.
+ * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, the line logged says how many ranks
+ * called what, and no byte has moved.
  *
  * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more. A rank
  * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come:
@@ -512,7 +513,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_con
 struct shoal_failure {
     size_t struct_bytes;
     enum shoal_status status;
-    int rank;          /* the rank that caused it, -1 when none is to blame */
+    int rank;          /* the rank that caused it (of a mismatch: outside the majority), -1 when none is to blame */
     int reporter;      /* the rank that noticed it first */
     int pid;           /* process of the rank that caused it, 0 when not known */
     uint64_t sequence; /* the operation during which it was noticed, 0 when none */

@@ -83,7 +83,7 @@ static void give_up(struct shoal_engine *engine)
 
 void shoal_engine_close(struct shoal_engine *engine)
 {
-    if (shoal_engine_is_busy(engine) && !engine->is_broken)
+    if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_settle(engine, true))
         give_up(engine);
     /* Whoever needs no more of this rank may go on; what was not compared yet nobody compares here any more. */
     if (engine->told_sequence < engine->done_sequence)
@@ -370,7 +370,7 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
             if (r == engine->rank || !shoal_circle_hears(engine->met[sequence % SHOAL_ARRIVALS], r))
                 continue;
             const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
-            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
+            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], other))
                 return false;
         }
         engine->agreed_sequence = sequence;
@@ -585,7 +585,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
             return false;
         }
         if (!shoal_engine_agrees(engine, request, r, other))
-            return false; /* the engine is broken now, and the request done */
+            return false; /* the engine may be broken now, and the request done */
     }
     if (request->needed == SHOAL_NEEDED_ALL) {
         if (!agree_up_to(engine, request->sequence - 1))

@@ -196,6 +196,8 @@ struct shoal_engine {
     uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
     uint64_t progress_mark; /* and what it looked like */
     bool has_warned;
+    uint64_t disputed_sequence; /* the operation in which calls were found to differ, 0: none */
+    uint64_t disputed_ns;       /* since when */
     uint64_t lost_ns; /* since when a rank elsewhere is lost that something waits for, and nothing moves; 0: none is */
     uint64_t lost_mark;
     int warned_rank; /* whom it named */
@@ -325,12 +327,17 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
     return call->op == SHOAL_AVG ? engine->size : call->scale;
 }
 
-/* engine_fail.c: everything that goes wrong. */
+/* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once,
+ * or when the records of the other ranks have shown which rank is the odd one. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
                                         const struct shoal_arrival *other);
-/* The same for an operation that is done here: whether the peer called what this rank did. */
-SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, int peer,
+/* The same for an operation that is done here. */
+SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                         const struct shoal_arrival *other);
+/* Fails with a difference that was found, once enough is known of it, or now if it is urgent. True: the engine is broken now. */
+bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
+
+/* engine_fail.c: everything else that goes wrong. */
 /* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first
  * cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
@@ -341,6 +348,8 @@ void shoal_engine_go_on(struct shoal_engine *engine);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);
+/* Appends to a text, as far as there is room. */
+SHOAL_PRINTF(3, 4) void shoal_text_append(char *text, size_t bytes, const char *format, ...);
 /* "all-reduce of 1024 float32, sum" */
 void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
 

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 
-SHOAL_PRINTF(3, 4) static void append(char *text, size_t bytes, const char *format, ...)
+void shoal_text_append(char *text, size_t bytes, const char *format, ...)
 {
     const size_t used = strlen(text);
     va_list args;
@@ -63,17 +63,17 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
     snprintf(text, bytes, "%s", kind->name);
     if (shape->is_empty)
         return;
-    append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
-           (unsigned long long)d->count);
+    shoal_text_append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
+                      (unsigned long long)d->count);
     append_word(text, bytes, type_name(d->type));
     if (shape->is_input_cut || shape->is_output_cut)
-        append(text, bytes, " per rank");
+        shoal_text_append(text, bytes, " per rank");
     if (shape->is_reduced) {
-        append(text, bytes, ", ");
+        shoal_text_append(text, bytes, ", ");
         append_word(text, bytes, op_name(d->op));
     }
     if (shape->root_gives || shape->root_takes || is_message(d->kind))
-        append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
+        shoal_text_append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
 }
 
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
@@ -235,88 +235,15 @@ bool shoal_engine_heed_failure(struct shoal_engine *engine)
     return true;
 }
 
-/* ---- Calls that do not agree --------------------------------------------------------------------------------------------- */
-
-static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
-{
-    const bool has_notices = a->kind == SHOAL_KIND_ALLTOALL && a->detail;
-    return (a->count == b->count || has_notices) && a->detail == b->detail && a->root == b->root && a->kind == b->kind &&
-           a->type == b->type && a->op == b->op && a->codec == b->codec;
-}
-
-/* What differs where both calls read the same. */
-static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
-{
-    if (a->count != b->count || a->root != b->root || a->kind != b->kind || a->type != b->type || a->op != b->op ||
-        a->detail == b->detail)
-        return "";
-    return "; they differ in the lengths of parts, the counts of tensors, or the scale";
-}
-
-/* Of an all-to-all with parts of different lengths: that the peer gives what this rank takes. Notes where it is. */
-static bool heed_notice(struct shoal_engine *engine, struct shoal_request *request, int peer)
-{
-    struct shoal_layout *layout = request->call.layout;
-    const struct shoal_part_notice *notices =
-        engine->ops->payload(engine->transport, peer, request->sequence, (size_t)engine->size * sizeof *notices);
-    const struct shoal_part_notice notice = notices[engine->rank];
-    struct shoal_failure failure;
-    layout->peer_at[peer] = notice.count ? (size_t)notice.offset : 0;
-    if (notice.count == layout->taken[peer])
-        return true;
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
-    snprintf(failure.text, sizeof failure.text,
-             "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) gives %llu elements "
-             "to rank %d, which takes %zu from it",
-             (unsigned long long)request->sequence, engine->name, failure.operation, peer, failure.pid, failure.host,
-             (unsigned long long)notice.count, engine->rank, layout->taken[peer]);
-    shoal_engine_fail(engine, &failure);
-    return false;
-}
-
-/* request is NULL when the own call is done. */
-static void fail_different(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_descriptor *own,
-                           int peer, const struct shoal_descriptor *other)
-{
-    struct shoal_failure failure;
-    char theirs[96];
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer, &failure);
-    failure.sequence = own->sequence;
-    shoal_engine_print_call(own, failure.operation, sizeof failure.operation);
-    shoal_engine_print_call(other, theirs, sizeof theirs);
-    snprintf(failure.text, sizeof failure.text,
-             "ranks called different operations as number %llu of communicator %s: rank %d called %s; rank %d (process %d on "
-             "%s) called %s%s",
-             (unsigned long long)own->sequence, engine->name, engine->rank, failure.operation, peer, failure.pid, failure.host,
-             theirs, hint_at_detail(own, other));
-    shoal_engine_fail(engine, &failure);
-}
-
-bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                         const struct shoal_arrival *other)
-{
-    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)))
-        return !request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer);
-    fail_different(engine, request, &request->arrival.descriptor, peer, &other->descriptor);
-    return false;
-}
-
-bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, int peer,
-                         const struct shoal_arrival *other)
-{
-    if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
-        return true;
-    fail_different(engine, NULL, own, peer, &other->descriptor);
-    return false;
-}
+/* ---- Calls of ranks that do not meet ------------------------------------------------------------------------------------- */
 
 static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 {
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_arrival *other =
             shoal_engine_is_here(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
-        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], r, other))
-            return true;
+        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], other))
+            return engine->is_broken;
     }
     return false;
 }
@@ -491,10 +418,10 @@ static void append_rank(struct shoal_engine *engine, int rank, int nearest, char
     char state[96];
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
-    append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
+    shoal_text_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
     if (nearest != rank)
-        append(text, bytes, "; rank %d waits for it", nearest);
-    append(text, bytes, ")");
+        shoal_text_append(text, bytes, "; rank %d waits for it", nearest);
+    shoal_text_append(text, bytes, ")");
 }
 
 /* What the request waits for, with at most eight ranks. Returns the first. */
@@ -507,11 +434,11 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
-        append(text, bytes, "%s", named > 1 ? ", " : "");
+        shoal_text_append(text, bytes, "%s", named > 1 ? ", " : "");
         append_rank(engine, r, nearest[r] - 1, text, bytes);
     }
     if (named > 8)
-        append(text, bytes, " and %d more", named - 8);
+        shoal_text_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave" : "the operations before it");
     return first;
@@ -561,6 +488,8 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
 {
     struct shoal_failure failure;
     char missing[300];
+    if (shoal_engine_settle(engine, true))
+        return;
     /* Calls run in order: the first one tells whom all wait for. */
     const int rank =
         name_missing(engine, is_message(request->call.kind) ? request : first_call(engine), missing, sizeof missing);
@@ -680,8 +609,8 @@ static bool fail_lost(struct shoal_engine *engine)
         engine->lost_ns = request ? engine->lost_ns : 0;
         return false;
     }
-    if (shoal_engine_progress(engine) || engine->is_broken) /* what it did before it ended may be all we need, or a mismatch */
-        return engine->is_broken;
+    if (shoal_engine_progress(engine) || shoal_engine_settle(engine, true) || engine->is_broken)
+        return engine->is_broken; /* what it did before it ended may be all we need, or a mismatch */
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_PEER_LOST, found.rank, &failure);
     failure.pid = found.pid;
     snprintf(failure.host, sizeof failure.host, "%s", found.host);

@@ -117,15 +117,17 @@ static struct shoal_request *find_receive(struct shoal_messages *messages, int p
 static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     struct shoal_failure failure;
+    struct shoal_peer_name name;
     char sent[96];
     const struct shoal_descriptor theirs = {
         .kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};
-    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, peer_of(request), &failure);
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
+    engine->ops->peer_name(engine->transport, peer_of(request), &name);
     snprintf(failure.text, sizeof failure.text,
              "a message of communicator %s (tag %d) does not fit its receive: rank %d called %s; rank %d (process %d on %s) "
              "called %s",
-             engine->name, packet->tag, engine->rank, failure.operation, peer_of(request), failure.pid, failure.host, sent);
+             engine->name, packet->tag, engine->rank, failure.operation, peer_of(request), name.pid, name.host, sent);
     shoal_engine_fail(engine, &failure);
 }
 

@@ -255,6 +255,19 @@ __attribute__((nonnull)) static void check_text(struct fault_test *test, const s
                  "\"%s\" and \"%s\"", usual_text, odd_text);
 }
 
+/* The odd one of three or more, by whomever it is noticed; of two neither. Of lengths that a pair of ranks knows, a rank that is
+ * told by one pair alone can name nobody. */
+static void check_named(struct fault_test *test, const struct scene *scene, const struct shoal_failure *failure)
+{
+    const int odd = scene->size > 2 ? scene->odd_rank : -1;
+    const bool is_right = failure->rank == odd || (is_told_by_pair(scene) && failure->rank == -1);
+    fault_expect(test, is_right, "rank %d is named, not %d: %s", failure->rank, odd, failure->text);
+    fault_expect(test, failure->pid == (failure->rank < 0 ? 0 : test->shared->results[failure->rank].pid),
+                 "rank %d is named, but process %d", failure->rank, failure->pid);
+    fault_expect(test, strcmp(failure->text, test->shared->results[0].failure.text) == 0,
+                 "ranks tell different things: \"%s\", \"%s\"", failure->text, test->shared->results[0].failure.text);
+}
+
 static void play(struct fault_test *test)
 {
     static const char *const settings[] = {DIRECT, NULL};
@@ -270,8 +283,7 @@ static void play(struct fault_test *test)
         check_text(test, scene, result->failure.text, "the text");
         check_text(test, scene, result->log, "the log");
         fault_expect(test, strstr(result->failure.text, "process") != NULL, "rank %d: %s", r, result->failure.text);
-        fault_expect(test, result->failure.rank >= 0 && result->failure.pid == test->shared->results[result->failure.rank].pid,
-                     "rank %d names rank %d, process %d", r, result->failure.rank, result->failure.pid);
+        check_named(test, scene, &result->failure);
     }
 }
 
@@ -327,6 +339,7 @@ static void play_message(struct fault_test *test)
         const struct fault_result *result = &test->shared->results[r];
         fault_expect(test, result->status == SHOAL_ERR_MISMATCH, "rank %d got %s", r, shoal_status_name(result->status));
         fault_expect(test, strstr(result->log, sent) && strstr(result->log, wanted), "rank %d has not logged both calls", r);
+        fault_expect(test, result->failure.rank == -1, "rank %d is named for what two ranks differ in", result->failure.rank);
     }
 }
 

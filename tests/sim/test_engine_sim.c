@@ -716,6 +716,72 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
     }
 }
 
+/* All-reduces of 1000 elements, and of 999 on every rank with is_odd[rank]. */
+static struct world *run_odd(const struct shoal_sim_options *weather, size_t count, const bool *is_odd,
+                             const char *const *settings)
+{
+    struct world *world = open_world(weather, settings);
+    for (int r = 0; r < world->size; r++) {
+        const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+                                        .type = SHOAL_FLOAT32,
+                                        .op = SHOAL_SUM,
+                                        .count = is_odd[r] ? count - 1 : count,
+                                        .input = world->ranks[r].areas.plain[0],
+                                        .output = world->ranks[r].areas.plain[0]};
+        post(world, r, 0, &call);
+    }
+    assert_true(drive(world, 1, 2 * SHOAL_NS_PER_S));
+    return world;
+}
+
+/* Whoever of eight notices it first. */
+static void engine_mismatch_names_the_odd_rank(void **state)
+{
+    static const uint16_t hosts[] = {0, 0, 0, 1, 1, 1, 2, 2};
+    static const char *const direct[] = {"SHOAL_DIRECT_BYTES=8192", NULL}, *const planned[] = {"SHOAL_DIRECT_BYTES=0", NULL};
+    (void)state;
+    for (uint64_t seed = 0; seed < 64; seed++) {
+        const int odd = (int)(seed % 8);
+        const bool is_apart = seed / 8 % 2;
+        bool is_odd[8] = {false};
+        const struct shoal_sim_options weather = {
+            .seed = seed, .size = 8, .delay_ns_max = TICK_NS, .host = is_apart ? hosts : NULL};
+        is_odd[odd] = true;
+        struct world *world = run_odd(&weather, 1000, is_odd, seed / 16 % 2 ? direct : planned);
+        char others[96], own[160];
+        snprintf(others, sizeof others, "7 of 8 ranks called all-reduce of 1000 float32, sum");
+        snprintf(own, sizeof own, "; rank %d (process %d on sim-%d) called all-reduce of 999 float32, sum", odd, 1000 + odd,
+                 is_apart ? hosts[odd] : 0);
+        for (int r = 0; r < 8; r++) {
+            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            if (failure->rank != odd || !strstr(failure->text, own) || (!is_apart && !strstr(failure->text, others)))
+                fail_msg("seed %llu: rank %d names rank %d, not %d: %s", (unsigned long long)seed, r, failure->rank, odd,
+                         failure->text);
+            assert_int_equal(failure->pid, 1000 + odd);
+            assert_string_equal(failure->operation, "all-reduce of 1000 float32, sum");
+        }
+        close_world(world);
+    }
+}
+
+static void engine_mismatch_without_a_majority_names_nobody(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        const struct shoal_sim_options weather = {.seed = seed, .size = 4, .delay_ns_max = TICK_NS};
+        const bool is_odd[4] = {[1] = true, [3] = true};
+        struct world *world = run_odd(&weather, seed % 2 ? 100 : 10000, is_odd, preset);
+        for (int r = 0; r < 4; r++) {
+            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            assert_int_equal(failure->rank, -1);
+            assert_int_equal(failure->pid, 0);
+            assert_non_null(strstr(failure->text, "2 of 4 ranks (0, 2) called"));
+            assert_non_null(strstr(failure->text, "; 2 of 4 ranks (1, 3) called"));
+        }
+        close_world(world);
+    }
+}
+
 /* Any collective, root and length, with a plan or without. */
 static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
 {
@@ -1024,6 +1090,8 @@ int main(void)
         cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
         cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
         cmocka_unit_test(engine_mismatch_reaches_all_with_both_calls),
+        cmocka_unit_test(engine_mismatch_names_the_odd_rank),
+        cmocka_unit_test(engine_mismatch_without_a_majority_names_nobody),
         cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
         cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),

@@ -1,0 +1,299 @@
+/* Ranks that called different operations under one number. The rank that finds a difference does not report it at once: it
+ * waits a moment for the records of the other ranks, groups all ranks by what they called, and names the rank outside the
+ * majority. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+/* How long the records of the other ranks are waited for. A rank whose view names nobody waits twice as long, so that a rank
+ * that knows more reports first. */
+#define SETTLE_NS (500 * SHOAL_NS_PER_MS)
+#define GROUPS_MAX 6
+#define GROUPS_PRINTED 3
+#define RANKS_PRINTED 8
+
+static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
+{
+    const bool has_notices = a->kind == SHOAL_KIND_ALLTOALL && a->detail;
+    return (a->count == b->count || has_notices) && a->detail == b->detail && a->root == b->root && a->kind == b->kind &&
+           a->type == b->type && a->op == b->op && a->codec == b->codec;
+}
+
+/* What differs where both calls read the same. */
+static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
+{
+    if (a->count != b->count || a->root != b->root || a->kind != b->kind || a->type != b->type || a->op != b->op ||
+        a->detail == b->detail)
+        return "";
+    return "; they differ in the lengths of parts, the counts of tensors, or the scale";
+}
+
+/* ---- Who called what ----------------------------------------------------------------------------------------------------- */
+
+/* Ranks that made the same call. */
+struct group {
+    const struct shoal_descriptor *call;
+    int first; /* its lowest rank */
+    int count;
+};
+
+struct view {
+    struct group groups[GROUPS_MAX]; /* the largest first; of equal ones the one with the lowest rank */
+    int count;
+    int known;   /* ranks whose call is known here */
+    int missing; /* ranks whose record is still to come */
+    int named;   /* the lowest rank outside the majority; -1: there is no majority */
+};
+
+static const struct shoal_descriptor *call_of(const struct shoal_engine *engine, int rank, uint64_t sequence)
+{
+    if (rank == engine->rank)
+        return &engine->called[sequence % SHOAL_ARRIVALS];
+    const struct shoal_arrival *arrival = engine->ops->arrival(engine->transport, rank, sequence);
+    return arrival ? &arrival->descriptor : NULL;
+}
+
+static void add_to_group(struct view *view, const struct shoal_descriptor *call, int rank)
+{
+    int g = 0;
+    while (g < view->count && !is_same_call(view->groups[g].call, call))
+        g++;
+    if (g == GROUPS_MAX)
+        return;
+    if (g == view->count)
+        view->groups[view->count++] = (struct group){call, rank, 0};
+    view->groups[g].count++;
+}
+
+/* Few groups, already in the order of their lowest ranks. */
+static void sort_groups(struct view *view)
+{
+    for (int i = 1; i < view->count; i++) {
+        for (int j = i; j > 0 && view->groups[j].count > view->groups[j - 1].count; j--) {
+            const struct group group = view->groups[j];
+            view->groups[j] = view->groups[j - 1];
+            view->groups[j - 1] = group;
+        }
+    }
+}
+
+static int lowest_other(const struct view *view)
+{
+    int lowest = view->groups[1].first;
+    for (int g = 2; g < view->count; g++)
+        lowest = view->groups[g].first < lowest ? view->groups[g].first : lowest;
+    return lowest;
+}
+
+static struct view look_at_calls(const struct shoal_engine *engine, uint64_t sequence)
+{
+    const struct shoal_circle *circle = engine->met[sequence % SHOAL_ARRIVALS];
+    struct view view = {.named = -1};
+    for (int r = 0; r < engine->size; r++) {
+        const struct shoal_descriptor *call = call_of(engine, r, sequence);
+        view.known += call != NULL;
+        view.missing += !call && shoal_circle_hears(circle, r);
+        if (call)
+            add_to_group(&view, call, r);
+    }
+    sort_groups(&view);
+    if (view.count > 1 && 2 * view.groups[0].count > view.known)
+        view.named = lowest_other(&view);
+    return view;
+}
+
+/* ---- Telling it ---------------------------------------------------------------------------------------------------------- */
+
+/* " (0, 1, 4)" */
+static void append_ranks(const struct shoal_engine *engine, uint64_t sequence, const struct group *group, char *text,
+                         size_t bytes)
+{
+    int printed = 0;
+    for (int r = 0; r < engine->size && printed <= RANKS_PRINTED; r++) {
+        const struct shoal_descriptor *call = call_of(engine, r, sequence);
+        if (!call || !is_same_call(call, group->call))
+            continue;
+        if (++printed > RANKS_PRINTED)
+            shoal_text_append(text, bytes, ", ...");
+        else
+            shoal_text_append(text, bytes, "%s%d", printed == 1 ? " (" : ", ", r);
+    }
+    shoal_text_append(text, bytes, ")");
+}
+
+/* "rank 3 (process 17 on h2) called ..."; "7 of 8 ranks called ..." */
+static void append_group(struct shoal_engine *engine, uint64_t sequence, const struct view *view, int g, char *text,
+                         size_t bytes)
+{
+    const struct group *group = &view->groups[g];
+    char call[96];
+    shoal_text_append(text, bytes, "%s", g ? "; " : "");
+    if (group->count == 1) {
+        struct shoal_peer_name name;
+        engine->ops->peer_name(engine->transport, group->first, &name);
+        shoal_text_append(text, bytes, "rank %d (process %d on %s)", group->first, name.pid, name.host);
+    } else {
+        shoal_text_append(text, bytes, "%d of %d ranks", group->count, engine->size);
+        if (g || view->named < 0)
+            append_ranks(engine, sequence, group, text, bytes);
+    }
+    shoal_engine_print_call(group->call, call, sizeof call);
+    shoal_text_append(text, bytes, " called %s", call);
+}
+
+static const struct shoal_request *find_request(const struct shoal_engine *engine, uint64_t sequence)
+{
+    const struct shoal_request *request = engine->active_head;
+    while (request && request->sequence != sequence)
+        request = request->next;
+    return request;
+}
+
+static void fail_different(struct shoal_engine *engine, uint64_t sequence, const struct view *view)
+{
+    struct shoal_failure failure;
+    char *const text = failure.text;
+    shoal_engine_begin_failure(engine, find_request(engine, sequence), SHOAL_ERR_MISMATCH, view->named, &failure);
+    failure.sequence = sequence;
+    shoal_engine_print_call(view->groups[0].call, failure.operation, sizeof failure.operation);
+    snprintf(text, sizeof failure.text,
+             "ranks called different operations as number %llu of communicator %s: ", (unsigned long long)sequence,
+             engine->name);
+    for (int g = 0; g < view->count && g < GROUPS_PRINTED; g++)
+        append_group(engine, sequence, view, g, text, sizeof failure.text);
+    if (view->count > GROUPS_PRINTED)
+        shoal_text_append(text, sizeof failure.text, "; others called something else");
+    shoal_text_append(text, sizeof failure.text, "%s", hint_at_detail(view->groups[0].call, view->groups[1].call));
+    if (view->known < engine->size)
+        shoal_text_append(text, sizeof failure.text, "; rank %d does not know what the other %d called", engine->rank,
+                          engine->size - view->known);
+    shoal_engine_fail(engine, &failure);
+}
+
+/* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
+
+/* What the peer gives to this rank. */
+static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
+{
+    const struct shoal_part_notice *notices =
+        engine->ops->payload(engine->transport, peer, sequence, (size_t)engine->size * sizeof *notices);
+    return notices[engine->rank];
+}
+
+/* Notes where the peer's part is. */
+static bool heed_notice(struct shoal_engine *engine, struct shoal_request *request, int peer)
+{
+    struct shoal_layout *layout = request->call.layout;
+    const struct shoal_part_notice notice = notice_of(engine, request->sequence, peer);
+    layout->peer_at[peer] = notice.count ? (size_t)notice.offset : 0;
+    return notice.count == layout->taken[peer];
+}
+
+/* Only a pair of ranks knows that a length differs. A rank that differs from most others is the odd one. */
+struct lengths {
+    int first;   /* the lowest peer that gives something else than this rank takes; -1: there is none */
+    int others;  /* peers that do */
+    int missing; /* ranks whose record is still to come */
+};
+
+static struct lengths look_at_lengths(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    struct lengths lengths = {.first = -1};
+    for (int r = 0; r < engine->size; r++) {
+        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
+            continue;
+        if (!engine->ops->arrival(engine->transport, r, request->sequence)) {
+            lengths.missing++;
+        } else if (notice_of(engine, request->sequence, r).count != request->call.layout->taken[r]) {
+            lengths.first = lengths.first < 0 ? r : lengths.first;
+            lengths.others++;
+        }
+    }
+    return lengths;
+}
+
+static bool is_odd(const struct shoal_engine *engine, const struct lengths *lengths)
+{
+    return lengths->others > 1 && 2 * lengths->others > engine->size - 1;
+}
+
+static void fail_lengths(struct shoal_engine *engine, const struct shoal_request *request, const struct lengths *lengths)
+{
+    const int peer = lengths->first;
+    struct shoal_failure failure;
+    struct shoal_peer_name name;
+    engine->ops->peer_name(engine->transport, peer, &name);
+    shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, is_odd(engine, lengths) ? engine->rank : -1, &failure);
+    snprintf(failure.text, sizeof failure.text,
+             "lengths of parts differ in operation %llu of communicator %s, %s: rank %d (process %d on %s) gives %llu elements "
+             "to rank %d, which takes %zu from it",
+             (unsigned long long)request->sequence, engine->name, failure.operation, peer, name.pid, name.host,
+             (unsigned long long)notice_of(engine, request->sequence, peer).count, engine->rank,
+             request->call.layout->taken[peer]);
+    if (lengths->others > 1)
+        shoal_text_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that give to rank %d", lengths->others,
+                          engine->size - 1, engine->rank);
+    shoal_engine_fail(engine, &failure);
+}
+
+/* ---- Waiting for the others ---------------------------------------------------------------------------------------------- */
+
+/* How long to wait for whoever knows more: not at all where everything is known, or all that this rank ever hears names one. */
+static uint64_t patience_ns(const struct shoal_engine *engine, int known, int missing, int named)
+{
+    if (known == engine->size || (!missing && named >= 0))
+        return 0;
+    return named >= 0 ? SETTLE_NS : 2 * SETTLE_NS;
+}
+
+bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
+{
+    const uint64_t sequence = engine->disputed_sequence;
+    if (SHOAL_LIKELY(!sequence) || engine->is_broken)
+        return false;
+    const uint64_t since_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()) - engine->disputed_ns;
+    const struct view view = look_at_calls(engine, sequence);
+    if (view.count > 1) {
+        if (!is_urgent && since_ns < patience_ns(engine, view.known, view.missing, view.named))
+            return false;
+        fail_different(engine, sequence, &view);
+        return true;
+    }
+    const struct shoal_request *request = find_request(engine, sequence);
+    if (!request || !request->call.layout || !request->call.layout->notices)
+        return false;
+    const struct lengths lengths = look_at_lengths(engine, request);
+    const int named = is_odd(engine, &lengths) ? engine->rank : -1;
+    if (!is_urgent && since_ns < patience_ns(engine, engine->size > 2 ? 0 : engine->size, lengths.missing, named))
+        return false;
+    fail_lengths(engine, request, &lengths);
+    return true;
+}
+
+static void dispute(struct shoal_engine *engine, uint64_t sequence)
+{
+    if (!engine->disputed_sequence || sequence < engine->disputed_sequence) {
+        engine->disputed_sequence = sequence;
+        engine->disputed_ns = shoal_engine_time_ns(engine, shoal_clock_ticks());
+    }
+    (void)shoal_engine_settle(engine, false);
+}
+
+bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                         const struct shoal_arrival *other)
+{
+    if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)) &&
+        (!request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer)))
+        return true;
+    dispute(engine, request->sequence);
+    return false;
+}
+
+bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, const struct shoal_arrival *other)
+{
+    if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
+        return true;
+    dispute(engine, own->sequence);
+    return false;
+}
