@@ -255,8 +255,8 @@ struct shoal_options {
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
 
 /* The n-th collective call of each rank on a communicator meets the n-th of the others. They must agree in kind, count, type,
- * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, the line logged says how many ranks
- * called what, and no byte has moved.
+ * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, the line logged says how
+ * many ranks called what, and no byte has moved.
  *
  * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more. A rank
  * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come:
@@ -453,8 +453,10 @@ SHOAL_API void shoal_request_free(struct shoal_request *request);
 /* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
 
 /* Messages between two ranks, first in first out per (peer, tag), apart from the order of collectives. tag >= 0. Up to
- * SHOAL_EAGER_BYTES a send completes without its receive. Both sides must name the same count and type; a receive that does not
- * fit its message breaks the communicator with ERR_MISMATCH on both sides. A rank may not send to itself. */
+ * SHOAL_EAGER_BYTES a send completes without its receive: the peer keeps up to 4,096 such messages of each communicator, and
+ * takes them whenever one of its threads waits in a call on any communicator of the context. Both sides must name the same
+ * count and type; a receive that does not fit its message breaks the communicator with ERR_MISMATCH on both sides. A rank may
+ * not send to itself. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count,
                                                       enum shoal_type type, int peer, int tag,

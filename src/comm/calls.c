@@ -21,6 +21,7 @@ static enum shoal_status begin(struct shoal_comm *comm, const struct batch *batc
         SHOAL_TRY(shoal_engine_post_group(comm->engine, batch->calls, batch->count, request));
     else
         shoal_engine_post(comm->engine, batch->calls, request);
+    shoal_driver_note_posted(&comm->context->driver, comm->engine);
     if (batch->calls->timeout_ms)
         shoal_driver_check_by(&comm->context->driver, request->deadline_ns);
     return SHOAL_OK;

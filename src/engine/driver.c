@@ -93,16 +93,22 @@ static void became_owner(struct shoal_driver *driver)
     atomic_store_explicit(&driver->owner, (uintptr_t)pthread_self(), memory_order_relaxed);
 }
 
+/* Takes engines whose operations are done off the list, so that nobody walks through all communicators. */
 static void note_busy(struct shoal_driver *driver)
 {
-    bool is_busy = false, is_apart = false;
-    for (const struct shoal_engine *engine = driver->engines; engine && !is_apart; engine = engine->next) {
-        if (!shoal_engine_is_busy(engine))
-            continue;
-        is_busy = true;
-        is_apart = engine->hosts > 1;
+    struct shoal_engine **link = &driver->busy;
+    bool is_apart = false;
+    while (*link) {
+        struct shoal_engine *engine = *link;
+        if (shoal_engine_is_busy(engine)) {
+            is_apart |= engine->hosts > 1;
+            link = &engine->busy_next;
+        } else {
+            engine->is_listed = false;
+            *link = engine->busy_next;
+        }
     }
-    atomic_store_explicit(&driver->is_busy, is_busy, memory_order_relaxed);
+    atomic_store_explicit(&driver->is_busy, driver->busy != NULL, memory_order_relaxed);
     atomic_store_explicit(&driver->is_apart_busy, is_apart, memory_order_relaxed);
 }
 
@@ -147,11 +153,18 @@ void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine)
 
 void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine)
 {
-    struct shoal_engine **link = &driver->engines;
+    struct shoal_engine **link = &driver->engines, **busy_link = &driver->busy;
     while (*link && *link != engine)
         link = &(*link)->next;
     if (*link)
         *link = engine->next;
+    while (*busy_link && *busy_link != engine)
+        busy_link = &(*busy_link)->busy_next;
+    if (*busy_link)
+        *busy_link = engine->busy_next;
+    engine->is_listed = false;
+    if (driver->drain_next == engine)
+        driver->drain_next = engine->next;
 }
 
 /* ---- Driving ------------------------------------------------------------------------------------------------------------- */
@@ -166,16 +179,36 @@ void shoal_driver_wake(struct shoal_driver *driver)
         shoal_shm_bell_ring(driver->node->bell);
 }
 
+/* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
+static bool drain(struct shoal_engine *engine)
+{
+    if (!shoal_messages_drain(engine))
+        return false;
+    shoal_engine_flush(engine);
+    return true;
+}
+
+/* One engine at a time, so that a turn costs the same with many communicators. */
+static bool drain_next(struct shoal_driver *driver)
+{
+    struct shoal_engine *engine = driver->drain_next ? driver->drain_next : driver->engines;
+    driver->drain_next = engine ? engine->next : NULL;
+    return engine && drain(engine);
+}
+
+/* Turns that moved nothing between two looks at messages that no operation waits for. */
+#define DRAIN_EVERY 16
+
 /* Under the lock. */
 static bool progress_all(struct shoal_driver *driver)
 {
     bool did = driver->network && shoal_network_poll(driver->network);
-    for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
-        if (!shoal_engine_is_busy(engine))
-            continue;
+    for (struct shoal_engine *engine = driver->busy; engine; engine = engine->busy_next) {
         did |= shoal_engine_progress(engine);
         shoal_engine_flush(engine);
     }
+    if (!did && ++driver->idle_turns % DRAIN_EVERY == 0)
+        did = drain_next(driver);
     if (did)
         shoal_driver_wake(driver);
     return did;
@@ -187,7 +220,7 @@ static uint64_t check_all(struct shoal_driver *driver)
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
     if (driver->network)
         shoal_network_poll(driver->network);
-    for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next) {
+    for (struct shoal_engine *engine = driver->busy; engine; engine = engine->busy_next) {
         const uint64_t wanted_ns = shoal_engine_check(engine);
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
@@ -199,8 +232,11 @@ static uint64_t check_all(struct shoal_driver *driver)
 
 void shoal_driver_poll(struct shoal_driver *driver)
 {
-    if (!try_lock(driver))
+    if (!try_lock(driver)) {
+        if (!holds_lock(driver)) /* the thread that drives may wait for this core */
+            sched_yield();
         return;
+    }
     progress_all(driver);
     const uint64_t now_ns = shoal_driver_now_ns(driver);
     if (now_ns >= driver->next_check_ns)
@@ -303,6 +339,21 @@ static void nap(struct shoal_driver *driver, uint64_t waited_ns, uint64_t left_n
         shoal_network_wait(driver->network, nap_length(waited_ns, NAP_SHARE, left_ns));
 }
 
+/* Messages that came before the bell was armed wake nobody. Where the network is polled a nap is short, and the next engine has
+ * its turn soon. */
+static bool drain_before_sleep(struct shoal_driver *driver, bool is_nap)
+{
+    bool did = false;
+    if (!try_lock(driver))
+        return false;
+    if (is_nap)
+        did = drain_next(driver);
+    for (struct shoal_engine *engine = is_nap ? NULL : driver->engines; engine; engine = engine->next)
+        did |= drain(engine);
+    shoal_driver_unlock(driver);
+    return did;
+}
+
 static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
@@ -310,9 +361,10 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
     shoal_shm_node_doze(driver->node);
+    const bool is_nap = atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
     /* The last look: whatever is published after it rings the bell. */
-    if (drive_once(driver) == IDLE && !is_over(driver, request)) {
-        if (atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed))
+    if (drive_once(driver) == IDLE && !drain_before_sleep(driver, is_nap) && !is_over(driver, request)) {
+        if (is_nap)
             nap(driver, now_ns - idle_since_ns, left_ns);
         else
             shoal_shm_node_sleep(driver->node, left_ns);

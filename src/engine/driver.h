@@ -23,6 +23,9 @@ struct shoal_driver {
     struct shoal_shm_node *node;
     struct shoal_network *_Atomic network; /* NULL: all ranks are on this host */
     struct shoal_engine *engines;
+    struct shoal_engine *busy;       /* of these, the ones with something under way */
+    struct shoal_engine *drain_next; /* whose messages are looked at next; NULL: the first one's */
+    unsigned idle_turns;
     double ns_per_tick;
     int local_ranks;
     _Atomic uint64_t spin_ns; /* changes with the first group of more ranks, while others may wait */
@@ -62,6 +65,16 @@ void shoal_driver_unlock(struct shoal_driver *driver);
 /* Under the lock. */
 void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine);
 void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine);
+/* Something was posted to the engine. */
+static inline void shoal_driver_note_posted(struct shoal_driver *driver, struct shoal_engine *engine)
+{
+    if (engine->is_listed)
+        return;
+    engine->is_listed = true;
+    engine->progress_ns = 0; /* what was seen of earlier operations says nothing about this one */
+    engine->busy_next = driver->busy;
+    driver->busy = engine;
+}
 
 /* Nanoseconds, from ticks; the engines' clock. */
 uint64_t shoal_driver_now_ns(const struct shoal_driver *driver);
@@ -78,7 +91,7 @@ void shoal_driver_wake(struct shoal_driver *driver);
 SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request,
                                                    uint64_t until_ns);
 
-/* One round of progress, if nobody else drives; gives way to other ranks where waits do not spin. */
+/* One round of progress, if nobody else drives; gives way where waits do not spin, and to the thread that drives. */
 void shoal_driver_poll(struct shoal_driver *driver);
 
 /* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was

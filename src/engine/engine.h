@@ -137,7 +137,9 @@ struct shoal_engine {
     const struct shoal_rules *rules;
     struct shoal_log *log;
     struct shoal_driver *driver;
-    struct shoal_engine *next; /* the driver's list */
+    struct shoal_engine *next;      /* the driver's list */
+    struct shoal_engine *busy_next; /* its list of engines with something under way */
+    bool is_listed;                 /* there */
     uint64_t (*now_ns)(void *now_arg);
     void *now_arg;
     uint32_t timeout_ms;
@@ -334,7 +336,7 @@ SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoa
 /* The same for an operation that is done here. */
 SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                         const struct shoal_arrival *other);
-/* Fails with a difference that was found, once enough is known of it, or now if it is urgent. True: the engine is broken now. */
+/* Fails with a difference that was found, once enough is known of it, or now if it is urgent. True: the engine broke. */
 bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
 
 /* engine_fail.c: everything else that goes wrong. */
@@ -356,6 +358,8 @@ void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *te
 /* messages.c: sends and receives. */
 SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_messages_progress(struct shoal_engine *engine);
+/* Takes what peers have sent, also while nothing is under way here; true when there was something. */
+bool shoal_messages_drain(struct shoal_engine *engine);
 struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);

@@ -272,6 +272,16 @@ static bool drain(struct shoal_engine *engine)
     return did;
 }
 
+bool shoal_messages_drain(struct shoal_engine *engine)
+{
+    if (engine->is_broken || engine->is_in_progress)
+        return false;
+    engine->is_in_progress = true;
+    const bool did = drain(engine);
+    engine->is_in_progress = false;
+    return did;
+}
+
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet,
