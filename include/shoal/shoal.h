@@ -133,13 +133,16 @@ struct shoal_comm_options {
 /* Makes the communicator of all workers of the job, from the environment: the variables of `shoal run` and torchrun (RANK,
  * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. With none of
  * them: a communicator of size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
+ * Two jobs at one MASTER_PORT are told apart by what their launcher calls them, by SHOAL_JOB_ID or by their secrets. With none
+ * of these one port is tried, a job that meets another there fails (ERR_ARGUMENT), and rank 0 waits half a second for such.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
  * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status
 shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. size is
- * 1 to 1,024, rank 0 to size - 1; they are here and in shoal_comm_create_with. */
+ * 1 to 1,024, rank 0 to size - 1; they are here and in shoal_comm_create_with. The address is this job's alone, unless
+ * SHOAL_JOB_ID or a secret tells it from others. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
                                                                 int size, const struct shoal_comm_options *options,
                                                                 struct shoal_comm **comm_out);

@@ -20,6 +20,8 @@
     X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing")                   \
     X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \
     X(PORT, port, NUMBER, "0", 0, "port where rank 0 listens at the start; 0: the first free one of the 16 after MASTER_PORT") \
+    X(JOB_ID, job_id, TEXT, "", 0,                                                                                             \
+      "a name for this job, alike on all its ranks; two jobs at one MASTER_PORT know each other by it")                        \
     X(SECRET, secret, TEXT, "", 0, "the job's secret; ranks prove to each other that they know it")                            \
     X(SECRET_FILE, secret_file, TEXT, "", 0, "file whose first line is the secret")                                            \
     X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart")                \

@@ -40,6 +40,8 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
                               "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
                               address ? address : "(null)");
     SHOAL_TRY(check_ranks(rank, size, log));
+    place.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
+    place.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address", .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)

@@ -31,6 +31,8 @@ struct shoal_bootstrap {
     /* Takes the place of set and get in shoal_bootstrap_exchange where values show only after a barrier (PMI-1); else NULL. */
     enum shoal_status (*exchange)(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
                                   size_t bytes, uint32_t timeout_ms);
+    /* Asked by rank 0, once, when all ranks have come: whether they are of one job, as far as can be known. NULL: they are. */
+    enum shoal_status (*confirm)(void *state);
     struct shoal_bootstrap_phase phases[SHOAL_BOOTSTRAP_PHASES_MAX]; /* in their order; no time lies between them */
     int phase_count;
     uint64_t phase_begun_ns; /* of the next one; a source begins the first */

@@ -45,9 +45,9 @@ static uint64_t hash_text(uint64_t hash, const char *text)
 
 /* What tells this job from one on neighbouring ports. Not the size and not the secret: where these differ, people want to read
  * that. */
-static uint64_t hash_job(const char *const *names, size_t count)
+static uint64_t hash_job(const struct shoal_settings *settings, const char *const *names, size_t count)
 {
-    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t hash = hash_text(UINT64_C(14695981039346656037), settings->job_id);
     for (size_t i = 0; i < count; i++)
         hash = hash_text(hash, variable(names[i]) ? variable(names[i]) : "");
     return hash;
@@ -74,6 +74,39 @@ static enum shoal_status put_ports(const struct shoal_settings *settings, long m
     return SHOAL_OK;
 }
 
+static bool is_same(const char *name, const char *value)
+{
+    return variable(name) && strcmp(variable(name), value) == 0;
+}
+
+/* A launcher's name for what it started, where that has as many ranks as the job: then the job is no other. A job may be put
+ * together from several steps, too, so else it says nothing. */
+static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
+{
+    static const struct {
+        const char *size, *names[4];
+    } launches[] = {{"SLURM_STEP_NUM_TASKS", {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+                    {"OMPI_COMM_WORLD_SIZE", {"PMIX_NAMESPACE"}}};
+    char text[16];
+    snprintf(text, sizeof text, "%d", size);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(launches); i++) {
+        if (!is_same(launches[i].size, text))
+            continue;
+        *is_named = true;
+        for (size_t n = 0; n < SHOAL_COUNT_OF(launches[i].names) && launches[i].names[n]; n++)
+            hash = hash_text(hash, variable(launches[i].names[n]) ? variable(launches[i].names[n]) : "");
+    }
+    return hash;
+}
+
+/* Whether no other job can have the same number. torchrun's agent listens at MASTER_PORT itself, so a second one there fails;
+ * where it does not, its run has a name of its own, but for the usual "none". */
+static bool has_name(const struct shoal_settings *settings)
+{
+    return settings->job_id[0] || is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
+           (variable("TORCHELASTIC_RUN_ID") && !is_same("TORCHELASTIC_RUN_ID", "none"));
+}
+
 static enum shoal_status find_master(const struct shoal_settings *settings, int size, struct shoal_log *log,
                                      struct shoal_tcp_place *place)
 {
@@ -81,7 +114,13 @@ static enum shoal_status find_master(const struct shoal_settings *settings, int 
     long master_port = 0, local_size = 0;
     bool is_set;
     *place = (struct shoal_tcp_place){
-        .host = variable("MASTER_ADDR"), .what = "MASTER_ADDR", .job = hash_job(job, SHOAL_COUNT_OF(job))};
+        .host = variable("MASTER_ADDR"),
+        .what = "MASTER_ADDR",
+        .job = hash_job(settings, job, SHOAL_COUNT_OF(job)),
+        .is_named = has_name(settings),
+    };
+    place->job = hash_launch(place->job, size, &place->is_named);
+    place->is_by_hand = !place->is_named;
     if (!place->host)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "RANK and WORLD_SIZE are set, but MASTER_ADDR is not; set it to the host of rank 0 on all ranks");
@@ -138,7 +177,7 @@ static enum shoal_status find_step(const struct shoal_settings *settings, int si
     static const char *const job[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
     bool is_set;
     long hosts = 0;
-    *place = (struct shoal_tcp_place){.job = hash_job(job, SHOAL_COUNT_OF(job))};
+    *place = (struct shoal_tcp_place){.job = hash_job(settings, job, SHOAL_COUNT_OF(job)), .is_named = true};
     long master_port = STEP_PORT + (long)(place->job % STEP_PORT_RANGES) * (PORTS_AFTER_MASTER + 1);
     SHOAL_TRY(shoal_environment_number("SLURM_STEP_NUM_NODES", 1, size, log, &is_set, &hosts));
     place->is_one_host = hosts == 1;

@@ -14,7 +14,7 @@
 #define ROLL_CALL_MS 1000
 
 struct exchange {
-    const struct shoal_bootstrap *bootstrap;
+    struct shoal_bootstrap *bootstrap;
     struct shoal_log *log;
     const char *name;
     unsigned char *all;
@@ -222,9 +222,17 @@ static enum shoal_status pass_all(const struct exchange *exchange)
 
 /* ---- the exchange ---- */
 
+/* When all have come for the first time. */
+static enum shoal_status confirm(struct shoal_bootstrap *bootstrap)
+{
+    enum shoal_status (*const ask)(void *state) = bootstrap->confirm;
+    bootstrap->confirm = NULL;
+    return ask ? ask(bootstrap->state) : SHOAL_OK;
+}
+
 static enum shoal_status exchange_through_store(const struct exchange *exchange, const void *mine)
 {
-    const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    struct shoal_bootstrap *bootstrap = exchange->bootstrap;
     char key[SHOAL_KEY_BYTES_MAX + 1];
     snprintf(key, sizeof key, "shoal/%s/%d", exchange->name, bootstrap->rank);
     SHOAL_TRY(set_value(exchange, &bootstrap->store, key, mine, exchange->bytes));
@@ -233,6 +241,8 @@ static enum shoal_status exchange_through_store(const struct exchange *exchange,
         return pass_all(exchange);
     }
     enum shoal_status status = call_roll(exchange, UINT64_MAX);
+    if (status == SHOAL_OK)
+        status = confirm(bootstrap);
     if (status == SHOAL_OK)
         status = pass_all(exchange);
     return tell_result(exchange, status);

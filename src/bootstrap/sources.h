@@ -18,6 +18,8 @@ struct shoal_tcp_place {
     uint16_t port;
     uint16_t port_count;
     uint64_t job;     /* tells this job's server from one on a neighbouring port */
+    bool is_named;    /* job is this job's alone: its launcher, or SHOAL_JOB_ID, gave it a name */
+    bool is_by_hand;  /* found in variables that any two jobs may have alike */
     bool is_one_host; /* the launcher says that all ranks are here, so that no warning about a missing secret is due */
 };
 

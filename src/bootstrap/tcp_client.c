@@ -11,6 +11,7 @@
 
 /* How long a server may take to answer beyond what it was asked to wait. */
 #define ANSWER_MS 10000
+#define CAUSE_SAID_BYTES 257 /* of what a store says went wrong */
 
 void shoal_tcp_client_init(struct shoal_tcp_client *client, struct shoal_log *log)
 {
@@ -154,16 +155,32 @@ static enum shoal_tcp_join elsewhere(struct shoal_tcp_client *client, int error,
     return SHOAL_TCP_JOIN_ELSEWHERE;
 }
 
-static enum shoal_tcp_join refused(struct shoal_tcp_client *client, enum shoal_tcp_verdict verdict,
-                                   const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge,
-                                   char reason[SHOAL_TCP_REASON_MAX])
+/* A job without a name of its own knows its rank 0 by the secret alone. */
+static bool is_of_another_job(enum shoal_tcp_verdict verdict, const struct shoal_tcp_identity *identity,
+                              const struct shoal_tcp_side *mine, const struct shoal_tcp_challenge *challenge)
+{
+    unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
+    if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
+        return true;
+    if (identity->is_named || !identity->has_choice || !mine->hello.has_secret)
+        return false;
+    return !challenge->server.has_secret ||
+           !shoal_tcp_proof_build(identity->secret, true, &mine->hello, &challenge->server, wanted) ||
+           !shoal_auth_equal(wanted, challenge->proof, sizeof wanted);
+}
+
+static enum shoal_tcp_join refused(struct shoal_tcp_client *client, const struct shoal_tcp_identity *identity,
+                                   enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *mine,
+                                   const struct shoal_tcp_challenge *challenge, char reason[SHOAL_TCP_REASON_MAX])
 {
     const struct shoal_tcp_side server = {challenge->server, challenge->agreed};
     char text[512];
     shoal_tcp_refusal_print(verdict, mine, &server, text, sizeof text);
     hang_up(client);
     snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server, text);
-    if (verdict == SHOAL_TCP_NOT_OURS || verdict == SHOAL_TCP_PAST)
+    client->refusal = verdict;
+    client->met = challenge->server;
+    if (is_of_another_job(verdict, identity, mine, challenge))
         return SHOAL_TCP_JOIN_ELSEWHERE;
     client->failure = shoal_log_fail(client->log, shoal_tcp_verdict_status(verdict), "bootstrap", "rank %d's store at %s: %s",
                                      client->owner, client->server, text);
@@ -183,13 +200,13 @@ static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct s
     head.value_bytes = is_known ? sizeof proof : 0;
     int error = send_frame(client->fd, head, NULL, proof, deadline_ns);
     if (!is_known)
-        return refused(client, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
+        return refused(client, identity, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
     if (error)
         return elsewhere(client, error, reason);
     if (head.verdict != SHOAL_TCP_OK)
-        return refused(client, (enum shoal_tcp_verdict)head.verdict, mine, challenge, reason);
+        return refused(client, identity, (enum shoal_tcp_verdict)head.verdict, mine, challenge, reason);
     return SHOAL_TCP_JOIN_DONE;
 }
 
@@ -199,6 +216,7 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
 {
     shoal_address_print(address, client->server);
     attempt_ns = earliest(attempt_ns, deadline_ns);
+    client->refusal = SHOAL_TCP_OK;
     struct shoal_tcp_side mine = identity->side;
     if (shoal_auth_random(mine.hello.nonce, sizeof mine.hello.nonce) != SHOAL_OK)
         return elsewhere(client, ENOSYS, reason);
@@ -218,7 +236,7 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
     if (verdict == SHOAL_TCP_OK)
         verdict = shoal_tcp_hello_judge(&mine.hello, &challenge.server);
     if (verdict != SHOAL_TCP_OK)
-        return refused(client, verdict, &mine, &challenge, reason);
+        return refused(client, identity, verdict, &mine, &challenge, reason);
     return prove(client, identity, &mine, &challenge, deadline_ns, reason);
 }
 
@@ -294,11 +312,16 @@ static long get_locked(struct shoal_tcp_client *client, const char *key, void *v
         memcpy(value, answer, shoal_min_size(head.value_bytes, capacity));
         return (long)head.value_bytes;
     }
-    char *lost = (char *)answer;
-    lost[shoal_min_size(head.value_bytes, 128)] = 0;
-    shoal_tcp_text_clean(lost, 129);
-    client->failure = shoal_log_fail(client->log, SHOAL_ERR_PEER_LOST, "bootstrap",
-                                     "%s ended while ranks were joining (at \"%s\")", lost, key);
+    char *cause = (char *)answer;
+    cause[shoal_min_size(head.value_bytes, CAUSE_SAID_BYTES - 1)] = 0;
+    shoal_tcp_text_clean(cause, CAUSE_SAID_BYTES);
+    client->failure =
+        head.verdict == SHOAL_TCP_MIXED
+            ? shoal_log_fail(client->log, shoal_tcp_verdict_status(SHOAL_TCP_MIXED), "bootstrap",
+                             "%s, so ranks of two jobs meet at %s and nothing tells the jobs apart; " SHOAL_TCP_MIXED_ADVICE,
+                             cause, client->server)
+            : shoal_log_fail(client->log, SHOAL_ERR_PEER_LOST, "bootstrap", "%s ended while ranks were joining (at \"%s\")",
+                             cause, key);
     return -2;
 }
 

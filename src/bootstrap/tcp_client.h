@@ -10,8 +10,10 @@ struct shoal_tcp_client {
     pthread_mutex_t lock;
     struct shoal_log *log;
     int fd;
-    int owner;                 /* the rank whose store it is: 0, but in the tree */
-    enum shoal_status failure; /* the last one logged */
+    int owner;                      /* the rank whose store it is: 0, but in the tree */
+    enum shoal_status failure;      /* the last one logged */
+    enum shoal_tcp_verdict refusal; /* of the last attempt to join; OK: none */
+    struct shoal_tcp_hello met;     /* who refused */
     char server[SHOAL_ADDRESS_TEXT_MAX];
 };
 

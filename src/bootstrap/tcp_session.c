@@ -119,6 +119,34 @@ static void finish_get(struct shoal_tcp_session *session, enum shoal_tcp_verdict
     reply(session, SHOAL_TCP_REPLY, verdict, value, bytes);
 }
 
+static void finish_waiting(struct shoal_tcp_core *core)
+{
+    for (size_t i = 0; i < core->session_count; i++) {
+        if (core->sessions[i]->state == SHOAL_TCP_WAITING)
+            finish_get(core->sessions[i], core->failure, core->cause, sizeof core->cause);
+    }
+}
+
+static void copy_host(const struct shoal_tcp_hello *hello, char host[SHOAL_TCP_HOST_BYTES])
+{
+    memcpy(host, hello->host, SHOAL_TCP_HOST_BYTES);
+    shoal_tcp_text_clean(host, SHOAL_TCP_HOST_BYTES);
+}
+
+/* The rank is taken. Where nothing tells two jobs apart, nobody knows whose ranks the others are: no sum may come of it. */
+static void note_mixed(struct shoal_tcp_core *core, const struct shoal_tcp_hello *second)
+{
+    char host[SHOAL_TCP_HOST_BYTES];
+    const bool is_here = second->rank == core->identity.side.hello.rank || core->ranks[second->rank] == SHOAL_TCP_RANK_HERE;
+    if (core->identity.is_named || core->failure != SHOAL_TCP_OK || !is_here)
+        return;
+    copy_host(second, host);
+    core->failure = SHOAL_TCP_MIXED;
+    snprintf(core->cause, sizeof core->cause, "a second process (%s:%u) says that it is rank %u", host, second->process,
+             second->rank);
+    finish_waiting(core);
+}
+
 void shoal_tcp_session_close(struct shoal_tcp_core *core, struct shoal_tcp_session *session)
 {
     session->state = SHOAL_TCP_DEAD;
@@ -127,15 +155,13 @@ void shoal_tcp_session_close(struct shoal_tcp_core *core, struct shoal_tcp_sessi
     session->is_member = false;
     core->member_count--;
     core->ranks[session->rank] = SHOAL_TCP_RANK_LOST;
-    char host[SHOAL_TCP_HOST_BYTES];
-    memcpy(host, session->client.hello.host, sizeof host);
-    shoal_tcp_text_clean(host, sizeof host);
-    if (!core->lost[0])
-        snprintf(core->lost, sizeof core->lost, "rank %u (%s:%u)", session->rank, host, session->client.hello.process);
-    for (size_t i = 0; i < core->session_count; i++) {
-        if (core->sessions[i]->state == SHOAL_TCP_WAITING)
-            finish_get(core->sessions[i], SHOAL_TCP_LOST, core->lost, sizeof core->lost);
+    if (core->failure == SHOAL_TCP_OK) {
+        char host[SHOAL_TCP_HOST_BYTES];
+        copy_host(&session->client.hello, host);
+        core->failure = SHOAL_TCP_LOST;
+        snprintf(core->cause, sizeof core->cause, "rank %u (%s:%u)", session->rank, host, session->client.hello.process);
     }
+    finish_waiting(core);
 }
 
 uint64_t shoal_tcp_core_expire(struct shoal_tcp_core *core, uint64_t now_ns)
@@ -172,13 +198,25 @@ static enum shoal_tcp_verdict judge(const struct shoal_tcp_core *core, const str
     const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(&session->client.hello, &session->server);
     if (verdict != SHOAL_TCP_OK)
         return verdict;
-    const unsigned char state = core->ranks[session->client.hello.rank];
+    const struct shoal_tcp_hello *client = &session->client.hello;
+    const unsigned char state = core->ranks[client->rank];
     if (state == SHOAL_TCP_RANK_LEFT)
         return SHOAL_TCP_PAST;
-    return state == SHOAL_TCP_RANK_ABSENT ? SHOAL_TCP_OK : SHOAL_TCP_TAKEN;
+    if (core->failure == SHOAL_TCP_MIXED)
+        return SHOAL_TCP_MIXED;
+    const bool is_own = client->rank != session->server.rank || client->tag == session->server.tag;
+    return state == SHOAL_TCP_RANK_ABSENT && is_own ? SHOAL_TCP_OK : SHOAL_TCP_TAKEN;
 }
 
-/* The server proves itself only to those it takes for members: a stranger gets no sample of the secret's use otherwise. */
+/* That a rank is taken is said after the proof: before it, the second one may be anybody. */
+static enum shoal_tcp_verdict judge_hello(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
+{
+    const enum shoal_tcp_verdict verdict = judge(core, session);
+    return verdict == SHOAL_TCP_TAKEN ? SHOAL_TCP_OK : verdict;
+}
+
+/* The server proves itself only to those who come with its job's number: a stranger gets no sample of the secret's use
+ * otherwise. */
 static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
 {
     if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_side_parse(frame, &session->client)) {
@@ -186,10 +224,10 @@ static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *sess
         return;
     }
     session->server = core->identity.side.hello;
-    enum shoal_tcp_verdict verdict = judge(core, session);
+    const enum shoal_tcp_verdict verdict = judge_hello(core, session);
     struct shoal_tcp_challenge challenge = {.proof = {0}, .agreed = core->identity.side.agreed};
     if (shoal_auth_random(session->server.nonce, sizeof session->server.nonce) != SHOAL_OK ||
-        (verdict == SHOAL_TCP_OK &&
+        (verdict != SHOAL_TCP_NOT_OURS && session->client.hello.has_secret &&
          !shoal_tcp_proof_build(core->identity.secret, true, &session->client.hello, &session->server, challenge.proof))) {
         shoal_tcp_session_close(core, session);
         return;
@@ -226,6 +264,8 @@ static void do_proof(struct shoal_tcp_core *core, struct shoal_tcp_session *sess
     reply(session, SHOAL_TCP_WELCOME, verdict, NULL, 0);
     if (verdict != SHOAL_TCP_OK) {
         log_refusal(core, session, verdict);
+        if (verdict == SHOAL_TCP_TAKEN)
+            note_mixed(core, &session->client.hello);
         return;
     }
     session->deadline_ns = 0;
@@ -260,8 +300,8 @@ static void do_get(struct shoal_tcp_core *core, struct shoal_tcp_session *sessio
         reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_OK, value, bytes);
         return;
     }
-    if (core->lost[0]) {
-        reply(session, SHOAL_TCP_REPLY, SHOAL_TCP_LOST, core->lost, sizeof core->lost);
+    if (core->failure != SHOAL_TCP_OK) {
+        reply(session, SHOAL_TCP_REPLY, core->failure, core->cause, sizeof core->cause);
         return;
     }
     if (frame->head.number == 0) {

@@ -39,6 +39,8 @@ struct shoal_tcp_session {
 
 enum shoal_tcp_rank_state { SHOAL_TCP_RANK_ABSENT, SHOAL_TCP_RANK_HERE, SHOAL_TCP_RANK_LEFT, SHOAL_TCP_RANK_LOST };
 
+#define SHOAL_TCP_CAUSE_BYTES (2 * SHOAL_TCP_HOST_BYTES + 96)
+
 struct shoal_tcp_core {
     struct shoal_tcp_identity identity;
     struct shoal_log *log;
@@ -48,7 +50,8 @@ struct shoal_tcp_core {
     size_t session_count, session_max;
     unsigned char *ranks; /* enum shoal_tcp_rank_state per rank */
     size_t member_count;
-    char lost[SHOAL_TCP_HOST_BYTES + 64]; /* names the first rank that was lost, or empty */
+    enum shoal_tcp_verdict failure;    /* LOST or MIXED: who waits for a key learns it; OK: none */
+    char cause[SHOAL_TCP_CAUSE_BYTES]; /* names the first rank that was lost, or the two processes that came as one */
     unsigned refusal_count;
 };
 

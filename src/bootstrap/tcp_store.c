@@ -19,8 +19,15 @@ struct tcp_store {
     struct shoal_tcp_tree tree;
 };
 
-static void fill_identity(const struct shoal_tcp_place *place, const struct shoal_settings *settings,
-                          const struct shoal_bootstrap *bootstrap, struct shoal_tcp_identity *identity)
+/* Two jobs by hand at one port start as two lines of a script do. */
+#define SETTLE_MS 500
+/* Who holds a port is asked so long: where it is the only one, where there are more. */
+#define HOLDER_MS 2000
+#define HOLDER_OF_MANY_MS 200
+
+static enum shoal_status fill_identity(const struct shoal_tcp_place *place, const struct shoal_settings *settings,
+                                       const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
+                                       struct shoal_tcp_identity *identity)
 {
     memset(identity, 0, sizeof *identity);
     identity->side.hello.protocol = SHOAL_TCP_PROTOCOL;
@@ -35,6 +42,11 @@ static void fill_identity(const struct shoal_tcp_place *place, const struct shoa
     if (gethostname(identity->side.hello.host, sizeof identity->side.hello.host - 1) != 0)
         strcpy(identity->side.hello.host, "?");
     memcpy(identity->secret, bootstrap->secret, sizeof identity->secret);
+    identity->is_named = place->is_named;
+    identity->has_choice = place->port_count > 1;
+    if (shoal_auth_random(&identity->side.hello.tag, sizeof identity->side.hello.tag) != SHOAL_OK)
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "the system gives no random numbers: %s", strerror(errno));
+    return SHOAL_OK;
 }
 
 /* ---- rank 0 ---- */
@@ -52,9 +64,13 @@ static enum shoal_status fail_to_listen(const struct shoal_tcp_place *place, int
     char ports[48];
     port_text(place, ports, sizeof ports);
     if (error == EADDRINUSE)
-        return shoal_log_fail(
-            log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s: %s in use by other programs; %s", place->host,
-            ports, place->port_count == 1 ? "choose another port" : "choose another MASTER_PORT, or a free SHOAL_PORT");
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s: %s in use by other programs; %s",
+                              place->host, ports,
+                              place->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
+                              : place->is_by_hand
+                                  ? "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET alike on all ranks: then "
+                                    "the next 15 are tried, too, as ranks can tell their rank 0 from another job's"
+                                  : "choose another port");
     if (error == EADDRNOTAVAIL)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "%s is \"%s\", which is no address of this host; it must name the host where rank 0 runs",
@@ -63,26 +79,88 @@ static enum shoal_status fail_to_listen(const struct shoal_tcp_place *place, int
                           strerror(error));
 }
 
-/* The first free port, at the first of the host's addresses that is one of ours. */
-static enum shoal_status open_listener(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
-                                       struct shoal_log *log, int *fd_out, struct shoal_address *bound_out)
+/* A job that ranks of this one would take for theirs. */
+static enum shoal_status refuse_holder(struct shoal_tcp_client *client, struct shoal_log *log)
 {
-    int error = 0;
+    shoal_tcp_text_clean(client->met.host, sizeof client->met.host);
+    return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                          "rank 0 cannot listen at %s: another Shoal job, of %u ranks, holds that port (its rank 0 is %s:%u), "
+                          "and ranks could not tell the two jobs apart; " SHOAL_TCP_MIXED_ADVICE,
+                          client->server, client->met.size, client->met.host, client->met.process);
+}
+
+/* Joins whoever holds an address in use: a job that this one cannot be told from must hear of it. OK: what is there disturbs
+ * nobody; PENDING: it is about to leave. */
+static enum shoal_status meet_holder(const struct shoal_address *address, const struct shoal_tcp_identity *identity,
+                                     uint64_t deadline_ns, struct shoal_log *log)
+{
+    struct shoal_log quiet;
+    struct shoal_tcp_client client;
+    char reason[SHOAL_TCP_REASON_MAX];
+    const uint64_t now_ns = shoal_clock_ns();
+    uint64_t until_ns = now_ns + (identity->has_choice ? HOLDER_OF_MANY_MS : HOLDER_MS) * SHOAL_NS_PER_MS;
+    until_ns = until_ns < deadline_ns ? until_ns : deadline_ns;
+    shoal_log_init_quiet(&quiet);
+    shoal_tcp_client_init(&client, &quiet);
+    const enum shoal_tcp_join join = shoal_tcp_client_join(&client, address, identity, until_ns, until_ns, reason);
+    enum shoal_status status = client.refusal == SHOAL_TCP_PAST ? SHOAL_PENDING : SHOAL_OK;
+    if (join != SHOAL_TCP_JOIN_ELSEWHERE)
+        status = refuse_holder(&client, log);
+    shoal_tcp_client_fini(&client);
+    shoal_log_fini(&quiet);
+    return status;
+}
+
+struct listening {
+    int fd;    /* -1: none */
+    int error; /* the most telling errno of the ports not had */
+    bool comes_free;
+    struct shoal_address bound;
+};
+
+static enum shoal_status try_to_listen(const struct shoal_address *address, const struct shoal_tcp_identity *identity,
+                                       uint64_t deadline_ns, struct shoal_log *log, struct listening *listening)
+{
+    const int fd = shoal_tcp_server_listen(address);
+    if (fd >= 0) {
+        listening->fd = fd;
+        listening->bound = *address;
+        return SHOAL_OK;
+    }
+    if (listening->error != EADDRINUSE)
+        listening->error = -fd;
+    const enum shoal_status status = fd == -EADDRINUSE ? meet_holder(address, identity, deadline_ns, log) : SHOAL_OK;
+    listening->comes_free |= status == SHOAL_PENDING;
+    return status == SHOAL_PENDING ? SHOAL_OK : status;
+}
+
+/* The first free port, at the first of the host's addresses that is one of ours. */
+static enum shoal_status find_port(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+                                   const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
+                                   struct listening *listening)
+{
+    *listening = (struct listening){.fd = -1};
     for (int p = 0; p < place->port_count; p++) {
-        for (int i = 0; i < list->count; i++) {
+        for (int i = 0; i < list->count && listening->fd < 0; i++) {
             struct shoal_address address = list->at[i];
             shoal_address_port_put(&address, (uint16_t)(place->port + p));
-            const int fd = shoal_tcp_server_listen(&address);
-            if (fd >= 0) {
-                *fd_out = fd;
-                *bound_out = address;
-                return SHOAL_OK;
-            }
-            if (error != EADDRINUSE)
-                error = -fd;
+            SHOAL_TRY(try_to_listen(&address, identity, deadline_ns, log, listening));
         }
     }
-    return fail_to_listen(place, error, log);
+    return SHOAL_OK;
+}
+
+/* A port that is about to be free is waited for. */
+static enum shoal_status open_listener(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+                                       const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
+                                       struct listening *listening)
+{
+    SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
+    while (listening->fd < 0 && listening->comes_free && shoal_clock_ns() < deadline_ns) {
+        poll(NULL, 0, PAUSE_MS_MAX);
+        SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
+    }
+    return listening->fd >= 0 ? SHOAL_OK : fail_to_listen(place, listening->error, log);
 }
 
 static void warn_without_secret(const struct shoal_tcp_place *place, const struct shoal_bootstrap *bootstrap,
@@ -98,14 +176,16 @@ static void warn_without_secret(const struct shoal_tcp_place *place, const struc
 
 static enum shoal_status open_server(struct tcp_store *store, const struct shoal_tcp_place *place,
                                      const struct shoal_address_list *list, const struct shoal_tcp_identity *identity,
-                                     const struct shoal_bootstrap *bootstrap, struct shoal_address *bound_out)
+                                     const struct shoal_bootstrap *bootstrap, uint64_t deadline_ns,
+                                     struct shoal_address *bound_out)
 {
-    int listener = -1;
-    SHOAL_TRY(open_listener(place, list, store->client.log, &listener, bound_out));
+    struct listening listening;
+    SHOAL_TRY(open_listener(place, list, identity, deadline_ns, store->client.log, &listening));
+    *bound_out = listening.bound;
     warn_without_secret(place, bootstrap, bound_out, store->client.log);
-    const enum shoal_status status = shoal_tcp_server_start(listener, identity, store->client.log, &store->server);
+    const enum shoal_status status = shoal_tcp_server_start(listening.fd, identity, store->client.log, &store->server);
     if (status != SHOAL_OK)
-        close(listener);
+        close(listening.fd);
     return status;
 }
 
@@ -118,6 +198,7 @@ struct search {
     const struct shoal_tcp_identity *identity;
     uint64_t deadline_ns;
     char reason[SHOAL_TCP_REASON_MAX]; /* why the most telling attempt failed */
+    bool met_secret;                   /* a job was met whose secret is not this one's */
 };
 
 /* Tries every port at every address once. */
@@ -133,6 +214,8 @@ static enum shoal_tcp_join search_once(struct search *search)
                 shoal_tcp_client_join(search->client, &address, search->identity, attempt_ns, search->deadline_ns, reason);
             if (join != SHOAL_TCP_JOIN_ELSEWHERE)
                 return join;
+            search->met_secret |=
+                search->client->refusal == SHOAL_TCP_SECRET_WRONG || search->client->refusal == SHOAL_TCP_SECRET_ONE_SIDED;
             if (!search->reason[0] || !strstr(reason, strerror(ECONNREFUSED)))
                 memcpy(search->reason, reason, sizeof reason);
         }
@@ -157,7 +240,7 @@ static enum shoal_status join(struct search *search, uint32_t timeout_ms)
     char ports[48];
     port_text(search->place, ports, sizeof ports);
     return shoal_log_fail(
-        search->client->log, SHOAL_ERR_TIMEOUT, "bootstrap",
+        search->client->log, search->met_secret ? SHOAL_ERR_AUTH : SHOAL_ERR_TIMEOUT, "bootstrap",
         "rank 0 of %u did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms): nothing of "
         "this job listens at %s, %s (last: %s)",
         search->identity->side.hello.size, timeout_ms, search->place->host, ports, search->reason);
@@ -216,23 +299,39 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
     if (bootstrap->rank != 0)
         return join(&search, timeout_ms);
     struct shoal_address bound;
-    SHOAL_TRY(open_server(store, place, &list, identity, bootstrap, &bound));
+    SHOAL_TRY(open_server(store, place, &list, identity, bootstrap, deadline_ns, &bound));
     if (shoal_tcp_client_join(&store->client, &bound, identity, deadline_ns, deadline_ns, search.reason) == SHOAL_TCP_JOIN_DONE)
         return SHOAL_OK;
     return shoal_log_fail(store->client.log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot reach its own store: %s",
                           search.reason);
 }
 
-enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place, const struct shoal_settings *settings,
+/* Without a name and a secret, ranks of another job by hand may have come in the place of this one's; those then come as second
+ * ones, and the server tells who waits. */
+static enum shoal_status confirm(void *state)
+{
+    struct tcp_store *store = state;
+    char nothing;
+    return shoal_tcp_client_get(&store->client, "shoal/settled", &nothing, sizeof nothing, SETTLE_MS) < -1
+               ? store->client.failure
+               : SHOAL_OK;
+}
+
+enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, const struct shoal_settings *settings,
                                        struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
+    struct shoal_tcp_place place = *found;
+    const bool is_untold = !place.is_named && !bootstrap->has_secret;
+    if (is_untold) /* its ranks could not know which of several servers is theirs */
+        place.port_count = 1;
     struct tcp_store *store = calloc(1, sizeof *store);
     if (!store)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for the connection to rank 0");
     shoal_tcp_client_init(&store->client, log);
     struct shoal_tcp_identity identity;
-    fill_identity(place, settings, bootstrap, &identity);
-    const enum shoal_status status = open_parts(store, place, &identity, bootstrap, timeout_ms);
+    enum shoal_status status = fill_identity(&place, settings, bootstrap, log, &identity);
+    if (status == SHOAL_OK)
+        status = open_parts(store, &place, &identity, bootstrap, timeout_ms);
     /* Where a firewall leaves only some ports, those are for what has to listen. */
     shoal_tcp_tree_open(&store->tree, &store->client, &identity, status == SHOAL_OK && !settings->ports[0]);
     explicit_bzero(&identity, sizeof identity);
@@ -247,6 +346,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place, cons
     bootstrap->state = store;
     bootstrap->close = store_close;
     bootstrap->failure = store_failure;
+    bootstrap->confirm = is_untold && place.is_by_hand ? confirm : NULL;
     shoal_bootstrap_end_phase(bootstrap, "store");
     return SHOAL_OK;
 }

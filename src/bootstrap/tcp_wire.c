@@ -69,6 +69,7 @@ enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict)
     case SHOAL_TCP_SIZE:
     case SHOAL_TCP_RANK:
     case SHOAL_TCP_TAKEN:
+    case SHOAL_TCP_MIXED:
         return SHOAL_ERR_ARGUMENT;
     case SHOAL_TCP_VERSION:
     case SHOAL_TCP_SETTINGS:
@@ -120,6 +121,9 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
         return;
     case SHOAL_TCP_TAKEN:
         snprintf(text, text_bytes, "two processes say that they are this rank, or it was there before and ended");
+        return;
+    case SHOAL_TCP_MIXED:
+        snprintf(text, text_bytes, "ranks of two jobs meet there, and nothing tells the jobs apart; " SHOAL_TCP_MIXED_ADVICE);
         return;
     case SHOAL_TCP_SECRET_ONE_SIDED:
         snprintf(text, text_bytes, "%s has a secret and %s has none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",

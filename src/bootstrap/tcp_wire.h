@@ -12,7 +12,8 @@
  *                                     <------  REPLY  status, value
  *
  *     proof = HMAC(secret, side | client's hello | server's hello); both hellos hold fresh nonces, so a recorded one proves
- * nothing.
+ * nothing. A server that has a secret proves itself beside a refusal, too, so that a rank whose job has no name of its own sees
+ * whether its own rank 0 refuses it or another job's.
  *
  * Head and hello never change, so that versions can tell each other apart. Pure functions, any thread. */
 #ifndef SHOAL_BOOTSTRAP_TCP_WIRE_H
@@ -56,6 +57,8 @@ enum shoal_tcp_verdict {
     SHOAL_TCP_ABSENT, /* no such key in time */
     SHOAL_TCP_LOST,   /* a rank ended without a word; the value is a text that names it */
     SHOAL_TCP_FULL,
+    /* of both */
+    SHOAL_TCP_MIXED, /* two processes came as one rank, and nothing tells their jobs apart; the value is a text that names it */
     SHOAL_TCP_VERDICT_END
 };
 
@@ -81,7 +84,7 @@ struct shoal_tcp_hello {
     unsigned char nonce[SHOAL_AUTH_NONCE_BYTES];
     char host[SHOAL_TCP_HOST_BYTES];
     uint32_t process;
-    uint32_t reserved;
+    uint32_t tag; /* random: a server knows its own rank's client by it */
 };
 _Static_assert(sizeof(struct shoal_tcp_hello) == 136, "the hello on the wire");
 
@@ -107,6 +110,8 @@ struct shoal_tcp_challenge {
 struct shoal_tcp_identity {
     struct shoal_tcp_side side; /* the nonce is filled per connection */
     unsigned char secret[SHOAL_SECRET_BYTES];
+    bool is_named;   /* hello.job is this job's alone. Else two jobs may have it, and only a secret tells them apart */
+    bool has_choice; /* another job may have this port, and there are more to try */
 };
 
 struct shoal_tcp_frame {
@@ -128,6 +133,8 @@ bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_
 
 /* What the server says to a hello, from the two alone. */
 enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
+
+#define SHOAL_TCP_MIXED_ADVICE "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET alike on all its ranks"
 
 /* A refusal in words, the same on both sides, and the status it means. */
 void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *client,

@@ -74,6 +74,7 @@ struct rank {
     const char *overrides[4];
     uint32_t timeout_ms;
     int rounds;
+    int first_value; /* what ranks of this job exchange begins there */
     size_t bytes;
     enum shoal_status status;
     struct shoal_bootstrap bootstrap; /* closed, but for the test of the secret */
@@ -86,11 +87,11 @@ static bool exchange_is_right(struct rank *rank, struct shoal_log *log, int roun
     char name[32];
     unsigned char *mine = malloc(rank->bytes + 1), *all = malloc(rank->bytes * (size_t)rank->size + 1);
     snprintf(name, sizeof name, "test%d", round);
-    memset(mine, 16 * round + rank->rank, rank->bytes);
+    memset(mine, rank->first_value + 16 * round + rank->rank, rank->bytes);
     rank->status = shoal_bootstrap_exchange(&rank->bootstrap, log, name, mine, all, rank->bytes, rank->timeout_ms);
     bool is_right = rank->status == SHOAL_OK;
     for (size_t i = 0; is_right && i < rank->bytes * (size_t)rank->size; i++)
-        is_right = all[i] == (unsigned char)(16 * round + (int)(i / rank->bytes));
+        is_right = all[i] == (unsigned char)(rank->first_value + 16 * round + (int)(i / rank->bytes));
     if (rank->status == SHOAL_OK && !is_right)
         rank->status = SHOAL_ERR_INTERNAL;
     free(mine);
@@ -677,6 +678,14 @@ struct child {
     int lines_fd;
 };
 
+/* "A=1 B=2" */
+static void put_variables(const char *text)
+{
+    char *rest = strdup(text), *at;
+    while ((at = strsep(&rest, " ")))
+        putenv(at);
+}
+
 /* Only the variables given count. with_few_files: no library can be loaded any more. */
 static void be_child(const char *const *variables, bool with_few_files, int lines_fd)
 {
@@ -686,7 +695,7 @@ static void be_child(const char *const *variables, bool with_few_files, int line
     char error[256];
     clearenv();
     for (int i = 0; variables[i]; i++)
-        putenv((char *)(uintptr_t)variables[i]);
+        put_variables(variables[i]);
     if (with_few_files)
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, 0});
     if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
@@ -696,6 +705,7 @@ static void be_child(const char *const *variables, bool with_few_files, int line
     if (status == SHOAL_OK && !getenv("TEST_ONLY_OPEN")) {
         rank.rank = rank.bootstrap.rank;
         rank.size = rank.bootstrap.size;
+        rank.first_value = getenv("TEST_FIRST_VALUE") ? atoi(getenv("TEST_FIRST_VALUE")) : 0;
         keep_line(rank.lines, 0, rank.bootstrap.launcher);
         exchange_is_right(&rank, &log, 0);
         status = rank.status;
@@ -881,7 +891,7 @@ static void bootstrap_environment_passes_other_servers_by(void **state)
     assert_int_equal(shoal_bootstrap_from_address(address, 0, 2, &settings, &log, 1000, &other), SHOAL_OK);
     const int silent = open_port((uint16_t)(port + 2), 8, &silent_port);
     assert_true(silent >= 0);
-    run_job(port, 2, NULL);
+    run_job(port, 2, "SHOAL_JOB_ID=this");
     close(silent);
     shoal_bootstrap_close(&other);
     shoal_log_fini(&log);
@@ -893,12 +903,16 @@ static void bootstrap_environment_with_all_ports_in_use_says_so(void **state)
     const uint16_t port = find_ports();
     int fds[16];
     uint16_t unused;
-    char master[64], exact[64], said[64], lines[LINES_BYTES];
+    char master[64], exact[64], said[128], lines[LINES_BYTES];
     for (unsigned i = 0; i < 16; i++)
         assert_true((fds[i] = open_port((uint16_t)(port + 1 + i), 1, &unused)) >= 0);
     snprintf(master, sizeof master, "MASTER_PORT=%d", port);
     snprintf(exact, sizeof exact, "SHOAL_PORT=%d", port + 3);
-    const char *const variables[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, NULL};
+    const char *const untold[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, NULL};
+    assert_int_equal(run_child(untold, lines), SHOAL_ERR_SYSTEM);
+    snprintf(said, sizeof said, "port %d in use by other programs; choose another MASTER_PORT, or set SHOAL_JOB_ID", port + 1);
+    expect_line(lines, said);
+    const char *const variables[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, "SHOAL_JOB_ID=x", NULL};
     assert_int_equal(run_child(variables, lines), SHOAL_ERR_SYSTEM);
     snprintf(said, sizeof said, "ports %d to %d in use", port + 1, port + 16);
     expect_line(lines, said);
@@ -908,6 +922,99 @@ static void bootstrap_environment_with_all_ports_in_use_says_so(void **state)
     expect_line(lines, said);
     for (unsigned i = 0; i < 16; i++)
         close(fds[i]);
+}
+
+/* ---- two jobs at one port ---- */
+
+#define JOBS 2
+
+/* Two jobs of two ranks, all started at once; what tells them apart is how[job]. How many ranks ended well; those of a job get
+ * what its own ranks gave, or an error. */
+static int run_two_jobs(uint16_t port, const char *const how[JOBS], char lines[JOBS * 2][LINES_BYTES])
+{
+    struct child children[JOBS * 2];
+    char texts[3][64];
+    int good = 0;
+    snprintf(texts[0], sizeof texts[0], "MASTER_PORT=%d", port);
+    for (int c = 0; c < JOBS * 2; c++) {
+        snprintf(texts[1], sizeof texts[1], "RANK=%d", c % 2);
+        snprintf(texts[2], sizeof texts[2], "TEST_FIRST_VALUE=%d", 100 * (c / 2));
+        const char *const variables[] = {
+            "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", texts[0], texts[1], texts[2], how[c / 2], NULL};
+        children[c] = start_child(variables, false);
+    }
+    for (int c = 0; c < JOBS * 2; c++) {
+        const enum shoal_status status = finish_child(&children[c], lines[c]);
+        if (status == SHOAL_ERR_INTERNAL)
+            fail_msg("job %d, rank %d has what another job's ranks gave", c / 2, c % 2);
+        good += status == SHOAL_OK;
+    }
+    return good;
+}
+
+static bool has_any(char lines[JOBS * 2][LINES_BYTES], const char *text)
+{
+    bool has = false;
+    for (int c = 0; c < JOBS * 2; c++)
+        has |= strstr(lines[c], text) != NULL;
+    return has;
+}
+
+static void bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix(void **state)
+{
+    (void)state;
+    static char lines[JOBS * 2][LINES_BYTES];
+    const uint16_t port = find_ports();
+    for (int round = 0; round < 12; round++) {
+        const char *const none[JOBS] = {NULL, NULL};
+        if (run_two_jobs(port, none, lines) < 4)
+            assert_true(has_any(lines, "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET"));
+    }
+    if (!shoal_auth_is_available())
+        return;
+    for (int round = 0; round < 6; round++) {
+        const char *const one[JOBS] = {"SHOAL_SECRET=one", NULL};
+        assert_true(run_two_jobs(port, one, lines) >= 2);
+    }
+}
+
+static void bootstrap_two_jobs_that_are_told_apart_both_run(void **state)
+{
+    (void)state;
+    static char lines[JOBS * 2][LINES_BYTES];
+    static const char *const apart[][JOBS] = {
+        {"SHOAL_JOB_ID=a", "SHOAL_JOB_ID=b"},
+        {"TORCHELASTIC_RUN_ID=a", "TORCHELASTIC_RUN_ID=b"},
+        {"SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=a", "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_ID=b"},
+        {"SHOAL_JOB_ID=a", "SHOAL_SECRET=y"},
+        {"SHOAL_SECRET=x", "SHOAL_SECRET=y"}};
+    const uint16_t port = find_ports();
+    for (size_t i = 0; i < SHOAL_COUNT_OF(apart) - (shoal_auth_is_available() ? 0 : 2); i++) {
+        for (int round = 0; round < 8; round++) {
+            if (run_two_jobs(port, apart[i], lines) != JOBS * 2)
+                fail_msg("%s and %s: %s%s%s%s", apart[i][0], apart[i][1], lines[0], lines[1], lines[2], lines[3]);
+        }
+    }
+}
+
+/* A second rank 0 comes while the first waits for its others. */
+static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
+{
+    (void)state;
+    static char lines[2][LINES_BYTES];
+    struct child first;
+    char port[64], said[96];
+    const uint16_t master = find_ports();
+    snprintf(port, sizeof port, "MASTER_PORT=%d", master);
+    const char *const variables[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", port, NULL};
+    first = start_child(variables, false);
+    usleep(300000);
+    assert_int_equal(run_child(variables, lines[1]), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(finish_child(&first, lines[0]), SHOAL_ERR_ARGUMENT);
+    snprintf(said, sizeof said, "rank 0 cannot listen at 127.0.0.1:%d: another Shoal job, of 2 ranks, holds that port",
+             master + 1);
+    expect_line(lines[1], said);
+    expect_line(lines[0], "says that it is rank 0, so ranks of two jobs meet at");
 }
 
 /* An IPv4 address of this host that is not 127.x. */
@@ -987,6 +1094,9 @@ int main(void)
         cmocka_unit_test(bootstrap_environment_that_makes_no_sense_is_named),
         cmocka_unit_test(bootstrap_environment_passes_other_servers_by),
         cmocka_unit_test(bootstrap_environment_with_all_ports_in_use_says_so),
+        cmocka_unit_test(bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix),
+        cmocka_unit_test(bootstrap_two_jobs_that_are_told_apart_both_run),
+        cmocka_unit_test(bootstrap_a_second_rank_0_ends_both_jobs),
         cmocka_unit_test(bootstrap_environment_warns_where_others_could_reach_it),
         cmocka_unit_test(bootstrap_environment_pmi_that_is_gone_is_an_error),
     };
