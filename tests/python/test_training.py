@@ -193,6 +193,26 @@ def ddp_buckets_are_shared(world):
     compare(model.module, trained_alone())
 
 
+def complex_gradients(type_, group, **options):
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(5, 7, dtype=type_), nn.Linear(7, 3, dtype=type_))
+    model = DistributedDataParallel(model, process_group=group, **options)
+    for step in range(2):  # DDP makes its buckets anew after the first
+        x = torch.randn(4, 5, dtype=type_) * (dist.get_rank() + 1)
+        model(x).abs().sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def ddp_complex(world):
+    """The sums are those of Gloo. DDP sees complex gradients as real numbers, twice as many."""
+    gloo = dist.new_group(backend="gloo")
+    for type_, tolerance in ((torch.complex64, 1e-5), (torch.complex128, 1e-12)):
+        for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0001}):
+            for ours, theirs in zip(complex_gradients(type_, None, **options), complex_gradients(type_, gloo, **options)):
+                expect(ours.dtype is type_, ours.dtype)
+                close(torch.view_as_real(ours), torch.view_as_real(theirs), tolerance, type_, options)
+
+
 def ddp_no_sync(world):
     model = DistributedDataParallel(network())
     x, y = (share(world, tensor).chunk(2) for tensor in batch())
@@ -275,6 +295,22 @@ def fsdp2_memory_of_the_group(world):
     train(world, model, sgd(model), steps=5)
     compare(model, trained_alone(steps=5))
     expect(mapped_by_shoal() > before, "FSDP2 did not ask for memory that peers can map")
+
+
+def fsdp2_complex_memory_of_the_group(world):
+    """Here memory of the group has the type that was asked for, unlike DDP's buckets."""
+    torch.manual_seed(5)
+    alone = nn.Linear(6, 8, dtype=torch.complex64)
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    wanted = alone(x).detach()
+    model = fully_shard(alone, mesh=init_device_mesh("cpu", (world.size,)))
+    if not hasattr(model, "set_allocate_memory_from_process_group_for_comm"):
+        raise Skip("this torch asks no group for memory")
+    if ranks.BACKEND != "shoal":
+        raise Skip("Gloo gives no memory")
+    model.set_allocate_memory_from_process_group_for_comm(True)
+    with torch.no_grad():
+        close(torch.view_as_real(model(x)), torch.view_as_real(wanted), 1e-5)
 
 
 # FSDP of the first generation: (name, options, clip, tolerance).
@@ -559,7 +595,7 @@ def many_steps(world):
     expect(ours[-50:].mean() < 0.8 * ours[:10].mean(), "the loss does not go down", ours[:10].mean(), ours[-50:].mean())
 
 
-PLAIN = (ddp_unused, ddp_power_sgd, ddp_buffers, ddp_no_sync, fsdp2_plain, fsdp2_clipped, fsdp2_bfloat16, fsdp2_float16_gradients, fsdp2_divided_by,
+PLAIN = (ddp_unused, ddp_power_sgd, ddp_buffers, ddp_complex, ddp_no_sync, fsdp2_complex_memory_of_the_group, fsdp2_plain, fsdp2_clipped, fsdp2_bfloat16, fsdp2_float16_gradients, fsdp2_divided_by,
          fsdp2_two_dimensions,
          fsdp1_state, zero_redundancy, zero_step_in_a_hook, tensor_parallel, sequence_parallel, dtensor_redistribute,
          distributed_checkpoint)

@@ -1095,8 +1095,17 @@ class ShoalBackend : public c10d::Backend {
 
     // ---- memory ----
 
-    // For FSDP2's buffers and DDP's buckets. What there is no shared memory for, which the library has told, lies in ordinary one.
+    // DDP's buckets. DDP expects real numbers for complex gradients, twice as many, as it makes of buckets in memory of its own.
     at::Tensor allocateTensor(long size, at::TensorOptions options)
+    {
+        const auto type = c10::typeMetaToScalarType(options.dtype());
+        if (!c10::isComplexType(type))
+            return allocate(size, options);
+        return allocate(2 * size, options.dtype(c10::toRealValueType(type)));
+    }
+
+    // Ordinary memory where there is no shared memory, which the library has logged.
+    at::Tensor allocate(long size, at::TensorOptions options)
     {
         const auto type = c10::typeMetaToScalarType(options.dtype());
         const int64_t bytes = size * static_cast<int64_t>(c10::elementSize(type));
@@ -1445,6 +1454,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def("create", &create, "Joins a group through torch's store; returns its back-end.", pybind11::arg("store"),
                pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"), pybind11::arg("name"),
                pybind11::arg("ranks"));
+    // Python, as FSDP2, gets the type that it asks for, complex too; DDP calls allocateTensor in C++.
+    pybind11::class_<ShoalBackend, c10d::Backend, Ref<ShoalBackend>>(module, "ShoalBackend")
+        .def(
+            "allocate_tensor",
+            [](ShoalBackend &backend, long size, at::ScalarType dtype, at::Device device) {
+                WithoutGil released;
+                return backend.allocate(size, at::TensorOptions().dtype(dtype).device(device));
+            },
+            pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"), pybind11::arg("device"));
     module.def("finish", [] { Completer::instance().finish(); }, "Ends the threads that complete futures; at exit.");
     module.def("empty", &shared_bytes, "A tensor of bytes that the host's other ranks map.", pybind11::arg("bytes"));
 }
