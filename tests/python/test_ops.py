@@ -805,12 +805,55 @@ def memory_of_shoal(world):
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())
 
 
+def every_collective(world, group=None):
+    def parts():
+        return [torch.ones(3, 5) for _ in range(world.size)]
+
+    tensor, wide, is_first = torch.ones(3, 5), torch.ones(3 * world.size, 5), world.rank == 0
+    dist.all_reduce(tensor, group=group)
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    dist.broadcast(tensor, world.size - 1, group=group)
+    dist.reduce(tensor, 0, group=group)
+    dist.all_gather(parts(), tensor, group=group)
+    dist.gather(tensor, parts() if is_first else None, dst=0, group=group)
+    dist.scatter(tensor, parts() if is_first else None, src=0, group=group)
+    dist.all_to_all_single(torch.empty_like(wide), wide, group=group)
+    dist.all_reduce_coalesced([tensor, torch.ones(7)], group=group)
+    if world.size > 1 and world.rank < 2:
+        (dist.send if is_first else dist.recv)(torch.ones(4, 3), 1 - world.rank, group=group)
+    dist.barrier(group=group)
+
+
+def events_of(profile, back_end):
+    """(name, shapes of the inputs) of a back-end's events, in their order."""
+    events = [event for event in profile.events() if event.name.startswith(back_end)]
+    return [(event.name[len(back_end):], event.input_shapes, event.is_async)
+            for event in sorted(events, key=lambda event: event.time_range.start)]
+
+
+def profiles_show_shapes(world):
+    """Each operation is an event with the shapes of its inputs, the same as Gloo's. torch names some after a part of the name:
+    "all_reduce" is Gloo's "all_reduce_coalesced", too."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("it compares with Gloo's")
+    told = []
+    for back_end, group in (("gloo:", dist.new_group(backend="gloo")), ("shoal:", None)):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+            every_collective(world, group)
+        told.append(events_of(profile, back_end))
+    theirs, ours = told
+    expect(len(ours) == len(theirs) > 9, ours, theirs)
+    for (our_name, our_shapes, is_async), (name, shapes, _) in zip(ours, theirs):
+        expect(our_name.startswith(name) and our_shapes == shapes, our_name, our_shapes, name, shapes)
+        expect(is_async == (world.shim == "c++"), our_name)  # a Work in Python has no event that goes on after the call
+
+
 PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped,
          works_dropped_of_tensors_with_gaps, works_polled_beside_their_futures, futures, futures_chained, work_facts,
          wait_with_timeout, messages_outstanding, batches_that_cross, messages_beside_collectives, objects, barriers,
          barrier_waits, monitored_barrier, coalescing_never_ended, gathered_lists, coalesced_messages,
          functional_forms, functional_gradients, groups, groups_in_another_order, groups_made_locally, group_that_is_split, subgroups,
-         groups_at_once, threads, other_threads_run_while_one_waits, memory_of_shoal)
+         groups_at_once, profiles_show_shapes, threads, other_threads_run_while_one_waits, memory_of_shoal)
 
 CASES = [reducing_case(operation, type_) for operation in REDUCING for type_ in REDUCED]
 CASES += [moving_case(operation, type_) for operation in MOVING for type_ in MOVED]

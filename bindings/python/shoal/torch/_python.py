@@ -8,6 +8,7 @@ Threads. ctypes releases the GIL around every call, and no Python runs on a thre
 waits for Shoal, and who drives never waits for the GIL. Waits go in slices of SLICE_MS, between which Python looks for signals.
 """
 import atexit
+import contextlib
 import ctypes
 import datetime
 import os
@@ -150,6 +151,7 @@ class Work(dist.Work):
         self.request = ctypes.c_void_p()
         self._group, self._result, self._library = group, result, group.library
         self._operands, self.copies_back = [], []
+        self.title, self.inputs = "", []  # of a profile: the operation's name and the tensors whose shapes it shows
         self._error = self._future = None
 
     def __del__(self):
@@ -166,6 +168,8 @@ class Work(dist.Work):
 
     def _address(self, tensors, is_read, is_written):
         _check(tensors)
+        if is_read:
+            self.inputs += tensors
         if not _is_one_vector(tensors):
             counts = [tensor.numel() for tensor in tensors]
             flat = torch.empty(sum(counts), dtype=tensors[0].dtype)
@@ -369,6 +373,25 @@ def _resolver():
         return _futures
 
 
+# ---- Profiles ------------------------------------------------------------------------------------------------------------------
+
+
+# What the shim in C++ calls an operation, where it is not the name in the C library.
+_TITLES = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "allgather": "all_gather",
+           "allgatherv": "all_gather", "allgather_coalesced": "all_gather_coalesced", "reduce_scatterv": "reduce_scatter",
+           "alltoallv": "all_to_all"}
+_is_profiling = getattr(torch.autograd, "_profiler_enabled", lambda: False)
+_Record = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+
+
+def _profiled(work):
+    """The event of an operation in a profile of torch, from the call until it returns: a Work in Python has no other."""
+    inputs, work.inputs = work.inputs, ()
+    if _Record is None or not _is_profiling():
+        return contextlib.nullcontext()
+    return _Record(work.title, inputs)
+
+
 # ---- The group ---------------------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +424,11 @@ class Group(Base):
 
     def _post(self, call, work, options, *operands, scale=1.0):
         """Posts shoal_<call>_post for a Work whose operands have been asked for; waits where the caller wants it."""
+        work.title = "shoal:" + _TITLES.get(call, call)
+        with _profiled(work):
+            return self._post_and_wait(call, work, options, *operands, scale=scale)
+
+    def _post_and_wait(self, call, work, options, *operands, scale):
         if len(self.running) >= self._sweep_at:
             self._sweep()
         waits = not getattr(options, "asyncOp", True) and self._coalesced is None
@@ -455,6 +483,7 @@ class Group(Base):
         work = Work(self, tensors)
         type_, width = _moved(tensor.dtype)
         memory = work.updates(tensor) if opts.rootRank == self.rank() else work.writes(tensor)
+        work.inputs = tensors
         return self._post("broadcast", work, opts, memory, memory, tensor.numel() * width, type_, opts.rootRank)
 
     def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
@@ -584,6 +613,7 @@ class Group(Base):
         (tensor,) = tensors
         work = Work(self, tensors)
         type_, width = _moved(tensor.dtype)
+        work.inputs = tensors
         return self._post("recv", work, None, work.writes(tensor), tensor.numel() * width, type_, peer, tag)
 
     def recv_anysource(self, tensors, tag=0):

@@ -576,9 +576,11 @@ void when_done(void *arg, shoal_status status)
 
 class ShoalWork : public c10d::Work {
   public:
-    // Made before its operation is posted, as a profile counts from here on; then posted() follows.
-    ShoalWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome)
-        : Work(rank, type, outcome->title), outcome_(std::move(outcome))
+    // Made before its operation is posted, as a profile counts from here on; then posted() follows. inputs: what a profile
+    // shows the shapes of; they are copied only where one is taken.
+    ShoalWork(int rank, c10d::OpType type, std::shared_ptr<Outcome> outcome, at::TensorList inputs)
+        : Work(rank, type, outcome->title, at::hasCallbacks() ? std::optional<Tensors>(inputs.vec()) : std::nullopt),
+          outcome_(std::move(outcome))
     {
         outcome_->profile_end = std::move(recordFunctionEndCallback_);
         recordFunctionEndCallback_ = nullptr;
@@ -787,10 +789,11 @@ class ShoalBackend : public c10d::Backend {
         const Moved moved(tensor.scalar_type());
         Operands operands;
         void *memory = operands.output(tensor, o.rootRank == rank_);
-        return start(c10d::OpType::BROADCAST, "shoal:broadcast", o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_broadcast_post(comm, memory, memory, moved.count(tensor.numel()), moved.type, root(o.rootRank), options,
-                                        out);
-        });
+        return start(c10d::OpType::BROADCAST, "shoal:broadcast", tensors, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_broadcast_post(comm, memory, memory, moved.count(tensor.numel()), moved.type,
+                                                     root(o.rootRank), options, out);
+                     });
     }
 
     Ref<c10d::Work> allreduce(Tensors &tensors, const c10d::AllreduceOptions &o) override
@@ -799,9 +802,10 @@ class ShoalBackend : public c10d::Backend {
         const Reduced reduced = reduction(tensor.scalar_type(), o.reduceOp);
         Operands operands;
         void *memory = operands.output(tensor, true);
-        return start(c10d::OpType::ALLREDUCE, "shoal:all_reduce", o, std::move(operands), reduced.scale,
+        return start(c10d::OpType::ALLREDUCE, "shoal:all_reduce", tensors, o, std::move(operands), reduced.scale,
                      [&](auto *comm, auto *options, auto *out) {
-                         return shoal_allreduce_post(comm, memory, memory, count(tensor), reduced.type, reduced.op, options, out);
+                         return shoal_allreduce_post(comm, memory, memory, count(tensor), reduced.type, reduced.op, options,
+                                                     out);
                      });
     }
 
@@ -816,10 +820,10 @@ class ShoalBackend : public c10d::Backend {
             void *memory = operands.output(tensor, true);
             parts.push_back({memory, memory, count(tensor)});
         }
-        return start(c10d::OpType::COALESCED, "shoal:all_reduce_coalesced", o, std::move(operands), reduced.scale,
+        return start(c10d::OpType::COALESCED, "shoal:all_reduce_coalesced", tensors, o, std::move(operands), reduced.scale,
                      [&](auto *comm, auto *options, auto *out) {
-                         return shoal_allreduce_coalesced_post(comm, parts.data(), parts.size(), reduced.type, reduced.op, options,
-                                                               out);
+                         return shoal_allreduce_coalesced_post(comm, parts.data(), parts.size(), reduced.type, reduced.op,
+                                                               options, out);
                      });
     }
 
@@ -832,10 +836,10 @@ class ShoalBackend : public c10d::Backend {
         void *memory = is_root ? operands.output(tensor, true) : operands.input(tensor);
         if (!is_root)
             operands.outputs.push_back(tensor);
-        return start(c10d::OpType::REDUCE, "shoal:reduce", o, std::move(operands), reduced.scale,
+        return start(c10d::OpType::REDUCE, "shoal:reduce", tensors, o, std::move(operands), reduced.scale,
                      [&](auto *comm, auto *options, auto *out) {
-                         return shoal_reduce_post(comm, memory, is_root ? memory : nullptr, count(tensor), reduced.type, reduced.op,
-                                                  root(o.rootRank), options, out);
+                         return shoal_reduce_post(comm, memory, is_root ? memory : nullptr, count(tensor), reduced.type,
+                                                  reduced.op, root(o.rootRank), options, out);
                      });
     }
 
@@ -851,7 +855,7 @@ class ShoalBackend : public c10d::Backend {
         const std::vector<size_t> counts = lengths(parts, moved.factor);
         Operands operands;
         void *source = operands.input(input), *dest = operands.output(parts);
-        return start(c10d::OpType::ALLGATHER, "shoal:all_gather", o, std::move(operands),
+        return start(c10d::OpType::ALLGATHER, "shoal:all_gather", inputs, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
                          if (are_equal_lengths(parts))
                              return shoal_allgather_post(comm, source, dest, counts[0], moved.type, options, out);
@@ -865,7 +869,7 @@ class ShoalBackend : public c10d::Backend {
         const Moved moved(input.scalar_type());
         Operands operands;
         void *source = operands.input(input), *dest = operands.output(output);
-        return start(c10d::OpType::_ALLGATHER_BASE, "shoal:all_gather_into_tensor", o, std::move(operands),
+        return start(c10d::OpType::_ALLGATHER_BASE, "shoal:all_gather_into_tensor", input, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
                          return shoal_allgather_post(comm, source, dest, moved.count(input.numel()), moved.type, options, out);
                      });
@@ -895,7 +899,7 @@ class ShoalBackend : public c10d::Backend {
         operands.outputs.clear(); // in the caller's order
         for (const Tensors &list : outputs)
             operands.outputs.insert(operands.outputs.end(), list.begin(), list.end());
-        return gather_each("shoal:all_gather_coalesced", o, std::move(operands), parts);
+        return gather_each("shoal:all_gather_coalesced", inputs, o, std::move(operands), parts);
     }
 
     Ref<c10d::Work> allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
@@ -910,7 +914,7 @@ class ShoalBackend : public c10d::Backend {
             check_gathered(outputs[i], inputs[i]);
             parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), inputs[i].nbytes()});
         }
-        return gather_each("shoal:all_gather_into_tensor_coalesced", o, std::move(operands), parts);
+        return gather_each("shoal:all_gather_into_tensor_coalesced", inputs, o, std::move(operands), parts);
     }
 
     Ref<c10d::Work> gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::GatherOptions &o) override
@@ -927,9 +931,11 @@ class ShoalBackend : public c10d::Backend {
         } else {
             TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has outputs");
         }
-        return start(c10d::OpType::GATHER, "shoal:gather", o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_gather_post(comm, source, dest, moved.count(input.numel()), moved.type, root(o.rootRank), options, out);
-        });
+        return start(c10d::OpType::GATHER, "shoal:gather", inputs, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_gather_post(comm, source, dest, moved.count(input.numel()), moved.type, root(o.rootRank),
+                                                  options, out);
+                     });
     }
 
     Ref<c10d::Work> scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::ScatterOptions &o) override
@@ -946,9 +952,11 @@ class ShoalBackend : public c10d::Backend {
         } else {
             TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has inputs");
         }
-        return start(c10d::OpType::SCATTER, "shoal:scatter", o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_scatter_post(comm, source, dest, moved.count(output.numel()), moved.type, root(o.rootRank), options, out);
-        });
+        return start(c10d::OpType::SCATTER, "shoal:scatter", o.rootRank == rank_ ? at::TensorList(inputs[0]) : at::TensorList(),
+                     o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
+                         return shoal_scatter_post(comm, source, dest, moved.count(output.numel()), moved.type,
+                                                   root(o.rootRank), options, out);
+                     });
     }
 
     Ref<c10d::Work> reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::ReduceScatterOptions &o) override
@@ -963,14 +971,13 @@ class ShoalBackend : public c10d::Backend {
         const std::vector<size_t> counts = lengths(parts, 1);
         Operands operands;
         void *source = operands.input(parts), *dest = operands.output(output);
-        return start(c10d::OpType::REDUCE_SCATTER, "shoal:reduce_scatter", o, std::move(operands), reduced.scale,
-                     [&](auto *comm, auto *options, auto *out) {
-                         if (are_equal_lengths(parts))
-                             return shoal_reduce_scatter_post(comm, source, dest, counts[0], reduced.type, reduced.op, options,
-                                                              out);
-                         return shoal_reduce_scatterv_post(comm, source, dest, counts.data(), reduced.type, reduced.op, options,
-                                                           out);
-                     });
+        return start(
+            c10d::OpType::REDUCE_SCATTER, "shoal:reduce_scatter", parts, o, std::move(operands), reduced.scale,
+            [&](auto *comm, auto *options, auto *out) {
+                if (are_equal_lengths(parts))
+                    return shoal_reduce_scatter_post(comm, source, dest, counts[0], reduced.type, reduced.op, options, out);
+                return shoal_reduce_scatterv_post(comm, source, dest, counts.data(), reduced.type, reduced.op, options, out);
+            });
     }
 
     Ref<c10d::Work> _reduce_scatter_base(Tensor &output, Tensor &input, const c10d::ReduceScatterOptions &o) override
@@ -979,8 +986,8 @@ class ShoalBackend : public c10d::Backend {
         const Reduced reduced = reduction(output.scalar_type(), o.reduceOp);
         Operands operands;
         void *source = operands.input(input), *dest = operands.output(output);
-        return start(c10d::OpType::_REDUCE_SCATTER_BASE, "shoal:reduce_scatter_tensor", o, std::move(operands), reduced.scale,
-                     [&](auto *comm, auto *options, auto *out) {
+        return start(c10d::OpType::_REDUCE_SCATTER_BASE, "shoal:reduce_scatter_tensor", input, o, std::move(operands),
+                     reduced.scale, [&](auto *comm, auto *options, auto *out) {
                          return shoal_reduce_scatter_post(comm, source, dest, count(output), reduced.type, reduced.op, options,
                                                           out);
                      });
@@ -1001,8 +1008,8 @@ class ShoalBackend : public c10d::Backend {
             check_gathered(inputs[i], outputs[i]);
             parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), count(outputs[i])});
         }
-        return start(c10d::OpType::COALESCED, "shoal:reduce_scatter_tensor_coalesced", o, std::move(operands), reduced.scale,
-                     [&](auto *comm, auto *options, auto *out) {
+        return start(c10d::OpType::COALESCED, "shoal:reduce_scatter_tensor_coalesced", inputs, o, std::move(operands),
+                     reduced.scale, [&](auto *comm, auto *options, auto *out) {
                          return shoal_reduce_scatter_coalesced_post(comm, parts.data(), parts.size(), reduced.type, reduced.op,
                                                                     options, out);
                      });
@@ -1017,11 +1024,11 @@ class ShoalBackend : public c10d::Backend {
                                   takes = split_counts(output, output_splits, size_, moved.factor);
         Operands operands;
         void *source = operands.input(input), *dest = operands.output(output);
-        return start(c10d::OpType::ALLTOALL_BASE, "shoal:all_to_all_single", o, std::move(operands),
+        return start(c10d::OpType::ALLTOALL_BASE, "shoal:all_to_all_single", input, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
                          // also where splits are even: other ranks may have spelt theirs out
-                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr, moved.type,
-                                                     options, out);
+                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr,
+                                                     moved.type, options, out);
                      });
     }
 
@@ -1034,16 +1041,16 @@ class ShoalBackend : public c10d::Backend {
         const std::vector<size_t> gives = lengths(inputs, moved.factor), takes = lengths(outputs, moved.factor);
         Operands operands;
         void *source = operands.input(inputs), *dest = operands.output(outputs);
-        return start(c10d::OpType::ALLTOALL, "shoal:all_to_all", o, std::move(operands),
+        return start(c10d::OpType::ALLTOALL, "shoal:all_to_all", inputs, o, std::move(operands),
                      [&](auto *comm, auto *options, auto *out) {
-                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr, moved.type,
-                                                     options, out);
+                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr,
+                                                     moved.type, options, out);
                      });
     }
 
     Ref<c10d::Work> barrier(const c10d::BarrierOptions &o) override
     {
-        return start(c10d::OpType::BARRIER, "shoal:barrier", o, Operands(),
+        return start(c10d::OpType::BARRIER, "shoal:barrier", {}, o, Operands(),
                      [](auto *comm, auto *options, auto *out) { return shoal_barrier_post(comm, options, out); });
     }
 
@@ -1062,9 +1069,10 @@ class ShoalBackend : public c10d::Backend {
         Operands operands;
         void *memory = operands.input(tensor);
         operands.outputs.push_back(tensor);
-        return start(c10d::OpType::SEND, "shoal:send", Message(), std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_send_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
-        });
+        return start(c10d::OpType::SEND, "shoal:send", tensors, Message(), std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_send_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
+                     });
     }
 
     Ref<c10d::Work> recv(Tensors &tensors, int peer, int tag) override
@@ -1073,9 +1081,10 @@ class ShoalBackend : public c10d::Backend {
         const Moved moved(tensor.scalar_type());
         Operands operands;
         void *memory = operands.output(tensor);
-        return start(c10d::OpType::RECV, "shoal:recv", Message(), std::move(operands), [&](auto *comm, auto *options, auto *out) {
-            return shoal_recv_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
-        });
+        return start(c10d::OpType::RECV, "shoal:recv", tensors, Message(), std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_recv_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
+                     });
     }
 
     Ref<c10d::Work> recvAnysource(Tensors &, int) override
@@ -1204,23 +1213,25 @@ class ShoalBackend : public c10d::Backend {
                           " times the elements of the smaller, but has ", all.numel(), " to ", part.numel());
     }
 
-    Ref<c10d::Work> gather_each(const char *title, const c10d::AllgatherOptions &o, Operands operands,
+    Ref<c10d::Work> gather_each(const char *title, at::TensorList inputs, const c10d::AllgatherOptions &o, Operands operands,
                                 const std::vector<shoal_tensor> &parts)
     {
-        return start(c10d::OpType::COALESCED, title, o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
+        return start(c10d::OpType::COALESCED, title, inputs, o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
             return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), SHOAL_UINT8, options, out);
         });
     }
 
     template <class Options, class Post>
-    Ref<c10d::Work> start(c10d::OpType type, const char *title, const Options &o, Operands operands, Post post)
+    Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
+                          Post post)
     {
-        return start(type, title, o, std::move(operands), 1, post);
+        return start(type, title, inputs, o, std::move(operands), 1, post);
     }
 
     // Posts a call; waits for it where the caller would do so at once.
     template <class Options, class Post>
-    Ref<c10d::Work> start(c10d::OpType type, const char *title, const Options &o, Operands operands, double scale, Post post)
+    Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
+                          double scale, Post post)
     {
         const bool waits = !is_async(o) && !is_coalescing();
         shoal_options options = SHOAL_OPTIONS_INIT;
@@ -1232,7 +1243,7 @@ class ShoalBackend : public c10d::Backend {
         outcome->title = title;
         outcome->operands = std::move(operands);
         WithoutGil released;
-        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome));
+        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), inputs);
         shoal_request *request = nullptr;
         const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
         if (status != SHOAL_OK)
