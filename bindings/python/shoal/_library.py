@@ -8,7 +8,7 @@ import functools
 import types
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int, c_long, c_size_t, c_uint32, c_uint64, c_void_p
 
-OK, PENDING, ERR_ARGUMENT = 0, 1, 2
+OK, PENDING, ERR_ARGUMENT, ERR_TIMEOUT = 0, 1, 2, 6
 
 TYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "int64": 3, "float16": 4, "int32": 5, "int8": 6, "uint8": 7}
 OPERATORS = {"sum": 0, "avg": 1, "max": 2, "min": 3, "prod": 4, "bitand": 5, "bitor": 6, "bitxor": 7, "scaled_sum": 8}

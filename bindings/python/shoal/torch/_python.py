@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _library
-from .._library import ERR_ARGUMENT, OK, PENDING, OPERATORS, TYPES
+from .._library import ERR_ARGUMENT, ERR_TIMEOUT, OK, PENDING, OPERATORS, TYPES
 
 SLICE_MS = 50
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
@@ -132,8 +132,9 @@ def _milliseconds(timeout):
 
 
 def _error(failure, place=""):
-    """The exception of torch's users for a ShoalError."""
-    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(str(failure) + place)
+    """The exception of torch's users for a ShoalError. Programs look for the words "timed out"."""
+    late = "timed out: " if failure.status == ERR_TIMEOUT else ""
+    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(f"{late}{failure}{place}")
 
 
 # ---- Work --------------------------------------------------------------------------------------------------------------------
@@ -193,8 +194,8 @@ class Work(dist.Work):
         while status == PENDING:
             status = self._library.request_wait(self.request, min(SLICE_MS, limit_ms or SLICE_MS))
             if status == PENDING and until and time.monotonic() >= until:
-                raise BackendError(f"shoal: an operation of group \"{self._group.label}\" was not done within the {limit_ms} "
-                                   "ms that wait() was given; it goes on until its own deadline")
+                raise BackendError(f"{self.title}: this wait timed out after {limit_ms} ms; nothing is lost, it may be "
+                                   "waited for again")
         self._settle(status)
         if self._error:
             raise self._error

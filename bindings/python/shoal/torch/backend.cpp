@@ -422,9 +422,15 @@ class Communicator {
     std::string last_text_;
 };
 
+// Programs look for these words in what a back-end throws.
+const char *timed_out(shoal_status status)
+{
+    return status == SHOAL_ERR_TIMEOUT ? "timed out: " : "";
+}
+
 [[noreturn]] void throw_status(Communicator &group, const char *title, shoal_status status)
 {
-    const std::string text = c10::str(title, ": ", group.explain(status));
+    const std::string text = c10::str(title, ": ", timed_out(status), group.explain(status));
     if (status == SHOAL_ERR_ARGUMENT)
         C10_THROW_ERROR(ValueError, text);
     C10_THROW_ERROR(DistBackendError, text);
@@ -659,8 +665,8 @@ class ShoalWork : public c10d::Work {
                 break;
             has_waited = true;
             left -= slice;
-            TORCH_CHECK_WITH(DistBackendError, left.count() > 0, outcome_->title, ": not done within the ", timeout.count(),
-                             " ms of this wait; nothing is lost, it may be waited for again");
+            TORCH_CHECK_WITH(DistBackendError, left.count() > 0, outcome_->title, ": this wait timed out after ",
+                             timeout.count(), " ms; nothing is lost, it may be waited for again");
         }
         outcome_->settle(status);
         if (outcome_->error)
@@ -1452,8 +1458,8 @@ Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, mil
     const shoal_status status = shoal_comm_create_with(context, &callbacks, rank, size, &options, &comm);
     if (status != SHOAL_OK)
         rendezvous.rethrow();
-    TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: rank ", rank, " of ", size, " cannot join group ", name, ": ",
-                     failure_text(context, nullptr, status));
+    TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: rank ", rank, " of ", size, " cannot join group ", name,
+                     ": ", timed_out(status), failure_text(context, nullptr, status));
     auto group = std::make_shared<Communicator>(comm, name, std::move(ranks));
     return c10::make_intrusive<ShoalBackend>(std::move(group), rank, size, timeout);
 }
