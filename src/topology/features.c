@@ -1,5 +1,6 @@
 #include "topology/features.h"
 
+#include <errno.h>
 #include <linux/membarrier.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
@@ -16,9 +17,20 @@ static bool close_found(int fd)
     return fd >= 0;
 }
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U /* of Linux 6.3; Debian 12's headers are older */
+#endif
+
+int shoal_topology_memfd(const char *name)
+{
+    const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+    const int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? memfd_create(name, flags) : fd; /* an older kernel */
+}
+
 static bool has_memfd(void)
 {
-    return close_found(memfd_create("shoal-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    return close_found(shoal_topology_memfd("shoal-probe"));
 }
 
 static bool has_wipe_on_fork(void)

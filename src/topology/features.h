@@ -12,6 +12,10 @@ struct shoal_feature {
     const char *without; /* what is lost where it is missing */
 };
 
+/* A memory file that may be sealed and is never run: a machine may refuse others (vm.memfd_noexec). The caller's; -1 with
+ * errno. */
+int shoal_topology_memfd(const char *name);
+
 /* 0, 1, ... until NULL. */
 const struct shoal_feature *shoal_feature_at(size_t index);
 

@@ -6,7 +6,14 @@
 
 #include <cmocka.h>
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/settings.h"
 #include "transport/shm/shm_segment.h"
@@ -78,11 +85,64 @@ static void pages_that_are_pinned_go_with_the_last_pin(void **state)
     shoal_segment_release(segment, &budget);
 }
 
+/* ---- What a machine may demand ---- */
+
+#define NOEXEC_SEAL 8U /* MFD_NOEXEC_SEAL */
+#define CANNOT_FILTER 99
+
+/* From now on memfd_create fails for this process with `error` where the flag is set, or is not. */
+static bool refuse_memfd(bool is_set, unsigned error)
+{
+    const unsigned refusal = SECCOMP_RET_ERRNO | error;
+    struct sock_filter rows[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NOEXEC_SEAL, is_set ? 0 : 1, is_set ? 1 : 0),
+        BPF_STMT(BPF_RET | BPF_K, refusal),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {SHOAL_COUNT_OF(rows), rows};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static void make_where_refused(bool is_set, unsigned error)
+{
+    int status;
+    const pid_t child = fork();
+    if (child == 0) {
+        struct shoal_segment *segment;
+        if (!refuse_memfd(is_set, error))
+            _exit(CANNOT_FILTER);
+        _exit(shoal_segment_create(&quiet, "shoal-test", BYTES, &segment) != SHOAL_OK);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == CANNOT_FILTER) {
+        print_message("skipped: no filter of system calls can be set here\n");
+        skip();
+    }
+    assert_int_equal(status, 0);
+}
+
+static void segments_are_made_where_files_that_may_be_run_are_refused(void **state)
+{
+    (void)state;
+    make_where_refused(false, EACCES); /* as vm.memfd_noexec=2 does */
+}
+
+static void segments_are_made_by_kernels_that_do_not_know_the_flag(void **state)
+{
+    (void)state;
+    make_where_refused(true, EINVAL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_that_are_pinned_are_not_replaced),
         cmocka_unit_test(pages_that_are_pinned_go_with_the_last_pin),
+        cmocka_unit_test(segments_are_made_where_files_that_may_be_run_are_refused),
+        cmocka_unit_test(segments_are_made_by_kernels_that_do_not_know_the_flag),
     };
     return cmocka_run_group_tests(tests, open_log, close_log);
 }

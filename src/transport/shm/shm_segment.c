@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "topology/features.h"
 #include "topology/limits.h"
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
@@ -61,7 +62,7 @@ static enum shoal_status no_segment(struct shoal_log *log, int fd)
 enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
                                        struct shoal_segment **segment_out)
 {
-    const int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int fd = shoal_topology_memfd(name);
     if (fd < 0)
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "memfd_create failed: %s%s", strerror(errno),
                               errno == EMFILE ? " (raise `ulimit -n`)" : "");
