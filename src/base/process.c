@@ -23,3 +23,16 @@ char shoal_process_read_stat(int pid, int *exit_code_out)
     *exit_code_out = at ? (int)strtol(at, NULL, 10) : 0;
     return name_end && name_end[1] == ' ' ? name_end[2] : '?';
 }
+
+int shoal_process_number(int pidfd)
+{
+    char path[64], line[128];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+    FILE *file = pidfd >= 0 ? fopen(path, "re") : NULL;
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "Pid: %d", &pid) != 1)
+        continue;
+    if (file)
+        fclose(file);
+    return pid > 0 ? pid : 0;
+}

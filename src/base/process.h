@@ -6,4 +6,8 @@
  * that must not be seen. */
 char shoal_process_read_stat(int pid, int *exit_code_out);
 
+/* The number that /proc gives the process here, whatever it calls itself in a PID namespace of its own: 0 when it is not to be
+ * seen there, or its parent has collected it. */
+int shoal_process_number(int pidfd);
+
 #endif

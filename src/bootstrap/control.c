@@ -225,12 +225,11 @@ void shoal_control_close(struct shoal_control *control, bool in_good_order)
 
 /* ---- calls of any thread ---- */
 
-void shoal_control_watch(struct shoal_control *control, int rank, int pid, int pidfd)
+void shoal_control_watch(struct shoal_control *control, int rank, int pidfd)
 {
     if (rank < 0 || rank >= shoal_control_tree_size(control) || rank == shoal_control_tree_rank(control) || is_forked(control))
         return;
     pthread_mutex_lock(&control->core.lock);
-    control->watched[rank].pid = pid;
     if (control->watched[rank].fd < 0)
         control->watched[rank].fd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     pthread_mutex_unlock(&control->core.lock);

@@ -69,7 +69,7 @@ void shoal_control_close(struct shoal_control *control, bool in_good_order);
 
 /* A process of this host: when it ends, the rank is lost, unless it said goodbye; while a signal has stopped it, the others
  * know. Duplicates pidfd; once per rank. Any thread. */
-void shoal_control_watch(struct shoal_control *control, int rank, int pid, int pidfd);
+void shoal_control_watch(struct shoal_control *control, int rank, int pidfd);
 
 /* Sends a notice to all other ranks. False when it is too long, there is no memory for it, or in a forked child. Any thread. */
 bool shoal_control_publish(struct shoal_control *control, const void *data, size_t bytes);

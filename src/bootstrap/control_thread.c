@@ -190,11 +190,21 @@ static void look_at_watched(struct shoal_control *control, uint64_t now_ns)
 }
 
 /* By a signal, or by who traces it. */
-static bool is_stopped_process(int pid)
+static bool is_stopped_process(int pidfd)
 {
     int ignored;
-    const char state = shoal_process_read_stat(pid, &ignored);
+    const int pid = shoal_process_number(pidfd);
+    const char state = pid ? shoal_process_read_stat(pid, &ignored) : '?';
     return state == 'T' || state == 't';
+}
+
+/* It stays open from then on. */
+static int watched_fd(struct shoal_control *control, int rank)
+{
+    pthread_mutex_lock(&control->core.lock);
+    const int fd = control->watched[rank].fd;
+    pthread_mutex_unlock(&control->core.lock);
+    return fd;
 }
 
 /* A rank that is alone on its host is found by its silence only. */
@@ -202,9 +212,10 @@ static void look_for_stopped(struct shoal_control *control, uint64_t now_ns)
 {
     for (int r = 0; r < shoal_control_tree_size(control); r++) {
         struct shoal_control_watched *watched = &control->watched[r];
-        if (watched->fd < 0 || watched->ended_ns || !shoal_control_tree_is_alive(control, r))
+        const int fd = watched_fd(control, r);
+        if (fd < 0 || watched->ended_ns || !shoal_control_tree_is_alive(control, r))
             continue;
-        const bool is_stopped = is_stopped_process(watched->pid);
+        const bool is_stopped = is_stopped_process(fd);
         if (is_stopped != watched->is_stopped)
             shoal_control_tree_stop(control, r, is_stopped, now_ns);
         watched->is_stopped = is_stopped;

@@ -25,8 +25,7 @@ struct shoal_control_attempt {
 };
 
 struct shoal_control_watched {
-    int fd; /* -1: not watched */
-    int pid;
+    int fd; /* -1: not watched. Set once, by any thread under the lock; all else is the control thread's */
     bool is_stopped;
     uint64_t ended_ns; /* 0: runs */
 };

@@ -210,7 +210,7 @@ static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_wor
 {
     for (int r = 0; r < bootstrap->size; r++) {
         if (members[r].here && members[r].here->pidfd >= 0 && !members[r].here->is_same_process)
-            shoal_control_watch(shoal_world_control(world), r, members[r].here->name.pid, members[r].here->pidfd);
+            shoal_control_watch(shoal_world_control(world), r, members[r].here->pidfd);
     }
 }
 

@@ -26,6 +26,7 @@
 #include "bootstrap/address.h"
 #include "bootstrap/auth.h"
 #include "bootstrap/control.h"
+#include "bootstrap/control_tree.h"
 #include "bootstrap/control_wire.h"
 
 #define RANKS_MAX 20
@@ -616,7 +617,7 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
             free_world(world);
             skip();
         }
-        shoal_control_watch(world->ranks[0].control, 3, child, pidfd); /* rank 3 is no neighbour of rank 0 */
+        shoal_control_watch(world->ranks[0].control, 3, pidfd); /* rank 3 is no neighbour of rank 0 */
         close(pidfd);
         kill(child, SIGKILL);
         if (says_goodbye)
@@ -630,6 +631,44 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
         waitpid(child, NULL, 0);
         free_world(world);
     }
+}
+
+/* How often a rank was said to have stopped, or to go on. */
+static uint32_t pauses_of(struct rank *rank, int of)
+{
+    pthread_mutex_lock(&rank->control->core.lock);
+    const uint32_t pauses = rank->control->core.state.ranks[of].pauses;
+    pthread_mutex_unlock(&rank->control->core.lock);
+    return pauses;
+}
+
+/* Its rank is a thread here, and goes on to be heard. The watch begins while the control thread looks. */
+static void control_a_watched_process_that_stops_is_told(void **state)
+{
+    struct world *world = open_world(4);
+    const pid_t child = fork();
+    (void)state;
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            pause();
+    }
+    const int pidfd = (int)syscall(SYS_pidfd_open, child, 0);
+    if (pidfd >= 0)
+        shoal_control_watch(world->ranks[0].control, 3, pidfd);
+    kill(child, SIGSTOP);
+    bool is_stopped = pidfd < 0;
+    for (int ms = 0; ms < SOON_MS && !is_stopped; ms++) {
+        is_stopped = pauses_of(&world->ranks[0], 3) > 0;
+        usleep(1000);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    free_world(world);
+    close(pidfd);
+    if (pidfd < 0)
+        skip();
+    assert_true(is_stopped);
 }
 
 /* ---- ranks that are processes ---- */
@@ -1190,6 +1229,7 @@ int main(void)
         cmocka_unit_test(control_the_last_words_of_a_rank_are_heard),
         cmocka_unit_test(control_a_forked_child_hides_no_end),
         cmocka_unit_test(control_a_watched_process_that_ends_is_lost),
+        cmocka_unit_test(control_a_watched_process_that_stops_is_told),
         cmocka_unit_test(control_refuses_strangers),
         cmocka_unit_test(control_survives_garbage),
         cmocka_unit_test(control_is_not_held_up_by_silent_strangers),

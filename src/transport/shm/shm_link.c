@@ -242,18 +242,24 @@ static bool is_signed(const struct shoal_bootstrap *bootstrap, const struct hell
     return !bootstrap->has_secret || shoal_auth_equal(expected.mac, hello->mac, sizeof hello->mac);
 }
 
+/* Who opened the other end; numbers as they are here. A process number of 0: it is not to be seen here. */
+static struct ucred owner_of(int socket)
+{
+    struct ucred owner;
+    socklen_t length = sizeof owner;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &owner, &length) != 0)
+        owner = (struct ucred){.pid = 0, .uid = (uid_t)-1, .gid = (gid_t)-1};
+    return owner;
+}
+
 static bool same_process(int socket)
 {
-    struct ucred other = {0};
-    socklen_t length = sizeof other;
-    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.pid == getpid();
+    return owner_of(socket).pid == getpid();
 }
 
 static bool same_user(int socket)
 {
-    struct ucred other = {0};
-    socklen_t length = sizeof other;
-    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.uid == geteuid();
+    return owner_of(socket).uid == geteuid();
 }
 
 static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socket, int rank)
@@ -441,6 +447,11 @@ enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
 
 /* ---- The end of a peer --------------------------------------------------------------------------------------------------- */
 
+int shoal_link_process(int pidfd, int socket)
+{
+    return pidfd >= 0 ? shoal_process_number(pidfd) : owner_of(socket).pid;
+}
+
 bool shoal_link_has_ended(int pidfd, int socket)
 {
     if (pidfd >= 0) {
@@ -462,20 +473,6 @@ struct pidfd_info {
 #define PIDFD_GET_INFO_REQUEST _IOWR(0xFF, 11, struct pidfd_info)
 #define PIDFD_INFO_EXIT_BIT (UINT64_C(1) << 3)
 
-/* The number that /proc gives the process: 0 when it is not to be seen there, or its parent has collected it. */
-static int number_of(int pidfd)
-{
-    char path[64], line[128];
-    int pid = 0;
-    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
-    FILE *file = pidfd >= 0 ? fopen(path, "re") : NULL;
-    while (file && fgets(line, sizeof line, file) && sscanf(line, "Pid: %d", &pid) != 1)
-        continue;
-    if (file)
-        fclose(file);
-    return pid > 0 ? pid : 0;
-}
-
 /* The kernel asks of who reads this link what it asks of who reads an exit code: else the code reads as 0. */
 static bool may_read_exit_code(int pid)
 {
@@ -488,9 +485,9 @@ static bool may_read_exit_code(int pid)
  * belongs to no other process as long as the pidfd names it. */
 static bool read_uncollected(int pidfd, int *exit_code_out)
 {
-    const int pid = number_of(pidfd);
+    const int pid = shoal_process_number(pidfd);
     return pid && shoal_process_read_stat(pid, exit_code_out) == 'Z' && (*exit_code_out != 0 || may_read_exit_code(pid)) &&
-           number_of(pidfd) == pid;
+           shoal_process_number(pidfd) == pid;
 }
 
 static bool read_collected(int pidfd, int *exit_code_out)
@@ -507,7 +504,7 @@ bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
     int code;
     if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
         snprintf(text, bytes, "%s",
-                 number_of(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
+                 shoal_process_number(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
                                   : "ended (the kernel does not tell how)");
         return false;
     }

@@ -841,11 +841,16 @@ bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
 void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes)
 {
     int exit_code;
-    const char letter = shoal_process_read_stat(peer->name.pid, &exit_code);
-    snprintf(text, bytes, "%s",
+    char number[40] = "";
+    const int pid = peer->is_same_process ? (int)getpid() : shoal_link_process(peer->pidfd, peer->socket);
+    const char letter = pid ? shoal_process_read_stat(pid, &exit_code) : '?';
+    if (pid && pid != peer->name.pid) /* it counts processes in a PID namespace of its own */
+        snprintf(number, sizeof number, "process %d here, ", pid);
+    snprintf(text, bytes, "%s%s", number,
              letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"
              : letter == 'Z'                ? "ended, not yet reaped"
              : letter == 'D'                ? "blocked in the kernel (I/O)"
-             : letter == '?'                ? "not visible from here"
-                                            : "alive");
+             : letter != '?'                ? "alive"
+             : pid                          ? "not visible from here"
+                                            : "not visible from here: it is in another PID namespace, or has ended");
 }

@@ -1,0 +1,111 @@
+/* What is said of a peer's process: of the one that its pidfd names, whatever number it gave itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "transport/shm/shm_node.h"
+
+static pid_t start(void)
+{
+    const pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;)
+            pause();
+    }
+    assert_true(child > 0);
+    return child;
+}
+
+static void end(pid_t child)
+{
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+static void stop(pid_t child)
+{
+    int status;
+    kill(child, SIGSTOP);
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    assert_true(WIFSTOPPED(status));
+}
+
+static int open_pidfd(pid_t child)
+{
+    return (int)syscall(SYS_pidfd_open, child, 0);
+}
+
+static void assert_described(const struct shoal_shm_peer *peer, const char *wanted)
+{
+    char text[200];
+    shoal_shm_peer_describe(peer, text, sizeof text);
+    assert_string_equal(text, wanted);
+}
+
+/* Where the number that the peer gave belongs to another process here: it has its own PID namespace, or the number is used
+ * again. */
+static void a_peer_is_who_its_pidfd_names(void **state)
+{
+    char wanted[200];
+    const pid_t peer_pid = start(), stranger = start();
+    struct shoal_shm_peer peer = {.name.pid = stranger, .socket = -1, .pidfd = open_pidfd(peer_pid)};
+    (void)state;
+    if (peer.pidfd < 0) {
+        end(peer_pid);
+        end(stranger);
+        skip();
+    }
+    stop(peer_pid);
+    snprintf(wanted, sizeof wanted, "process %d here, stopped by a signal; `kill -CONT` continues it", peer_pid);
+    assert_described(&peer, wanted);
+    peer.name.pid = peer_pid;
+    assert_described(&peer, "stopped by a signal; `kill -CONT` continues it");
+    kill(peer_pid, SIGCONT);
+    stop(stranger);
+    peer.name.pid = stranger;
+    snprintf(wanted, sizeof wanted, "process %d here, alive", peer_pid);
+    assert_described(&peer, wanted);
+    end(peer_pid);
+    assert_described(&peer, "not visible from here: it is in another PID namespace, or has ended");
+    end(stranger);
+    close(peer.pidfd);
+}
+
+/* An older kernel has no pidfds, but says who opened the socket. */
+static void a_peer_without_a_pidfd_is_who_opened_its_socket(void **state)
+{
+    int pair[2];
+    const pid_t stranger = start();
+    (void)state;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+    stop(stranger);
+    struct shoal_shm_peer peer = {.name.pid = stranger, .socket = pair[0], .pidfd = -1};
+    char text[200];
+    shoal_shm_peer_describe(&peer, text, sizeof text);
+    assert_non_null(strstr(text, " here, alive")); /* this process */
+    close(pair[0]);
+    close(pair[1]);
+    end(stranger);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_peer_is_who_its_pidfd_names),
+        cmocka_unit_test(a_peer_without_a_pidfd_is_who_opened_its_socket),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
