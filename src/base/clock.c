@@ -1,5 +1,53 @@
 #include "base/clock.h"
 
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+#define SOURCE_FILE "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+bool shoal_clock_has_counter = true;
+
+/* CPUID 80000007H, EDX bit 8: it runs at one rate in all states of the processor. */
+static bool is_invariant(void)
+{
+    unsigned a, b, c, d = 0;
+    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d >> 8 & 1);
+}
+
+/* The kernel takes another source where it has seen the counters of two cores differ, or its rate change. */
+bool shoal_clock_trusts_counter(const char *source_file)
+{
+    char source[32] = "";
+    FILE *file = fopen(source_file, "re");
+    if (!file)
+        return is_invariant();
+    const bool is_read = fgets(source, sizeof source, file) != NULL;
+    fclose(file);
+    source[strcspn(source, "\n")] = 0;
+    return is_read && strcmp(source, "tsc") == 0;
+}
+
+static void choose(void)
+{
+    shoal_clock_has_counter = shoal_clock_trusts_counter(SOURCE_FILE);
+}
+#else
+/* The generic timer of aarch64 is the same on all cores by its architecture, and so is CLOCK_MONOTONIC. */
+bool shoal_clock_trusts_counter(const char *source_file)
+{
+    (void)source_file;
+    return true;
+}
+
+static void choose(void)
+{
+}
+#endif
+
 /* Both clocks at one moment: of several looks the one that took least, as a thread may be held up between two readings. */
 #define LOOKS 8
 
@@ -19,10 +67,22 @@ static uint64_t read_both(uint64_t *ticks_out)
 
 double shoal_clock_ns_per_tick(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t start_ticks = 0, end_ticks = 0;
+    pthread_once(&once, choose);
     const uint64_t start_ns = read_both(&start_ticks);
     while (shoal_clock_ns() - start_ns < SHOAL_NS_PER_MS)
         continue;
     const uint64_t end_ns = read_both(&end_ticks);
     return end_ticks > start_ticks ? (double)(end_ns - start_ns) / (double)(end_ticks - start_ticks) : 1.0;
+}
+
+uint64_t shoal_clock_anchor_move(struct shoal_clock_anchor *anchor)
+{
+    uint64_t ticks = 0;
+    const uint64_t ns = read_both(&ticks);
+    const int64_t off_ns = (int64_t)(ns - shoal_clock_anchor_time_ns(anchor, ticks)); /* what is expected may be before 0 */
+    anchor->ticks = ticks;
+    anchor->ns = ns;
+    return (uint64_t)(off_ns < 0 ? -off_ns : off_ns);
 }

@@ -466,7 +466,7 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
         return SHOAL_ERR_STATE;
     struct shoal_driver *driver = request->driver;
     const uint64_t until_ns =
-        timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_driver_now_ns(driver) + timeout_ms * UINT64_C(1000000);
+        timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
     return shoal_driver_wait(driver, request, until_ns);
 }
 

@@ -130,7 +130,7 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .rules = &context->rules,
         .log = &context->log,
         .driver = &context->driver,
-        .ns_per_tick = context->driver.ns_per_tick,
+        .anchor = &context->driver.anchor,
         .timeout_ms = operation_timeout(context, options),
     };
     return shoal_engine_create(&engine_options, engine_out);
@@ -439,7 +439,7 @@ static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
     const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file};
-    shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.ns_per_tick, &file);
+    shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.anchor.ns_per_tick, &file);
 }
 
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)

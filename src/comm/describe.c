@@ -71,7 +71,7 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
     shoal_driver_lock(&comm->context->driver);
     shoal_recorder_copy(&comm->engine->recorder, &copy);
     shoal_driver_unlock(&comm->context->driver);
-    shoal_recorder_print(&copy, comm->name, comm->rank, comm->context->driver.ns_per_tick, out);
+    shoal_recorder_print(&copy, comm->name, comm->rank, comm->context->driver.anchor.ns_per_tick, out);
     shoal_recorder_fini(&copy);
 }
 
@@ -80,7 +80,7 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
     SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
                         "SHOAL_OPERATION_INIT"));
-    const double us = comm->context->driver.ns_per_tick / 1e3;
+    const double us = comm->context->driver.anchor.ns_per_tick / 1e3;
     shoal_driver_lock(&comm->context->driver);
     const bool has_last = comm->engine->last && comm->engine->last->done;
     const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};

@@ -28,7 +28,8 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     driver->log = log;
     driver->settings = settings;
     driver->node = node;
-    driver->ns_per_tick = shoal_clock_ns_per_tick();
+    driver->anchor.ns_per_tick = shoal_clock_ns_per_tick();
+    (void)shoal_clock_anchor_move(&driver->anchor);
     driver->yield_ns = settings->yield_us * 1000;
     node->guard = (struct shoal_shm_guard){lock_for_node, unlock_for_node, driver};
     if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
@@ -74,11 +75,6 @@ void shoal_driver_fini(struct shoal_driver *driver)
     pthread_cond_destroy(&driver->thread_wake);
     pthread_mutex_destroy(&driver->thread_lock);
     pthread_mutex_destroy(&driver->lock);
-}
-
-uint64_t shoal_driver_now_ns(const struct shoal_driver *driver)
-{
-    return (uint64_t)((double)shoal_clock_ticks() * driver->ns_per_tick);
 }
 
 /* ---- The lock ------------------------------------------------------------------------------------------------------------ */
@@ -214,10 +210,35 @@ static bool progress_all(struct shoal_driver *driver)
     return did;
 }
 
+/* Between two looks of one who waits lie 100 ms at most. So long, and it was stopped, or there was nothing to wait for. */
+#define AWAY_NS SHOAL_NS_PER_S
+/* Ticks that are off by more, and by more than a hundredth of the time since the last look, have jumped. */
+#define JUMP_NS (10 * SHOAL_NS_PER_MS)
+#define JUMP_SHARE 100
+
+/* Ranks that were all stopped, as with their machine, are late together: nobody is to blame. And of what was posted since a
+ * jump of the ticks nobody knows when. */
+static void excuse_absence(struct shoal_driver *driver)
+{
+    const uint64_t before_ns = driver->anchor.ns, off_ns = shoal_clock_anchor_move(&driver->anchor);
+    const uint64_t away_ns = driver->anchor.ns - before_ns;
+    const bool has_jumped = off_ns > JUMP_NS + away_ns / JUMP_SHARE;
+    if (away_ns < AWAY_NS && !has_jumped)
+        return;
+    if (has_jumped)
+        shoal_log_line(driver->log, SHOAL_LOG_WARN, "engine",
+                       "the processor's counter jumped by %.3f s (was this machine moved?): what is under way gets its whole "
+                       "time again",
+                       (double)off_ns / 1e9);
+    for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next)
+        shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns);
+}
+
 /* Under the lock. Returns how long all engines can do without another look. */
 static uint64_t check_all(struct shoal_driver *driver)
 {
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
+    excuse_absence(driver);
     if (driver->network)
         shoal_network_poll(driver->network);
     for (struct shoal_engine *engine = driver->busy; engine; engine = engine->busy_next) {
@@ -238,7 +259,7 @@ void shoal_driver_poll(struct shoal_driver *driver)
         return;
     }
     progress_all(driver);
-    const uint64_t now_ns = shoal_driver_now_ns(driver);
+    const uint64_t now_ns = shoal_clock_ns();
     if (now_ns >= driver->next_check_ns)
         driver->next_check_ns = now_ns + check_all(driver);
     shoal_driver_unlock(driver);
@@ -423,7 +444,7 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
             burst = first_burst;
             if (++moves % CHECK_MOVES)
                 continue;
-            const uint64_t busy_ns = shoal_driver_now_ns(driver);
+            const uint64_t busy_ns = shoal_clock_ns();
             if (busy_ns >= until_ns)
                 return;
             check_if_due(driver, busy_ns); /* one communicator may be busy while another has lost a peer */
@@ -433,7 +454,7 @@ static void wait_until_over(struct shoal_driver *driver, struct shoal_request *r
             shoal_clock_relax();
             continue;
         }
-        const uint64_t now_ns = shoal_driver_now_ns(driver);
+        const uint64_t now_ns = shoal_clock_ns();
         idle_since_ns = idle_since_ns ? idle_since_ns : now_ns;
         if (now_ns >= until_ns)
             return;

@@ -26,7 +26,7 @@ struct shoal_driver {
     struct shoal_engine *busy;       /* of these, the ones with something under way */
     struct shoal_engine *drain_next; /* whose messages are looked at next; NULL: the first one's */
     unsigned idle_turns;
-    double ns_per_tick;
+    struct shoal_clock_anchor anchor; /* moved when deadlines are looked at */
     int local_ranks;
     _Atomic uint64_t spin_ns; /* changes with the first group of more ranks, while others may wait */
     uint64_t yield_ns;
@@ -75,9 +75,6 @@ static inline void shoal_driver_note_posted(struct shoal_driver *driver, struct 
     engine->busy_next = driver->busy;
     driver->busy = engine;
 }
-
-/* Nanoseconds, from ticks; the engines' clock. */
-uint64_t shoal_driver_now_ns(const struct shoal_driver *driver);
 
 /* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at
  * once ends here. */

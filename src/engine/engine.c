@@ -48,7 +48,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->rules = options->rules;
     engine->log = options->log;
     engine->driver = options->driver;
-    engine->ns_per_tick = options->ns_per_tick;
+    engine->anchor = options->anchor;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
     engine->timeout_ms = options->timeout_ms;

@@ -12,6 +12,7 @@
 
 #include <stdatomic.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "collective/rounds.h"
 #include "collective/select.h"
@@ -112,9 +113,9 @@ struct shoal_engine_options {
     const struct shoal_settings *settings;
     const struct shoal_rules *rules; /* of the user, for choosing algorithms; NULL: none */
     struct shoal_log *log;
-    struct shoal_driver *driver;       /* for requests; may be NULL in tests */
-    double ns_per_tick;                /* of the processor's clock */
-    uint64_t (*now_ns)(void *now_arg); /* the clock that deadlines count by; NULL: the processor's */
+    struct shoal_driver *driver;             /* for requests; may be NULL in tests */
+    const struct shoal_clock_anchor *anchor; /* of ticks; may be NULL where now_ns is not */
+    uint64_t (*now_ns)(void *now_arg);       /* the clock that deadlines count by; NULL: CLOCK_MONOTONIC */
     void *now_arg;
     uint32_t timeout_ms; /* default of operations */
 };
@@ -149,7 +150,7 @@ struct shoal_engine {
     int leader; /* the lowest rank of this host */
     unsigned depth;
     size_t part_bytes; /* of one part of a window slot */
-    double ns_per_tick;
+    const struct shoal_clock_anchor *anchor;
 
     uint64_t next_sequence;
     uint64_t done_sequence;                          /* all up to it are done */
@@ -263,6 +264,9 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
+/* This rank did not run for so long, or its clock jumped: what is under way has that much more time, as from now at most. */
+void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
+
 /* Any thread. */
 static inline enum shoal_status shoal_request_status(struct shoal_request *request)
 {
@@ -270,10 +274,16 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
 }
 
-/* The time that deadlines count by, when the processor's clock showed `ticks`. */
+/* The time that deadlines count by, when ticks stood so. */
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
-    return engine->now_ns ? engine->now_ns(engine->now_arg) : (uint64_t)((double)ticks * engine->ns_per_tick);
+    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
+}
+
+/* And now. */
+static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
+{
+    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_ns();
 }
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
@@ -360,6 +370,8 @@ SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine
 bool shoal_messages_progress(struct shoal_engine *engine);
 /* Takes what peers have sent, also while nothing is under way here; true when there was something. */
 bool shoal_messages_drain(struct shoal_engine *engine);
+/* All under way, in a list. */
+struct shoal_request *shoal_messages_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);

@@ -126,7 +126,7 @@ static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_
 {
     const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
     const uint64_t posted_ns = request->deadline_ns - timeout_ms * SHOAL_NS_PER_MS;
-    return (shoal_engine_time_ns(engine, shoal_clock_ticks()) - posted_ns) / SHOAL_NS_PER_MS;
+    return (shoal_engine_now_ns(engine) - posted_ns) / SHOAL_NS_PER_MS;
 }
 
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
@@ -163,7 +163,8 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
 static void write_recorder(struct shoal_engine *engine)
 {
     const struct shoal_recorder_file file = {engine->log, "SHOAL_RECORDER_FILE", engine->settings->recorder_file};
-    shoal_recorder_append(&engine->recorder, engine->name, engine->rank, engine->ns_per_tick, &file);
+    shoal_recorder_append(&engine->recorder, engine->name, engine->rank, engine->anchor ? engine->anchor->ns_per_tick : 1,
+                          &file);
 }
 
 static void complete_list(struct shoal_request *list, enum shoal_status status)
@@ -591,7 +592,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
 static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal_request *request, int rank)
 {
     const bool is_blocked = request != first_call(engine) || is_held_up_by(engine, request, rank);
-    const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
+    const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
     if (shoal_engine_is_here(engine, rank))
         return false;
     if (!engine->lost_ns || engine->lost_mark != mark)
@@ -620,6 +621,25 @@ static bool fail_lost(struct shoal_engine *engine)
     return true;
 }
 
+static uint64_t excused_ns(const struct shoal_engine *engine, const struct shoal_request *request, uint64_t away_ns)
+{
+    const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
+    const uint64_t most_ns = shoal_engine_now_ns(engine) + timeout_ms * SHOAL_NS_PER_MS;
+    return request->deadline_ns < most_ns && away_ns < most_ns - request->deadline_ns ? request->deadline_ns + away_ns
+                                                                                      : most_ns;
+}
+
+void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
+{
+    for (struct shoal_request *request = engine->active_head; request; request = request->next)
+        request->deadline_ns = excused_ns(engine, request, away_ns);
+    for (struct shoal_request *request = engine->queue_head; request; request = request->next)
+        request->deadline_ns = excused_ns(engine, request, away_ns);
+    for (struct shoal_request *request = shoal_messages_first(engine); request; request = request->next)
+        request->deadline_ns = excused_ns(engine, request, away_ns);
+    engine->progress_ns = 0; /* nobody is slow yet */
+}
+
 /* Between two looks at whom a slow operation waits for. */
 #define WARN_AGAIN_NS SHOAL_NS_PER_S
 
@@ -635,7 +655,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
     struct shoal_request *request = oldest(engine);
     if (!request)
         return every_ns;
-    const uint64_t now_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()), mark = progress_mark(engine);
+    const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
     struct shoal_request *urgent = most_urgent(engine);
     if (now_ns >= urgent->deadline_ns) {
         fail_late(engine, urgent);

@@ -434,10 +434,15 @@ enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_
     return SHOAL_OK;
 }
 
+struct shoal_request *shoal_messages_first(const struct shoal_engine *engine)
+{
+    return engine->messages ? engine->messages->head : NULL;
+}
+
 struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
 {
     struct shoal_request *oldest = NULL;
-    for (struct shoal_request *request = engine->messages ? engine->messages->head : NULL; request; request = request->next) {
+    for (struct shoal_request *request = shoal_messages_first(engine); request; request = request->next) {
         if (!oldest || request->deadline_ns < oldest->deadline_ns)
             oldest = request;
     }
@@ -446,7 +451,7 @@ struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
 
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)
 {
-    struct shoal_request *request = engine->messages ? engine->messages->head : NULL;
+    struct shoal_request *request = shoal_messages_first(engine);
     while (request && peer_of(request) != peer)
         request = request->next;
     return request;

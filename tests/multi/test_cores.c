@@ -101,7 +101,8 @@ static void one_of_two_leaves(struct world *world)
     do {
         look(world);
         board[APART] += world->rank == 0 && board[CORE_OF] != board[CORE_OF + 1];
-    } while (goes_on(world, seconds() - start < SECONDS_MAX && (!(board[MOVES_OF] + board[MOVES_OF + 1]) || board[APART] < 50)));
+    } while (
+        goes_on(world, seconds() - start < SECONDS_MAX && (!(board[MOVES_OF] + board[MOVES_OF + 1]) || board[APART] < 50)));
     CHECK(world, board[MOVES_OF] + board[MOVES_OF + 1] > 0, "nobody left in %.0f s", SECONDS_MAX);
     CHECK(world, board[APART] >= 50, "the ranks were seen on two cores %llu times", (unsigned long long)board[APART]);
     CHECK(world, board[MOVES_OF + world->rank] <= 2 + 20 * (seconds() - start), "%llu moves in %.3f s",

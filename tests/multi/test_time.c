@@ -1,0 +1,171 @@
+/* Deadlines where time is not what it seems: the processor's counter jumps, all ranks are stopped for a while, the machine's
+ * clock source is another than the processor's counter. */
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/context.h"
+#include "multi_world.h"
+
+#define SOURCE_FILE "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+#define HOUR_NS (3600 * SHOAL_NS_PER_S)
+
+static enum shoal_status sum(struct shoal_comm *comm, uint32_t timeout_ms)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    float x = 1;
+    options.timeout_ms = timeout_ms;
+    return shoal_allreduce(comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, &options);
+}
+
+static void await(struct world *world, int place)
+{
+    while (!((volatile uint64_t *)world->board)[place])
+        usleep(1000);
+}
+
+static void set(struct world *world, int place, uint64_t value)
+{
+    ((volatile uint64_t *)world->board)[place] = value;
+}
+
+/* Seen from the library: its anchor is where the counter was before. */
+static void jump(struct world *world, int64_t ns)
+{
+    struct shoal_driver *driver = &world->context->driver;
+    shoal_driver_lock(driver);
+    driver->anchor.ticks -= (uint64_t)(int64_t)((double)ns / driver->anchor.ns_per_tick);
+    shoal_driver_unlock(driver);
+}
+
+static void expect_timeout(struct world *world, struct shoal_comm *comm, uint32_t timeout_ms)
+{
+    const uint64_t start_ns = shoal_clock_ns();
+    const enum shoal_status status = sum(comm, timeout_ms);
+    const uint64_t took_ms = (shoal_clock_ns() - start_ns) / SHOAL_NS_PER_MS;
+    CHECK(world, status == SHOAL_ERR_TIMEOUT, "%s", shoal_status_name(status));
+    CHECK(world, took_ms + 50 >= timeout_ms && took_ms < timeout_ms + 5000, "it failed after %llu ms",
+          (unsigned long long)took_ms);
+}
+
+static void survive_a_jump(struct world *world)
+{
+    const int64_t ns = *(const int64_t *)world->arg;
+    struct shoal_comm *comm;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &comm));
+    jump(world, ns);
+    if (world->rank == 1)
+        usleep(300000);
+    OK(world, sum(comm, 5000)); /* a late rank is no lost one */
+    jump(world, ns);
+    if (world->rank == 0)
+        expect_timeout(world, comm, 500); /* and one that does not come is */
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_comm_free(comm);
+}
+
+enum { PROCESS_OF = 0, WAITS = 8, HAS_GONE_ON };
+
+#define PATIENCE_MS 3000
+#define STOP_MS 5000
+
+/* Stops both ranks for longer than their deadline, as a job control or the machine would. A process of its own, nobody's. */
+static void stop_all_for_a_while(struct world *world)
+{
+    const volatile uint64_t *board = world->board;
+    const pid_t child = fork();
+    if (child) {
+        CHECK(world, child > 0, "no process");
+        return;
+    }
+    await(world, WAITS);
+    usleep(300000);
+    for (int r = 0; r < world->size; r++)
+        kill((pid_t)board[PROCESS_OF + r], SIGSTOP);
+    usleep(STOP_MS * 1000);
+    for (int r = 0; r < world->size; r++)
+        kill((pid_t)board[PROCESS_OF + r], SIGCONT);
+    usleep(300000);
+    set(world, HAS_GONE_ON, 1);
+    _exit(0);
+}
+
+static void a_long_stop_of_all_ranks_is_excused(struct world *world)
+{
+    struct shoal_request *request;
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    float given = 1, got = 0;
+    options.timeout_ms = PATIENCE_MS;
+    set(world, PROCESS_OF + world->rank, (uint64_t)getpid());
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 0) {
+        OK(world, shoal_recv_post(world->comm, &got, 1, SHOAL_FLOAT32, 1, 7, &options, &request));
+        stop_all_for_a_while(world);
+        set(world, WAITS, 1);
+        OK(world, sum(world->comm, PATIENCE_MS));
+        OK(world, shoal_request_wait(request, SHOAL_FOREVER));
+        shoal_request_free(request);
+        CHECK(world, got == 1, "got %g", (double)got);
+        return;
+    }
+    await(world, HAS_GONE_ON);
+    OK(world, shoal_send(world->comm, &given, 1, SHOAL_FLOAT32, 0, 7, &options));
+    OK(world, sum(world->comm, PATIENCE_MS));
+}
+
+static void works_without_the_counter(struct world *world)
+{
+    struct shoal_comm *comm;
+    const uint64_t before_ns = shoal_clock_ns(), ticks = shoal_clock_ticks(), after_ns = shoal_clock_ns();
+    CHECK(world, before_ns <= ticks && ticks <= after_ns, "ticks are not the kernel's");
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &comm));
+    for (int i = 0; i < 1000; i++)
+        OK(world, sum(comm, 5000));
+    if (world->rank == 0)
+        expect_timeout(world, comm, 300);
+    OK(world, shoal_barrier(world->comm, NULL));
+    shoal_comm_free(comm);
+}
+
+/* From now on this process, and those that it starts, find another clock source named. */
+static bool name_source(const char *source)
+{
+    char name[] = "/tmp/shoal-test-XXXXXX";
+    const int fd = mkstemp(name);
+    if (fd < 0 || write(fd, source, strlen(source)) != (ssize_t)strlen(source) || close(fd) != 0)
+        return false;
+    const bool is_named = (unshare(CLONE_NEWNS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) &&
+                          mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+                          mount(name, SOURCE_FILE, NULL, MS_BIND, NULL) == 0;
+    unlink(name);
+    return is_named;
+}
+
+static void play(const char *name, world_body_fn body, const void *arg)
+{
+    static const char *const settings[] = {"SHOAL_LOG=warn", NULL};
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){name, 2, settings, body, arg});
+}
+
+int main(void)
+{
+    const int64_t on = HOUR_NS, back = -on;
+    play("deadlines_survive_a_jump_of_the_counter_back", survive_a_jump, &back);
+    play("deadlines_survive_a_jump_of_the_counter_forward", survive_a_jump, &on);
+    play("a_long_stop_of_all_ranks_is_excused", a_long_stop_of_all_ranks_is_excused, NULL);
+#if defined(__x86_64__)
+    if (name_source("hpet\n"))
+        play("works_without_the_counter", works_without_the_counter, NULL);
+    else
+        world_report(true, "works_without_the_counter # SKIP files cannot be mounted here");
+#endif
+    return world_finish();
+}
