@@ -33,7 +33,7 @@ struct worker {
     pid_t pid;
     bool is_alive; /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
     bool is_later; /* it ended after the first failure, or is that */
-    bool is_ours;  /* it was killed from here */
+    bool is_ours;  /* it was told to end, or killed, from here */
     int how;       /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
     int code;      /* the exit code or the signal */
 };
@@ -54,7 +54,7 @@ struct run {
     int started, alive;
     uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
     enum cause cause;
-    int first;       /* the rank that failed first */
+    int first;       /* the rank that was the first to end badly */
     int signal;      /* the one that asked for the end */
     int stops;       /* how often the end was asked for */
     bool must_leave; /* asked for the end while only output was left */
@@ -91,7 +91,7 @@ static struct words ending_text(const struct worker *worker)
     return words;
 }
 
-/* Workers that outlived a failure are killed by this command itself, so only one that ended alone is looked at. */
+/* Workers that outlived a failure are killed by this command itself, so only those that ended alone are looked at. */
 static const char *memory_text(const struct run *run, const struct worker *worker)
 {
     const bool is_killed = worker->how != CLD_EXITED && worker->code == SIGKILL && !worker->is_ours;
@@ -131,17 +131,23 @@ static void workers_signal(const struct run *run, int signal)
             kill(run->workers[rank].pid, signal);
 }
 
-/* A stopped worker cannot act on SIGTERM before it is continued. */
-static void workers_end(const struct run *run, int signal)
+static void workers_note_ours(struct run *run)
 {
+    for (int rank = 0; rank < run->started; rank++)
+        run->workers[rank].is_ours |= run->workers[rank].is_alive;
+}
+
+/* A stopped worker cannot act on SIGTERM before it is continued. */
+static void workers_end(struct run *run, int signal)
+{
+    workers_note_ours(run);
     workers_signal(run, signal);
     workers_signal(run, SIGCONT);
 }
 
 static void workers_kill(struct run *run)
 {
-    for (int rank = 0; rank < run->started; rank++)
-        run->workers[rank].is_ours |= run->workers[rank].is_alive;
+    workers_note_ours(run);
     workers_signal(run, SIGKILL);
     run->term_at = NEVER;
     run->kill_at = NEVER;
@@ -380,24 +386,56 @@ static bool is_finished(const struct run *run)
 
 /* ---- the report ---- */
 
-static int failure_report(struct run *run)
+/* The rank to blame. Workers that end because of one failure exit in any order, so what they say of it counts; -1: none. */
+static int cause_find(const struct run *run)
 {
-    const struct worker *first = &run->workers[run->first];
-    run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s", run->first, (int)first->pid, ending_text(first).text,
-                   memory_text(run, first));
-    if (run->output.tails[run->first].count)
-        run_output_say(&run->output, "the last lines of rank %d:", run->first);
+    pid_t pids[RUN_WORKERS_MAX];
+    for (int rank = 0; rank < run->started; rank++)
+        pids[rank] = run->workers[rank].pid;
+    return run_blame_find(run->output.blames, pids, run->started, run->first);
+}
+
+static void tail_report(struct run *run, int rank)
+{
+    if (run->output.tails[rank].count)
+        run_output_say(&run->output, "the last lines of rank %d:", rank);
     else
-        run_output_say(&run->output, "rank %d had printed nothing", run->first);
-    run_output_tail_print(&run->output, run->first);
+        run_output_say(&run->output, "rank %d had printed nothing", rank);
+    run_output_tail_print(&run->output, rank);
+}
+
+static void others_report(struct run *run, int cause)
+{
     for (int rank = 0; rank < run->started; rank++) {
         const struct worker *worker = &run->workers[rank];
-        if (rank != run->first && !worker->is_alive)
-            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank, (int)worker->pid,
-                           worker->is_later ? "ended after it" : "had ended by then", ending_text(worker).text,
+        const char *when = cause != run->first ? "ended" : worker->is_later ? "ended after it" : "had ended by then";
+        if (rank != cause && !worker->is_alive)
+            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank, (int)worker->pid, when, ending_text(worker).text,
                            memory_text(run, worker));
     }
-    return exit_code(first);
+}
+
+static int failure_report(struct run *run)
+{
+    const int cause = cause_find(run);
+    const struct run_blame *said = &run->output.blames[run->first];
+    if (said->has_failed)
+        run_output_say(&run->output, "the ranks say: %s", said->text);
+    if (cause >= 0) {
+        const struct worker *worker = &run->workers[cause];
+        run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s%s%s", cause, (int)worker->pid,
+                       worker->is_ours ? "it had to be ended from here, " : "", ending_text(worker).text,
+                       has_failed(worker) || worker->is_ours ? "" : " while others still needed it", memory_text(run, worker));
+        tail_report(run, cause);
+    } else {
+        run_output_say(&run->output, "the ranks failed together, none of them first");
+    }
+    others_report(run, cause);
+    if (said->has_failed)
+        run_output_say(&run->output,
+                       "`shoal trace` says from the ranks' flight recorders who was late (SHOAL_RECORDER_FILE says where "
+                       "they are); docs/errors.md explains each error");
+    return exit_code(&run->workers[cause >= 0 && has_failed(&run->workers[cause]) ? cause : run->first]);
 }
 
 static int signal_report(struct run *run)

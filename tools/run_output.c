@@ -154,6 +154,7 @@ static void line_finish(const struct run_output *output, struct run_stream *stre
     const struct piece shown = line_shown(&stream->line);
     const struct piece printed = sink->is_terminal ? shown : text_piece(&stream->line);
     tail_push(stream->tail, shown);
+    run_blame_hear(stream->blame, shown.bytes, shown.length);
     live_erase(sink);
     if (sink->live == stream)
         sink->live = NULL;
@@ -352,13 +353,18 @@ int run_output_open(struct run_output *output, const struct run_options *options
     output->route[1] = &output->sinks[is_same_file(1, 2) ? 0 : 1];
     output->streams = calloc(streams_count(output), sizeof *output->streams);
     output->tails = calloc((size_t)output->workers, sizeof *output->tails);
-    if (!output->streams || !output->tails) {
+    output->blames = calloc((size_t)output->workers, sizeof *output->blames);
+    if (!output->streams || !output->tails || !output->blames) {
         fputs("shoal run: no memory\n", stderr);
         return RUN_EXIT_LAUNCHER;
     }
     for (size_t i = 0; i < streams_count(output); i++)
-        output->streams[i] = (struct run_stream){
-            .fd = -1, .file = -1, .rank = (int)(i / 2), .sink = output->route[i % 2], .tail = &output->tails[i / 2]};
+        output->streams[i] = (struct run_stream){.fd = -1,
+                                                 .file = -1,
+                                                 .rank = (int)(i / 2),
+                                                 .sink = output->route[i % 2],
+                                                 .tail = &output->tails[i / 2],
+                                                 .blame = &output->blames[i / 2]};
     return files_open(output, options->directory);
 }
 
@@ -376,6 +382,7 @@ void run_output_close(struct run_output *output)
         free(output->sinks[i].queue.bytes);
     free(output->streams);
     free(output->tails);
+    free(output->blames);
     *output = (struct run_output){0};
 }
 

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "run.h"
+#include "run_blame.h"
 
 enum { RUN_TAIL_LINES = 20, RUN_TAIL_BYTES = 512 };
 
@@ -41,6 +42,7 @@ struct run_stream {
     int rank;
     struct run_sink *sink;
     struct run_tail *tail;
+    struct run_blame *blame;
     struct run_text line; /* unfinished */
 };
 
@@ -51,6 +53,7 @@ struct run_output {
     struct run_sink *route[2];
     struct run_stream *streams; /* two per worker */
     struct run_tail *tails;
+    struct run_blame *blames; /* one per worker, as tails */
 };
 
 /* Opens the files of --output. Prints one line and returns an exit code when it cannot; 0 otherwise. */

@@ -189,14 +189,18 @@ static void note_exposed(struct shoal_engine *engine)
     }
 }
 
-/* The rank that others have waited for reads so, not that they wait for rank N. */
+/* The rank that others have waited for reads so, not that they wait for rank N. `shoal run` reads who is to blame from this
+ * line: the text begins with that rank, or " by" names it. */
 static void log_broken(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
-    char before[96] = "";
+    char before[96] = "", blamed[64] = "", by[80] = "";
+    snprintf(blamed, sizeof blamed, "rank %d (process %d", failure->rank, failure->pid);
+    if (failure->rank >= 0 && failure->pid && strncmp(failure->text, blamed, strlen(blamed)) != 0)
+        snprintf(by, sizeof by, " by %s)", blamed);
     if (failure->status == SHOAL_ERR_TIMEOUT && failure->rank == engine->rank && failure->reporter != engine->rank)
         snprintf(before, sizeof before, "rank %d waited %llu ms for this rank: ", failure->reporter,
                  (unsigned long long)failure->waited_ms);
-    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken: %s%s", engine->name, before,
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "communicator %s is broken%s: %s%s", engine->name, by, before,
                    failure->text);
 }
 

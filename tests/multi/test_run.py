@@ -372,6 +372,33 @@ def lack_of_memory_is_told():
         equal("for lack of memory" in err, told)
 
 
+def cause_that_ranks_share_is_named():
+    """They exit at once, in any order; what is named is what they say, not who was quicker."""
+    probe = os.path.join(os.environ["SHOAL_TESTS"], "blame_probe")
+    for how, end in (("leave", "exited with code 0 while others still needed it"), ("abort", "exited with code 1"),
+                     ("mismatch", "exited with code 1")):
+        for odd in (0, 1, 2, 1):
+            done = run("-n", "4", probe, how, str(odd))
+            equal(done.code, 1)
+            report = done.err[done.err.index("shoal run: the ranks say: communicator world is broken"):]
+            blamed = {int(rank) for rank in re.findall(r" is broken(?: by|:) rank (\d+) \(process", done.err)}
+            equal(len(blamed), 1)
+            if how != "mismatch":
+                equal(blamed, {odd})
+            assert re.search(r"^shoal run: rank %d \(pid \d+\) failed first: %s$" % (*blamed, end), report, re.M), report
+            equal(len(re.findall(r"^shoal run: rank \d \(pid \d+\) ended", report, re.M)), 3)
+            for where in ("shoal trace", "SHOAL_RECORDER_FILE", "docs/errors.md"):
+                within(report.splitlines()[-1], where)
+
+
+def absent_rank_is_named():
+    """The others give up and exit; it comes too late, and is the last to end."""
+    probe = os.path.join(os.environ["SHOAL_TESTS"], "blame_probe")
+    done = run("-n", "3", probe, "absent", "1", env=environment(SHOAL_TIMEOUT_MS="500"))
+    equal(done.code, 1)
+    assert re.search(r"^shoal run: rank 1 \(pid \d+\) failed first: exited with code 1$", done.err, re.M), done.err
+
+
 def first_death_wins_at_once():
     """Two deaths within one wake-up of the launcher, which is stopped meanwhile: the earlier is the first."""
     process = start("-n", "3", "sh", "-c", "echo $$; exec sleep 1.5")
@@ -765,7 +792,8 @@ TESTS = [
     workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
     more_workers_than_cores_are_not_bound, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
-    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, first_death_wins_at_once, success_beside_others_is_fine,
+    first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, cause_that_ranks_share_is_named,
+    absent_rank_is_named, first_death_wins_at_once, success_beside_others_is_fine,
     early_leavers_are_in_the_report, survivors_are_ended, stubborn_survivors_are_killed, stopped_survivors_are_ended,
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,

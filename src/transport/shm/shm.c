@@ -390,6 +390,7 @@ static void abort_all(struct shoal_transport *transport)
         first->failure.status = SHOAL_ERR_ABORTED;
         first->failure.rank = first->failure.reporter = shm->numbers[transport->rank];
         first->failure.step = -1;
+        first->failure.pid = getpid();
         print_abort(shm->numbers[transport->rank], first->failure.text);
         memcpy(first->failure.host, shm->node->log->host, sizeof first->failure.host);
         atomic_store_explicit(&first->ready, 1, memory_order_release);

@@ -1,0 +1,32 @@
+/* Who is to blame for a failure that all workers share. When a communicator breaks, each rank logs one line, and the cause that
+ * it names is the same on all of them; which worker exits first after that is chance. The lines are read as they pass by:
+ *
+ *     shoal: rank 0 (host:71) [engine] communicator world is broken: rank 2 (process 73 on host) exited with code 3, before ...
+ *     shoal: rank 0 (host:71) [engine] communicator world is broken by rank 2 (process 73): ranks called different operations ...
+ *
+ * Workers are told apart by process: ranks of a group count from 0 in each group. It needs libc only. One thread. */
+#ifndef SHOAL_TOOLS_RUN_BLAME_H
+#define SHOAL_TOOLS_RUN_BLAME_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+enum { RUN_BLAME_TEXT_MAX = 640 };
+
+/* What one worker has said. Begins as zeros. */
+struct run_blame {
+    int own_pid;                   /* of the process that speaks; 0: it has logged nothing */
+    bool has_failed;               /* it has logged that a communicator broke; the rest is of the last such line */
+    int pid;                       /* whom it blames; 0: nobody */
+    char text[RUN_BLAME_TEXT_MAX]; /* "communicator world is broken: ..." */
+};
+
+/* Takes a line of a worker's output, without its end. Any other line changes nothing. */
+void run_blame_hear(struct run_blame *blame, const char *line, size_t length);
+
+/* The worker to blame for the end of worker `from`: who is named by it, or by the one that it names, and so on. That is `from`
+ * itself where it has logged no failure, or names a process that is no worker. -1: nobody is to blame. */
+int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int from);
+
+#endif
