@@ -576,6 +576,15 @@ def workers_get_default_signals():
     equal((blocked, ignored & ~own_of_libc), (0, 0))
 
 
+def tests_hold_under_nohup():
+    """What this program was started with must not decide: nohup ignores SIGHUP, a shell's background SIGINT and SIGQUIT."""
+    ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
+    done = subprocess.run([sys.executable, __file__, "signals_are_forwarded", "workers_get_default_signals"],
+                          capture_output=True, text=True, timeout=DEADLINE_S,
+                          preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in ignored])
+    assert done.returncode == 0 and done.stdout.count("\nok ") == 2, done.stdout + done.stderr
+
+
 def stop_and_continue():
     process = start("-n", "2", "--timeout", "2", "sh", "-c", "echo $$; sleep 1; echo end",
                     preexec_fn=lambda: os.setpgid(0, 0))
@@ -799,6 +808,7 @@ TESTS = [
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
     second_interrupt_kills, grace_passes_once, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
+    tests_hold_under_nohup,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,
     wrong_arguments_get_one_line, mistyped_words_get_a_suggestion, other_words_get_none, help_teaches, info_prints_the_tables,
     explain_answers_and_refuses, full_disk_is_reported, idle_launcher_uses_no_time,
@@ -821,8 +831,17 @@ def verdict(number, test):
     return True
 
 
+def signals_default():
+    """What a launcher of this program has ignored or blocked, `shoal run` would rightly leave so."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):  # those are Python's own
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
 def main():
     global SHOAL
+    signals_default()
     if not shutil.which(SHOAL):
         print("1..0 # SKIP SHOAL_COMMAND does not name the command shoal")
         return 0
