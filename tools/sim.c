@@ -1,5 +1,6 @@
 /* `shoal sim`: how long a collective would take on hosts that are not here. */
 #include "sim.h"
+#include "sim_progress.h"
 
 #include "tool.h"
 
@@ -24,7 +25,9 @@ static const char help_text[] =
     "    --factor N               from one number of a range to the next (2)\n"
     "    --type TYPE              the element, such as float32, bfloat16 or int8 (float32)\n"
     "    --operands plain|shared  ordinary memory, or from shoal_mem_alloc, which ranks of a host map (plain)\n"
-    "    --algorithm NAME         a row of `shoal info --algorithms` instead of the table's choice, where it can serve\n"
+    "    --algorithm NAME         a row of `shoal info --algorithms` (direct, rounds, owners, doubling, ring, mesh, ...) "
+    "instead\n"
+    "                             of the table's choice, where it can serve\n"
     "    --every-piece            simulate all pieces, also when the time from one to the next has settled\n"
     "    --rate RATE              payload that a host's adapter sends, and receives at the same time (25gbit)\n"
     "    --latency TIME           one way (30us)\n"
@@ -57,8 +60,10 @@ static const char help_text[] =
     "Exit codes: 0 success, 1 failure, 2 the arguments make no sense.\n";
 
 /* The library puts its reason into what it prints. */
-static int question_ask(const struct sim_options *options, size_t hosts, size_t bytes, struct sim_row *row_out)
+static int question_ask(const struct sim_options *options, size_t hosts, size_t bytes, struct sim_row *row_out, int number)
 {
+    struct sim_progress progress;
+    char text[96], size[24];
     struct shoal_simulation question = options->question;
     const char *const settings[] = {options->algorithm, NULL};
     char reason[1024] = "";
@@ -68,7 +73,11 @@ static int question_ask(const struct sim_options *options, size_t hosts, size_t 
     question.settings = *options->algorithm ? settings : NULL;
     row_out->hosts = hosts;
     row_out->answer = (struct shoal_simulated)SHOAL_SIMULATED_INIT;
+    snprintf(text, sizeof text, "%zu host%s, %s (row %d of %d)", hosts, hosts == 1 ? "" : "s",
+             sim_size_print((double)bytes, size), number, options->hosts.count * options->bytes.count);
+    sim_progress_start(&progress, text);
     const enum shoal_status status = shoal_simulate(&question, out, &row_out->answer);
+    sim_progress_stop(&progress);
     if (out)
         fclose(out);
     if (status == SHOAL_OK)
@@ -82,7 +91,7 @@ static int questions_ask(const struct sim_options *options, struct sim_row *rows
     int count = 0;
     for (int h = 0; h < options->hosts.count; h++) {
         for (int b = 0; b < options->bytes.count; b++) {
-            const int code = question_ask(options, options->hosts.at[h], options->bytes.at[b], &rows[count]);
+            const int code = question_ask(options, options->hosts.at[h], options->bytes.at[b], &rows[count], count + 1);
             if (code)
                 return code;
             if (count == 0)
@@ -105,6 +114,8 @@ int shoal_tool_sim(int argc, char **argv)
             sim_model_print(&options.question);
         return tool_output_finish("sim", 0);
     }
+    if (options.plot && !sim_plot_check(options.plot))
+        return 1;
     struct sim_row *rows = calloc((size_t)options.hosts.count * (size_t)options.bytes.count, sizeof *rows);
     if (!rows) {
         fputs("shoal sim: no memory\n", stderr);

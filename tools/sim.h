@@ -37,6 +37,12 @@ void sim_header_print(const struct sim_options *options);
 void sim_row_print(const struct sim_options *options, const struct sim_row *row);
 void sim_model_print(const struct shoal_simulation *model);
 
+/* "64 MiB" */
+const char *sim_size_print(double bytes, char text_out[24]);
+
+/* Whether the file can be written; changes none. False when one line has been printed. */
+bool sim_plot_check(const char *name);
+
 /* Times over hosts, or where there is one number of hosts, over sizes. False when the file could not be written; one line has
  * been printed. */
 bool sim_plot_write(const struct sim_options *options, const struct sim_row *rows, int count);

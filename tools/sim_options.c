@@ -334,6 +334,51 @@ static bool collective_read(const char *text, struct shoal_simulation *question)
                             text);
 }
 
+enum { ALGORITHMS_MAX = 32, ALGORITHM_BYTES = 32 };
+
+struct algorithms {
+    char names[ALGORITHMS_MAX][ALGORITHM_BYTES];
+    const char *list[ALGORITHMS_MAX + 1]; /* NULL ends it */
+    int count;
+};
+
+/* Those of a collective, from the table that `shoal info --algorithms` prints: its rows begin "all-reduce     ring". */
+static void algorithms_find(const char *collective, struct algorithms *found)
+{
+    char *text = NULL, row[ALGORITHM_BYTES];
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    const bool is_printed = out && shoal_print_algorithms(out) == SHOAL_OK;
+    *found = (struct algorithms){.count = 0};
+    if (out)
+        fclose(out);
+    for (char *line = text; is_printed && line && *line && found->count < ALGORITHMS_MAX; line += *line == '\n') {
+        char *name = found->names[found->count];
+        if (sscanf(line, "%31s %31s", row, name) == 2 && is_same_word(row, collective))
+            found->list[found->count++] = name;
+        line += strcspn(line, "\n");
+    }
+    free(text);
+}
+
+/* Here, as the library would speak of the setting that the option becomes. */
+static bool algorithm_check(const char *algorithm, const char *collective)
+{
+    struct algorithms known;
+    char names[256] = "";
+    algorithms_find(collective, &known);
+    for (int i = 0; i < known.count; i++) {
+        if (!strcmp(algorithm, known.list[i]))
+            return true;
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", known.list[i]);
+    }
+    const char *nearest = tool_word_nearest(algorithm, known.list);
+    if (!known.count)
+        return true; /* the table cannot be had; the library says why */
+    return !tool_usage_fail("sim", "--algorithm: %s has no '%s'%s%s%s %s", collective, algorithm,
+                            nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "? It has" : "; it has", names);
+}
+
 /* What depends on several options. A barrier has no size. */
 static bool options_finish(struct sim_options *options, const struct lists *lists)
 {
@@ -348,6 +393,8 @@ static bool options_finish(struct sim_options *options, const struct lists *list
         options->bytes = (struct sim_values){{0}, 1};
     if (!*options->algorithm || !options->question.collective)
         return true;
+    if (!algorithm_check(options->algorithm, options->question.collective))
+        return false;
     const int length =
         snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%.64s", options->question.collective, options->algorithm);
     memcpy(options->algorithm, rule, (size_t)length + 1);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { WIDTH = 760, HEIGHT = 440, LEFT = 80, RIGHT = 30, TOP = 70, BOTTOM = 60 };
 
@@ -172,6 +173,20 @@ static bool plot_finish(const struct plot *plot)
     fprintf(stderr, "shoal sim: cannot write %s: %s\n", plot->options->plot,
             errno ? strerror(errno) : "an earlier write failed");
     return false;
+}
+
+bool sim_plot_check(const char *name)
+{
+    const bool was_there = access(name, F_OK) == 0;
+    FILE *file = fopen(name, "ae");
+    if (!file) {
+        fprintf(stderr, "shoal sim: cannot write %s: %s\n", name, strerror(errno));
+        return false;
+    }
+    fclose(file);
+    if (!was_there)
+        unlink(name);
+    return true;
 }
 
 bool sim_plot_write(const struct sim_options *options, const struct sim_row *rows, int count)

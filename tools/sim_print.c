@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static const char *size_text(double bytes, char text_out[24])
+const char *sim_size_print(double bytes, char text_out[24])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
@@ -31,11 +31,12 @@ static void parameters_print(const struct shoal_simulation *model)
     printf("# model: network %g Gbit/s each way per host, latency %g us, %g us CPU per message and side, %s,\n"
            "#   %zu header bytes, frames of %s; memory %g GB/s read and written per rank, signal %g us, %s\n",
            model->rate_gbit_s, model->latency_us, model->message_us, stack, model->header_bytes,
-           size_text((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
+           sim_size_print((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
     if (model->burst_bytes && model->burst_gbit_s > 0)
-        printf("#   after a pause %s go at %g Gbit/s\n", size_text((double)model->burst_bytes, burst), model->burst_gbit_s);
+        printf("#   after a pause %s go at %g Gbit/s\n", sim_size_print((double)model->burst_bytes, burst),
+               model->burst_gbit_s);
     else if (model->burst_bytes)
-        printf("#   after a pause %s go in no time\n", size_text((double)model->burst_bytes, burst));
+        printf("#   after a pause %s go in no time\n", sim_size_print((double)model->burst_bytes, burst));
 }
 
 void sim_header_print(const struct sim_options *options)
@@ -68,8 +69,8 @@ static void table_print(const struct sim_options *options, const struct sim_row 
         snprintf(bound, sizeof bound, "%.1f%%", 100 * share_of_bound(answer));
     snprintf(pieces, sizeof pieces, "%zu/%zu", answer->pieces_simulated, answer->pieces);
     printf("%6zu %6zu %10s %14.2f %8.3f %8.3f %8s %10s %7.1f%% %7.1f%% %8.1f%% %7.1f%% %11s  %s\n", row->hosts,
-           row->hosts * options->question.ranks_per_host, size_text((double)answer->bytes, size), answer->time_us,
-           answer->algbw_gb_s, answer->busbw_gb_s, bound, size_text(answer->sent_bytes, sent), 100 * answer->sending,
+           row->hosts * options->question.ranks_per_host, sim_size_print((double)answer->bytes, size), answer->time_us,
+           answer->algbw_gb_s, answer->busbw_gb_s, bound, sim_size_print(answer->sent_bytes, sent), 100 * answer->sending,
            100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, pieces, answer->algorithm);
 }
 
@@ -189,7 +190,7 @@ static void network_print(const struct shoal_simulation *model)
     puts("What the model says of things that can be measured. Where a measurement differs, set the option named beside it.\n");
     puts("One message from a rank to a rank of another host, from the call to where it is heard (half a round trip):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        printf("    %8s %12.2f us\n", size_text(sizes[i], size), message_us(model, sizes[i]));
+        printf("    %8s %12.2f us\n", sim_size_print(sizes[i], size), message_us(model, sizes[i]));
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
     if (model->burst_bytes)
@@ -198,7 +199,7 @@ static void network_print(const struct shoal_simulation *model)
     puts("");
     puts("A stream of messages from one rank to one other, many under way (iperf3, or fi_bw of the provider):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        printf("    %8s %12.4f GB/s\n", size_text(sizes[i], size), stream_gb_s(model, sizes[i]));
+        printf("    %8s %12.4f GB/s\n", sim_size_print(sizes[i], size), stream_gb_s(model, sizes[i]));
     puts("  large ones: --rate, or --stack where the core is slower; small ones: --message-us\n");
 }
 

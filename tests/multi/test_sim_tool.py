@@ -5,8 +5,12 @@ import io
 import json
 import os
 import pathlib
+import pty
 import re
+import select
+import subprocess
 import tempfile
+import time
 import xml.etree.ElementTree
 
 from tap import call, expect, run_cases
@@ -99,6 +103,37 @@ def plots_are_drawings():
         expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
 
 
+LONG = ("sim", "allreduce", "--hosts", "256", "--ranks-per-host", "8", "--bytes", "1G", "--every-piece")
+
+
+def unwritable_plots_are_told_before_the_work():
+    with tempfile.TemporaryDirectory() as folder:
+        code, out, err = call(SHOAL, *LONG, "--plot", pathlib.Path(folder) / "none/plot.svg", timeout=20)
+        expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
+        plot = pathlib.Path(folder) / "plot.svg"
+        for before in (None, "an older plot"):  # the look at it makes no file, and empties none
+            if before:
+                plot.write_text(before)
+            code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "7", "--plot", plot)
+            expect(code == 2 and (plot.read_text() if plot.exists() else None) == before, code, out, err)
+
+
+def long_predictions_say_what_they_are_at():
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen([SHOAL, *LONG], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal)
+    text, end = "", time.monotonic() + 30
+    try:
+        while "2 s so far" not in text and time.monotonic() < end:
+            if select.select([screen], [], [], 0.2)[0]:
+                text += os.read(screen, 4096).decode()
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(screen)
+    expect("\r\x1b[Kshoal sim: 256 hosts, 1 GiB (row 1 of 1), 1 s so far" in text and "2 s so far" in text, repr(text))
+
+
 def model_explains_itself():
     out = sim("--explain-model", "--rate", "8gbit", "--latency", "50us", "--message-us", "3", "--memory", "4GB/s")
     expect(re.search(r"\b8 B +56\.07 us", out), out)  # 3 + 3 + 50, and 72 bytes
@@ -125,7 +160,10 @@ def what_makes_no_sense_is_refused():
     refused("allreduce", "--pause", "long", about="a time")
     refused("allreduce", "--memory", "5", about="bytes per second")
     refused("allreduce", "--operands", "soft", about="plain or shared")
-    refused("allreduce", "--algorithm", "rng", about='no algorithm "rng"')
+    for name, about in (("ringg", "--algorithm: allreduce has no 'ringg'; did you mean ring? It has direct, rounds"),
+                        ("sort", "--algorithm: allreduce has no 'sort'; it has direct, rounds")):
+        refused("allreduce", "--algorithm", name, about=about)
+    refused("reduce-scatter", "--algorithm", "halving", about="reducescatter has no 'halving'")
     refused("allreduce", "--format", "xml", about="table, json or csv")
     refused("allreduce", "--hosts", "512", "--ranks-per-host", "9", about="more than 4096 ranks")
     refused("allreduce", "--host", "2", about="did you mean --hosts?")
@@ -133,4 +171,4 @@ def what_makes_no_sense_is_refused():
 
 run_cases([lists_and_ranges_are_asked_in_turn, formats_agree, units_say_the_same_in_other_words,
            bursts_and_one_machine_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings,
-           model_explains_itself, what_makes_no_sense_is_refused])
+           unwritable_plots_are_told_before_the_work, long_predictions_say_what_they_are_at, model_explains_itself, what_makes_no_sense_is_refused])

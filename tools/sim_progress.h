@@ -1,0 +1,23 @@
+/* Says on stderr what `shoal sim` is at while a prediction takes long: on a terminal in one line that is written anew each second
+ * and erased in the end, elsewhere as a line after half a minute and then each minute. Its own thread does it, as the prediction is
+ * one call of the library; start and stop belong to the main thread. */
+#ifndef SHOAL_TOOLS_SIM_PROGRESS_H
+#define SHOAL_TOOLS_SIM_PROGRESS_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+struct sim_progress {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    bool is_started, must_stop, is_drawn;
+    char text[128]; /* "64 hosts, 1 GiB (row 3 of 8)" */
+};
+
+/* Without a thread, nothing is said: the prediction goes on all the same. */
+void sim_progress_start(struct sim_progress *progress, const char *text);
+void sim_progress_stop(struct sim_progress *progress);
+
+#endif
