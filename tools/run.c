@@ -25,6 +25,8 @@
 #define DRAIN_MS UINT64_C(500)
 /* After a signal or the timeout, what is still queued has so long to be read. */
 #define FLUSH_MS UINT64_C(1000)
+/* Workers that end within this time after the end was asked for need no word about it. */
+#define PATIENCE_MS UINT64_C(700)
 #define NEVER UINT64_MAX
 
 enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
@@ -55,10 +57,10 @@ struct run {
     uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
     enum cause cause;
     int first;       /* the rank that was the first to end badly */
-    int signal;      /* the one that asked for the end */
+    int signal;      /* the one that first asked for the end */
     int stops;       /* how often the end was asked for */
     bool must_leave; /* asked for the end while only output was left */
-    uint64_t timeout_at, term_at, kill_at, abandon_at, drain_at;
+    uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
 };
 
 /* ---- time and words ---- */
@@ -159,7 +161,8 @@ static void workers_kill(struct run *run)
 static void all_pause(struct run *run)
 {
     sigset_t stop;
-    uint64_t *const deadlines[] = {&run->timeout_at, &run->term_at, &run->kill_at, &run->abandon_at, &run->drain_at};
+    uint64_t *const deadlines[] = {&run->timeout_at, &run->word_at,    &run->term_at,
+                                   &run->kill_at,    &run->abandon_at, &run->drain_at};
     const uint64_t begin = now_ms();
     workers_signal(run, SIGTSTP);
     sigemptyset(&stop);
@@ -179,10 +182,10 @@ static void end_asked(struct run *run, int signal)
         run->must_leave = true;
         return;
     }
-    if (run->cause == CAUSE_NONE) {
+    if (run->cause == CAUSE_NONE)
         run->cause = CAUSE_SIGNAL;
+    if (!run->stops)
         run->signal = signal;
-    }
     if (++run->stops > 1 && signal == SIGINT) {
         run_output_say(&run->output, "asked again to end: killing %s", alive_text(run).text);
         workers_kill(run);
@@ -190,6 +193,8 @@ static void end_asked(struct run *run, int signal)
     }
     workers_end(run, signal);
     earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
+    if (run->stops == 1)
+        run->word_at = now_ms() + PATIENCE_MS;
 }
 
 /* Signals that an invoking shell has set to be ignored (nohup, background jobs of scripts) stay ignored. */
@@ -307,6 +312,18 @@ static void timeout_reached(struct run *run)
     earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
 }
 
+/* Whoever pressed Ctrl-C must not think that nothing has heard it. */
+static void word_reached(struct run *run)
+{
+    const uint64_t now = now_ms();
+    run->word_at = NEVER;
+    if (!run->alive || run->kill_at == NEVER || run->kill_at <= now)
+        return;
+    run_output_say(&run->output, "told to end (%s), and %s had not ended yet: killing in %llu s%s", strsignal(run->signal),
+                   alive_text(run).text, (unsigned long long)(run->kill_at - now + 999) / 1000,
+                   run->signal == SIGINT ? ", or at a second Ctrl-C" : "");
+}
+
 static void term_reached(struct run *run)
 {
     run->term_at = NEVER;
@@ -332,6 +349,8 @@ static void deadlines_check(struct run *run)
     const uint64_t now = now_ms();
     if (now >= run->timeout_at)
         timeout_reached(run);
+    if (now >= run->word_at)
+        word_reached(run);
     if (now >= run->term_at)
         term_reached(run);
     if (now >= run->kill_at)
@@ -345,6 +364,7 @@ static int wait_ms(const struct run *run)
     uint64_t at = NEVER;
     if (run->alive) {
         earlier_set(&at, run->timeout_at);
+        earlier_set(&at, run->word_at);
         earlier_set(&at, run->term_at);
         earlier_set(&at, run->kill_at);
         earlier_set(&at, run->abandon_at);
@@ -550,6 +570,7 @@ int shoal_tool_run(int argc, char **argv)
         .signal_fd = -1,
         .lock_fd = -1,
         .timeout_at = NEVER,
+        .word_at = NEVER,
         .term_at = NEVER,
         .kill_at = NEVER,
         .abandon_at = NEVER,

@@ -515,11 +515,14 @@ def second_interrupt_kills():
     process = start("-n", "2", "sh", "-c", STUBBORN)
     pids = lines_read(process, 2)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1.5)
     assert process.poll() is None and not any(is_gone(pid) for pid in pids)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     equal(done.code, 130)
+    assert re.search(r"told to end \(Interrupt\), and ranks 0, 1 had not ended yet: killing in \d+ s, or at a second Ctrl-C$",
+                     done.err, re.M), done.err
+    within(done.err, "asked again to end: killing ranks 0, 1")
     assert done.seconds < 2, done.seconds
     all_gone(pids)
 
