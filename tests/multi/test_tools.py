@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 
-from tap import Skip, call, expect, run_cases
+from tap import Skip, call, call_counted, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 FIELDS = ["collective", "ranks", "hosts", "bytes", "dtype", "memory", "in_place", "inputs", "algorithm", "iterations", "median_us",
@@ -106,6 +106,18 @@ def bench_binds_its_workers():
         expect(code == 0 and err.startswith(told) and err.count("\n") == bool(told), words, out, err)
     code, out, err = call("taskset", "-c", str(min(os.sched_getaffinity(0))), SHOAL, *small, "-n", "2")
     expect(code == 0 and err == "shoal bench: 2 workers share 1 core: they are not bound\n", out, err)
+
+
+def lack_of_shared_memory_is_told_in_the_callers_numbers():
+    limit = 64 << 20
+    limited = f'cd /sys/fs/cgroup && echo {limit} | tee memory.max memory/memory.limit_in_bytes > /dev/null; exec "$@"'
+    code, out, err = call_counted("sh", "-c", limited, "sh", SHOAL, "bench", "allreduce", "-n", "2", "--memory", "shared",
+                                  "--in-place", "--min", "256M", "--max", "256M", "--iterations", "1")
+    told = re.search(r"shoal_mem_alloc of (\d+) bytes needs (\d+) bytes of shared memory, but the container's limit leaves only "
+                     r"(\d+); use less, or give the container more", err)
+    expect(code == 1 and told, code, out, err)
+    asked, needed, left = map(int, told.groups())
+    expect(256 << 20 <= asked <= needed < asked + 4096 and left == limit, told.group())
 
 
 def bench_refuses_what_makes_no_sense():
@@ -440,6 +452,7 @@ def make_build_says_what_it_built():
 run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
+           lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
            explain_shows_zero_copy_for_shared_memory, explain_has_a_legend_for_its_steps, explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,

@@ -528,8 +528,10 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes
         return SHOAL_OK;
     }
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
+    char what[64];
+    snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
     SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
-    enum shoal_status status = shoal_shm_node_reserve(node, segment, pad, total - pad, "shoal_mem_alloc");
+    enum shoal_status status = shoal_shm_node_reserve(node, segment, pad, total - pad, what);
     if (status != SHOAL_OK) {
         shoal_segment_put(segment);
         return status;

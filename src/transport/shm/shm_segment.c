@@ -117,21 +117,24 @@ uint64_t shoal_segment_room(const struct shoal_segment_budget *budget)
     return left < allowed ? left : allowed;
 }
 
-static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, const struct shoal_segment_budget *budget,
-                                    const char *what)
+/* `done` of the bytes have been taken already. */
+static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, uint64_t done,
+                                    const struct shoal_segment_budget *budget, const char *what)
 {
-    const uint64_t left = shoal_topology_memory_left(), allowed = allowed_by(budget);
+    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    const bool is_container = limits.container < limits.machine;
+    const uint64_t left = is_container ? limits.container : limits.machine, allowed = allowed_by(budget);
     if (bytes > allowed)
         return shoal_log_fail(
             log, SHOAL_ERR_MEMORY, "shm",
             "%s needs %llu bytes of shared memory, but of the %llu of SHOAL_MEMORY_LIMIT only %llu are left; use less, "
             "or raise it",
             what, (unsigned long long)bytes, (unsigned long long)budget->limit, (unsigned long long)allowed);
-    if (bytes > left)
+    if (bytes - done > left)
         return shoal_log_fail(
-            log, SHOAL_ERR_MEMORY, "shm",
-            "%s needs %llu bytes of shared memory, but the machine leaves only %llu; use less, or give the container more",
-            what, (unsigned long long)bytes, (unsigned long long)left);
+            log, SHOAL_ERR_MEMORY, "shm", "%s needs %llu bytes of shared memory, but the %s leaves only %llu; use less, or %s",
+            what, (unsigned long long)bytes, is_container ? "container's limit" : "machine", (unsigned long long)(left + done),
+            is_container ? "give the container more" : "end what else runs here");
     return SHOAL_OK;
 }
 
@@ -158,7 +161,7 @@ enum shoal_status shoal_segment_reserve(struct shoal_segment *segment, struct sh
     enum shoal_status status = SHOAL_OK;
     while (done < bytes && status == SHOAL_OK) {
         const uint64_t chunk = bytes - done < RESERVE_CHUNK ? bytes - done : RESERVE_CHUNK;
-        status = check_room(log, bytes - done, budget, what);
+        status = check_room(log, bytes, done, budget, what);
         if (status == SHOAL_OK)
             status = get_pages(segment, log, begin + done, chunk, what);
         done += status == SHOAL_OK ? chunk : 0;
