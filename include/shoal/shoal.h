@@ -116,7 +116,7 @@ SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
 
-/* A group of ranks that make calls together, 1,024 at most. */
+/* A group of ranks that make calls together, 4,096 at most. */
 struct shoal_comm;
 
 struct shoal_comm_options {
@@ -141,7 +141,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status
 shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. size is
- * 1 to 1,024, rank 0 to size - 1; they are here and in shoal_comm_create_with. The address is this job's alone, unless
+ * 1 to 4,096, rank 0 to size - 1; they are here and in shoal_comm_create_with. The address is this job's alone, unless
  * SHOAL_JOB_ID or a secret tells it from others. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
                                                                 int size, const struct shoal_comm_options *options,

@@ -14,14 +14,9 @@ static void free_bytes(unsigned char **bytes)
     free(*bytes);
 }
 
-static enum shoal_status check_ranks(int rank, int size, struct shoal_log *log)
+static enum shoal_status check_ranks(const char *what, int rank, int size, struct shoal_log *log)
 {
-    if (size < 1 || size > SHOAL_BOOTSTRAP_SIZE_MAX)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "size is %d, but may be 1 to %d", size,
-                              SHOAL_BOOTSTRAP_SIZE_MAX);
-    if (rank < 0 || rank >= size)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "rank is %d, but with size %d may be 0 to %d", rank, size,
-                              size - 1);
+    SHOAL_TRY(shoal_ranks_check(log, "bootstrap", what, rank, size));
     if (log->rank < 0)
         log->rank = rank;
     return SHOAL_OK;
@@ -39,7 +34,7 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
                               address ? address : "(null)");
-    SHOAL_TRY(check_ranks(rank, size, log));
+    SHOAL_TRY(check_ranks("the address's caller", rank, size, log));
     place.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
     place.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address", .phase_begun_ns = shoal_clock_ns()};
@@ -56,7 +51,7 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
 {
     if (!store || !store->set || !store->get || !store->erase)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
-    SHOAL_TRY(check_ranks(rank, size, log));
+    SHOAL_TRY(check_ranks("the store's caller", rank, size, log));
     struct shoal_bootstrap bootstrap = {
         .rank = rank, .size = size, .launcher = "store", .store = *store, .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));

@@ -128,7 +128,7 @@ static enum shoal_status find_master(const struct shoal_settings *settings, int 
     if (settings->port == 0 && !is_set)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "RANK and WORLD_SIZE are set, but MASTER_PORT is not; set it to the same free port on all ranks");
-    SHOAL_TRY(shoal_environment_number("LOCAL_WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX, log, &is_set, &local_size));
+    SHOAL_TRY(shoal_environment_number("LOCAL_WORLD_SIZE", 1, SHOAL_NUMBER_MAX, log, &is_set, &local_size));
     place->is_one_host = local_size == size;
     return put_ports(settings, master_port, log, place);
 }
@@ -208,8 +208,9 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
 {
     long rank = 0, size = 1;
     bool is_set;
-    SHOAL_TRY(shoal_environment_number(recipe->size, 1, SHOAL_BOOTSTRAP_SIZE_MAX, log, &is_set, &size));
-    SHOAL_TRY(shoal_environment_number(recipe->rank, 0, SHOAL_BOOTSTRAP_SIZE_MAX - 1, log, &is_set, &rank));
+    SHOAL_TRY(shoal_environment_number(recipe->size, 1, SHOAL_NUMBER_MAX, log, &is_set, &size));
+    SHOAL_TRY(shoal_environment_number(recipe->rank, 0, SHOAL_NUMBER_MAX, log, &is_set, &rank));
+    SHOAL_TRY(shoal_ranks_check(log, "bootstrap", recipe->size, 0, size));
     if (rank >= size)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "%s is %ld, but with %s %ld may be 0 to %ld", recipe->rank,
                               rank, recipe->size, size, size - 1);

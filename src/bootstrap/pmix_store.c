@@ -330,17 +330,12 @@ enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_
     if (!pmix)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for PMIx");
     pmix->log = log;
-    const enum shoal_status status = open_parts(pmix);
+    enum shoal_status status = open_parts(pmix);
+    if (status == SHOAL_OK)
+        status = shoal_ranks_check(log, "bootstrap", "PMIx", pmix->me.rank, pmix->size);
     if (status != SHOAL_OK) {
         store_close(pmix);
         return status;
-    }
-    if (pmix->size > SHOAL_BOOTSTRAP_SIZE_MAX || pmix->me.rank >= pmix->size) {
-        const enum shoal_status refused =
-            shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "PMIx says rank %u of %u, but %d is the most", pmix->me.rank,
-                           pmix->size, SHOAL_BOOTSTRAP_SIZE_MAX);
-        store_close(pmix);
-        return refused;
     }
     bootstrap->rank = (int)pmix->me.rank;
     bootstrap->size = (int)pmix->size;

@@ -4,11 +4,9 @@
 #ifndef SHOAL_BOOTSTRAP_SOURCES_H
 #define SHOAL_BOOTSTRAP_SOURCES_H
 
+#include "base/ranks.h"
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
-
-/* More ranks than this are taken for a mistake. */
-#define SHOAL_BOOTSTRAP_SIZE_MAX 16384
 
 /* Where the own store is: rank 0 takes the first free port, the others try them in turn. */
 struct shoal_tcp_place {
@@ -56,6 +54,8 @@ SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_settings *
  * where none was set. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
                                                        struct shoal_log *log, uint32_t timeout_ms);
+
+#define SHOAL_NUMBER_MAX 999999999
 
 /* A whole number from the environment; empty counts as unset. Found or not, it is OK; text that is no number from least to most
  * is not. */

@@ -61,7 +61,7 @@ static int find_local_size(struct reading *reading, bool is_step)
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
         if (is_set(names[i]))
-            return number_of(reading, names[i], 1, SHOAL_BOOTSTRAP_SIZE_MAX);
+            return number_of(reading, names[i], 1, SHOAL_RANKS_MAX);
     return is_step ? count_step_tasks() : 0;
 }
 
@@ -79,7 +79,7 @@ static void find_ports(struct reading *reading, struct shoal_surroundings *aroun
 static void check_variables(struct reading *reading, const struct shoal_surroundings *around)
 {
     const bool has_rank = is_set("RANK"), has_size = is_set("WORLD_SIZE");
-    const int rank = number_of(reading, "RANK", 0, SHOAL_BOOTSTRAP_SIZE_MAX - 1);
+    const int rank = number_of(reading, "RANK", 0, SHOAL_RANKS_MAX - 1);
     if (!around->launcher && has_rank != has_size)
         reading->tell(reading->arg, has_rank ? "RANK is set, but WORLD_SIZE is not; set both, or start with `shoal run -n N`"
                                              : "WORLD_SIZE is set, but RANK is not; set both, or start with `shoal run -n N`");
@@ -110,7 +110,7 @@ void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)
     struct shoal_surroundings around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
     const bool is_step = around.launcher && strcmp(around.launcher, "srun") == 0;
     shoal_log_init_quiet(&reading.log);
-    around.size = number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_BOOTSTRAP_SIZE_MAX);
+    around.size = number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_RANKS_MAX);
     around.local_size = find_local_size(&reading, is_step);
     find_ports(&reading, &around);
     check_variables(&reading, &around);

@@ -13,6 +13,7 @@
 #include "plan/plan.h"
 
 #define SHOAL_ROUNDS_MAX 14 /* log2 of the ranks, and two where hosts are no power of two */
+_Static_assert(SHOAL_RANKS_MAX <= 1 << (SHOAL_ROUNDS_MAX - 2), "rounds for every communicator");
 
 struct shoal_ranks {
     const uint16_t *at;

@@ -296,10 +296,7 @@ static enum shoal_status check_create(struct shoal_context *context, const struc
 
 static enum shoal_status check_ranks(struct shoal_context *context, int rank, int size, const char *call)
 {
-    if (size < 1 || size > SHOAL_SHM_PEERS_MAX || rank < 0 || rank >= size)
-        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm",
-                              "%s: rank %d of %d: size is 1 to %d, rank 0 to size - 1", call, rank, size, SHOAL_SHM_PEERS_MAX);
-    return SHOAL_OK;
+    return shoal_ranks_check(&context->log, "comm", call, rank, size);
 }
 
 enum shoal_status shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,

@@ -496,9 +496,8 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
                 "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
                 "scatter, all-to-all, barrier\n",
                 question->collective ? question->collective : "");
-    else if (question->ranks < 1 || question->ranks > (inquiry->hosts > 1 ? SHOAL_PLAN_RANKS_MAX : SHOAL_SHM_PEERS_MAX))
-        fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks,
-                inquiry->hosts > 1 ? SHOAL_PLAN_RANKS_MAX : SHOAL_SHM_PEERS_MAX);
+    else if (question->ranks < 1 || question->ranks > SHOAL_RANKS_MAX)
+        fprintf(out, "ranks is %d, but may be 1 to %d\n", question->ranks, SHOAL_RANKS_MAX);
     else if (inquiry->hosts < 1 || inquiry->hosts > question->ranks)
         fprintf(out, "hosts is %zu, but may be 1 to the number of ranks, %d\n", question->hosts, question->ranks);
     else if (!inquiry->element || question->bytes % inquiry->element)

@@ -35,9 +35,9 @@
 #define SHOAL_PLAN_PLAN_H
 
 #include "base/compiler.h"
+#include "base/ranks.h"
 
-/* A collective has at most this many ranks on one host; a plan at most this many in all. */
-#define SHOAL_PLAN_RANKS_MAX 4096
+#define SHOAL_PLAN_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_PLAN_PARTS_MAX 64
 /* Of a window that is divided into places: so many in a part at least, and parts at most. */
 #define SHOAL_PLACES_IN_PART 4

@@ -345,6 +345,7 @@ static void bootstrap_rank_and_size_must_fit(void **state)
         run_given(&rank, 1);
         assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
     }
+    expect_line(rank.lines, "is 1048576, but may be 1 to 4096");
 }
 
 /* ---- secrets and settings ---- */
@@ -924,6 +925,22 @@ static void bootstrap_environment_with_all_ports_in_use_says_so(void **state)
         close(fds[i]);
 }
 
+static void bootstrap_environment_with_too_many_ranks_names_the_limit(void **state)
+{
+    (void)state;
+    static const char *const environments[][5] = {
+        {"RANK=0", "WORLD_SIZE=4097", "MASTER_ADDR=localhost", "MASTER_PORT=4000"},
+        {"RANK=16384", "WORLD_SIZE=16385", "MASTER_ADDR=localhost", "MASTER_PORT=4000"},
+        {"PMI_FD=999", "PMI_RANK=1", "PMI_SIZE=16385"},
+        {"SLURM_PROCID=4096", "SLURM_STEP_NUM_TASKS=4097", "SLURM_STEP_NODELIST=localhost"},
+    };
+    char lines[LINES_BYTES];
+    for (size_t i = 0; i < SHOAL_COUNT_OF(environments); i++) {
+        assert_int_equal(run_child(environments[i], lines), SHOAL_ERR_ARGUMENT);
+        expect_line(lines, "but may be 1 to 4096 (the limit of this build, SHOAL_RANKS_MAX)");
+    }
+}
+
 /* ---- two jobs at one port ---- */
 
 #define JOBS 2
@@ -1092,6 +1109,7 @@ int main(void)
         cmocka_unit_test(bootstrap_environment_joins_tasks_of_srun),
         cmocka_unit_test(bootstrap_environment_without_variables_is_a_job_of_one),
         cmocka_unit_test(bootstrap_environment_that_makes_no_sense_is_named),
+        cmocka_unit_test(bootstrap_environment_with_too_many_ranks_names_the_limit),
         cmocka_unit_test(bootstrap_environment_passes_other_servers_by),
         cmocka_unit_test(bootstrap_environment_with_all_ports_in_use_says_so),
         cmocka_unit_test(bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix),

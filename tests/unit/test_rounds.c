@@ -179,6 +179,46 @@ static void rounds_with_one_large_host(void **state)
     }
 }
 
+/* What a rank ends with, by its own lists: what its host has and what comes, each rank once; the result comes whole. */
+static void expect_whole(const struct shoal_rounds *rounds, int size)
+{
+    static int held[SHOAL_RANKS_MAX];
+    bool has_result = false;
+    memset(held, 0, sizeof held);
+    for (int i = 0; i < rounds->here.count; i++)
+        held[rounds->here.at[i]]++;
+    for (int i = 0; i < rounds->count; i++) {
+        const struct shoal_round *round = &rounds->rounds[i];
+        if (round->is_result)
+            memset(held, 0, sizeof held);
+        has_result |= round->is_result;
+        for (int j = 0; j < round->came.count; j++)
+            held[round->came.at[j]]++;
+    }
+    for (int r = 0; r < size; r++)
+        assert_int_equal(held[r], 1);
+}
+
+static void rounds_hold_for_as_many_ranks_as_may_be(void **state)
+{
+    (void)state;
+    static uint16_t host[SHOAL_RANKS_MAX];
+    static const int hosts[] = {2, 512, 1025, 2049, SHOAL_RANKS_MAX - 1, SHOAL_RANKS_MAX};
+    static const int ranks[] = {0, 1, 1023, 1024, 2047, 2048, SHOAL_RANKS_MAX - 1};
+    for (size_t h = 0; h < SHOAL_COUNT_OF(hosts); h++) {
+        for (int r = 0; r < SHOAL_RANKS_MAX; r++)
+            host[r] = (uint16_t)(r % hosts[h]);
+        for (size_t i = 0; i < SHOAL_COUNT_OF(ranks); i++) {
+            const struct shoal_view view = {.size = SHOAL_RANKS_MAX, .host = host};
+            struct shoal_rounds rounds;
+            assert_true(shoal_rounds_init(&rounds, &view, ranks[i]));
+            assert_in_range(rounds.count, 1, shoal_rounds_count(hosts[h]));
+            expect_whole(&rounds, SHOAL_RANKS_MAX);
+            shoal_rounds_fini(&rounds);
+        }
+    }
+}
+
 /* Two hosts that exchange sums agree on which one comes first, and the last sum is the last thing that is added. */
 static void rounds_add_in_one_order(void **state)
 {
@@ -217,6 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounds_bring_all_to_all),
         cmocka_unit_test(rounds_with_one_large_host),
+        cmocka_unit_test(rounds_hold_for_as_many_ranks_as_may_be),
         cmocka_unit_test(rounds_add_in_one_order),
         cmocka_unit_test(rounds_are_counted),
     };

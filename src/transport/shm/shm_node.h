@@ -14,12 +14,13 @@
 
 #include <sched.h>
 
+#include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/transport.h"
 
 #define SHOAL_SHM_ID_BYTES 16
-#define SHOAL_SHM_PEERS_MAX 1024
+#define SHOAL_SHM_PEERS_MAX SHOAL_RANKS_MAX
 
 /* One page of each node. asleep is set by the owner before it sleeps and cleared by who wakes it. */
 struct shoal_shm_bell {

@@ -17,9 +17,10 @@
 #ifndef SHOAL_TRANSPORT_SIM_H
 #define SHOAL_TRANSPORT_SIM_H
 
+#include "base/ranks.h"
 #include "transport/transport.h"
 
-#define SHOAL_SIM_RANKS_MAX 512
+#define SHOAL_SIM_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_SIM_SEGMENTS_MAX 4096                     /* shared by one rank over its life */
 #define SHOAL_SIM_SEGMENT_BYTES_MAX ((uint64_t)1 << 40) /* what the offset of a location holds */
 #define SHOAL_SIM_DELAY_NS_MAX UINT64_C(3600000000000)

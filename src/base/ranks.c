@@ -1,0 +1,13 @@
+#include "base/ranks.h"
+
+enum shoal_status shoal_ranks_check(struct shoal_log *log, const char *room, const char *what, long rank, long size)
+{
+    if (size < 1 || size > SHOAL_RANKS_MAX)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, room,
+                              "%s: the number of ranks is %ld, but may be 1 to %d (the limit of this build, SHOAL_RANKS_MAX)",
+                              what, size, SHOAL_RANKS_MAX);
+    if (rank < 0 || rank >= size)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, room, "%s: the rank is %ld, but with size %ld may be 0 to %ld", what,
+                              rank, size, size - 1);
+    return SHOAL_OK;
+}

@@ -1,0 +1,169 @@
+/* What many ranks cost each of them: engines over the simulated transport, hosts of 8 ranks, all in this process. Prints for some
+ * small operations what each takes of this processor's time per rank, and what an engine takes of memory. A measurement and a
+ * check of the sums, not a test: `build/tests/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16). The time holds
+ * what the simulation itself takes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "transport/sim/sim.h"
+
+#define RANKS_PER_HOST 8
+#define COUNT 512 /* float32 of an operand */
+
+struct worker {
+    struct shoal_engine *engine;
+    struct shoal_request request;
+    float *input, *output;
+};
+
+struct crowd {
+    int size;
+    struct shoal_sim *sim;
+    struct shoal_settings settings;
+    struct shoal_rules rules;
+    struct shoal_log log;
+    struct worker *workers;
+    size_t sim_bytes, engine_bytes; /* of the process, when made */
+};
+
+static uint64_t now_ns(void *arg)
+{
+    return shoal_sim_now_ns(arg);
+}
+
+static size_t resident_bytes(void)
+{
+    size_t whole = 0, pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file && fscanf(file, "%zu %zu", &whole, &pages) != 2)
+        pages = 0;
+    if (file)
+        fclose(file);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static bool open_worker(struct crowd *crowd, int rank)
+{
+    struct worker *worker = &crowd->workers[rank];
+    const struct shoal_engine_options options = {.name = "crowd",
+                                                 .transport = shoal_sim_transport(crowd->sim, rank),
+                                                 .kernels = shoal_kernels_find("auto"),
+                                                 .settings = &crowd->settings,
+                                                 .rules = &crowd->rules,
+                                                 .log = &crowd->log,
+                                                 .now_ns = now_ns,
+                                                 .now_arg = crowd->sim,
+                                                 .timeout_ms = 600000};
+    worker->input = calloc(COUNT, sizeof(float));
+    worker->output = calloc(COUNT, sizeof(float));
+    return worker->input && worker->output && shoal_engine_create(&options, &worker->engine) == SHOAL_OK;
+}
+
+static bool open_crowd(struct crowd *crowd)
+{
+    static const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=1", NULL};
+    static uint16_t host[SHOAL_RANKS_MAX];
+    char error[256];
+    for (int r = 0; r < crowd->size; r++)
+        host[r] = (uint16_t)(r / RANKS_PER_HOST);
+    const struct shoal_sim_options options = {.seed = 1, .size = crowd->size, .delay_ns_max = 10000, .host = host};
+    const size_t before = resident_bytes();
+    crowd->workers = calloc((size_t)crowd->size, sizeof *crowd->workers);
+    if (!crowd->workers || shoal_settings_load(&crowd->settings, overrides, error, sizeof error) != SHOAL_OK ||
+        shoal_rules_load(&crowd->rules, "", error, sizeof error) != SHOAL_OK ||
+        shoal_sim_create(&options, &crowd->sim) != SHOAL_OK)
+        return false;
+    shoal_log_init(&crowd->log, &crowd->settings, NULL, NULL);
+    crowd->sim_bytes = resident_bytes() - before;
+    bool is_open = true;
+    for (int r = 0; r < crowd->size && is_open; r++)
+        is_open = open_worker(crowd, r);
+    crowd->engine_bytes = resident_bytes() - before - crowd->sim_bytes;
+    return is_open;
+}
+
+static bool are_done(const struct crowd *crowd)
+{
+    for (int r = 0; r < crowd->size; r++) {
+        if (shoal_request_status(&crowd->workers[r].request) == SHOAL_PENDING)
+            return false;
+    }
+    return true;
+}
+
+/* Events are many: a round of all ranks comes after as many as there are ranks. */
+static void drive(struct crowd *crowd)
+{
+    while (!are_done(crowd)) {
+        for (int r = 0; r < crowd->size; r++) {
+            (void)shoal_engine_progress(crowd->workers[r].engine);
+            shoal_engine_flush(crowd->workers[r].engine);
+        }
+        for (int i = 0; i < crowd->size && shoal_sim_advance(crowd->sim); i++)
+            continue;
+    }
+}
+
+static bool is_right(const struct crowd *crowd, const struct shoal_call *call)
+{
+    const float sum = (float)crowd->size * (float)(crowd->size + 1) / 2;
+    for (int r = 0; r < crowd->size; r++) {
+        if (shoal_request_status(&crowd->workers[r].request) != SHOAL_OK)
+            return false;
+        for (size_t i = 0; call->kind == SHOAL_KIND_ALLREDUCE && i < call->count; i++) {
+            if (crowd->workers[r].output[i] != sum)
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
+{
+    uint64_t took_ns[2];
+    for (int round = 0; round < 2; round++) { /* the second has plans and partners */
+        const uint64_t begin_ns = shoal_clock_ns();
+        for (int r = 0; r < crowd->size; r++) {
+            struct worker *worker = &crowd->workers[r];
+            for (size_t i = 0; i < COUNT; i++)
+                worker->input[i] = (float)(r + 1);
+            call.input = call.kind == SHOAL_KIND_BARRIER ? NULL : worker->input;
+            call.output = call.kind == SHOAL_KIND_BARRIER ? NULL : worker->output;
+            memset(&worker->request, 0, sizeof worker->request);
+            shoal_engine_post(worker->engine, &call, &worker->request);
+        }
+        drive(crowd);
+        took_ns[round] = shoal_clock_ns() - begin_ns;
+        if (!is_right(crowd, &call)) {
+            fprintf(stderr, "%s of %d ranks: wrong\n", name, crowd->size);
+            return false;
+        }
+    }
+    printf("%5d ranks  %-20s %9.1f us per rank the first time, %9.1f then\n", crowd->size, name,
+           (double)took_ns[0] / 1e3 / crowd->size, (double)took_ns[1] / 1e3 / crowd->size);
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    struct crowd crowd = {.size = argc > 1 ? atoi(argv[1]) : 1024};
+    if (crowd.size < RANKS_PER_HOST || crowd.size > SHOAL_RANKS_MAX || !open_crowd(&crowd)) {
+        fprintf(stderr, "usage: bench_ranks [RANKS], %d to %d; or no memory\n", RANKS_PER_HOST, SHOAL_RANKS_MAX);
+        return 2;
+    }
+    const struct shoal_call sum = {
+        .kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .scale = 1, .count = 2};
+    struct shoal_call large = sum;
+    large.count = COUNT;
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .scale = 1};
+    printf("%5d ranks  %.0f KiB per rank for the simulation, %.0f KiB for the engine at first\n", crowd.size,
+           (double)crowd.sim_bytes / 1024 / crowd.size, (double)crowd.engine_bytes / 1024 / crowd.size);
+    const bool is_good =
+        run(&crowd, "all-reduce of 8 B", sum) && run(&crowd, "barrier", barrier) && run(&crowd, "all-reduce of 2 KiB", large);
+    printf("%5d ranks  %.0f KiB per rank in all at the end\n", crowd.size, (double)resident_bytes() / 1024 / crowd.size);
+    return is_good ? 0 : 1;
+}
