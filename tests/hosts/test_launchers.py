@@ -21,6 +21,24 @@ RANK = [PROGRAM, "exact", "rows"]
 RUN_S = 60
 HOSTS, RANKS_EACH = 2, 2
 VARIABLES = {"SHOAL_LOG": "info", "SHOAL_SECRET": "secret"}
+AS_ROOT = ["--allow-run-as-root"] if os.getuid() == 0 else []
+OPENMPI = ("mpirun.openmpi", ["--mca", "plm_rsh_agent"])
+MPICH = ("mpirun.mpich", ["-launcher", "rsh", "-iface", INTERFACE, "-launcher-exec"])
+
+# PyTorch from a launcher that sets none of its variables (bindings/python/shoal/torch/_rendezvous.py).
+TORCH = Path(COMMAND).parent / "torch/bin/python3"
+TORCH_RANK = [str(TORCH), "-c", """
+import torch, torch.distributed as dist
+import shoal.torch
+dist.init_process_group("shoal")
+tensor = torch.full((1000,), float(1 + dist.get_rank()))
+dist.all_reduce(tensor)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}, local rank {dist.get_node_local_rank()}: {tensor[999].item()}\\n", end="")
+dist.destroy_process_group()
+"""]
+OF_TORCH = {"SHOAL_SECRET": "secret", "SHOAL_LIBRARY": str(Path(COMMAND).parent / "libshoal.so"), "SHOAL_TORCH_SHIM": "python",
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "bindings/python")}
+TORCH_S = 120  # PyTorch is imported, by all ranks at once
 
 
 def expect_joined(code, told, launcher):
@@ -48,7 +66,37 @@ def srun_of_bench():
             expect(done.returncode == 0 and f"barrier, {ranks}\n" in done.stdout, ranks, done)
 
 
-def mpirun(command, words, launcher):
+def expect_torch(done):
+    """Ranks of each host have a number there, and the sum is that of all."""
+    ranks = HOSTS * RANKS_EACH
+    for rank in range(ranks):
+        line = f"rank {rank} of {ranks}, local rank {rank % RANKS_EACH}: {ranks * (ranks + 1) / 2}\n"
+        expect(done.returncode == 0 and line in done.stdout, line, done.stdout, done.stderr)
+
+
+def need_torch():
+    if not TORCH.exists():
+        raise Skip(f"{TORCH} is not here")
+
+
+def srun_of_torch():
+    need_torch()
+    with Cluster(HOSTS) as cluster, Slurm(cluster) as slurm:
+        expect_torch(slurm.srun("--mpi=none", f"-N{HOSTS}", f"-n{HOSTS * RANKS_EACH}", *TORCH_RANK, timeout=TORCH_S, **OF_TORCH))
+
+
+def openmpi_of_torch():
+    need_torch()
+    passed_on = [word for name in OF_TORCH for word in ("-x", name)]
+    expect_torch(mpirun(OPENMPI[0], [*AS_ROOT, *passed_on, *OPENMPI[1]], TORCH_RANK, OF_TORCH, TORCH_S))
+
+
+def mpich_of_torch():
+    need_torch()
+    expect_torch(mpirun(*MPICH, TORCH_RANK, OF_TORCH, TORCH_S))
+
+
+def mpirun(command, words, program, variables, timeout):
     """It reaches the hosts by a program in the place of ssh; words: those before the path of that."""
     if not shutil.which(command):
         raise Skip(f"{command} is not here")
@@ -57,20 +105,20 @@ def mpirun(command, words, launcher):
         agent.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve().with_name("cluster.py")} rsh "$@"\n')
         agent.chmod(0o755)
         hosts = ",".join(f"{cluster.address(number)}:{RANKS_EACH}" for number in range(HOSTS))
-        done = subprocess.run([*cluster.hosts[0].enter(), command, *words, agent, "--host", hosts, "-n",
-                               str(HOSTS * RANKS_EACH), *RANK], capture_output=True, text=True, timeout=RUN_S,
-                              stdin=subprocess.DEVNULL, env={**clean_environment(), **cluster.environment(), **VARIABLES})
-        expect_joined(done.returncode, done.stdout + done.stderr, launcher)
+        return subprocess.run([*cluster.hosts[0].enter(), command, *words, agent, "--host", hosts, "-n",
+                               str(HOSTS * RANKS_EACH), *program], capture_output=True, text=True, timeout=timeout,
+                              stdin=subprocess.DEVNULL, env={**clean_environment(), **cluster.environment(), **variables})
 
 
 def openmpi():
-    as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     passed_on = [word for name in VARIABLES for word in ("-x", name)]
-    mpirun("mpirun.openmpi", [*as_root, *passed_on, "--mca", "plm_rsh_agent"], "PMIx")
+    done = mpirun(OPENMPI[0], [*AS_ROOT, *passed_on, *OPENMPI[1]], RANK, VARIABLES, RUN_S)
+    expect_joined(done.returncode, done.stdout + done.stderr, "PMIx")
 
 
 def mpich():
-    mpirun("mpirun.mpich", ["-launcher", "rsh", "-iface", INTERFACE, "-launcher-exec"], "PMI-1")
+    done = mpirun(*MPICH, RANK, VARIABLES, RUN_S)
+    expect_joined(done.returncode, done.stdout + done.stderr, "PMI-1")
 
 
 def torchrun():
@@ -106,7 +154,7 @@ def main():
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
         return sys.exit(77)
-    cases = [case(function) for function in (srun, srun_of_bench, torchrun, openmpi, mpich)]
+    cases = [case(function) for function in (srun, srun_of_bench, torchrun, openmpi, mpich, srun_of_torch, openmpi_of_torch, mpich_of_torch)]
     return run_cases([one for one in cases if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
 
 

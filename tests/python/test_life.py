@@ -290,10 +290,10 @@ def registered(world):
 # ---- Launchers ----
 
 
-def launched(world, command):
+def launched(world, command, text=INIT):
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
-        program.write_text(BEGIN + INIT + 'print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")')
+        program.write_text(BEGIN + text + 'print(f"rank {dist.get_rank()} of {dist.get_world_size()}\\n", end="")')
         variables = environment(world.shim)
         code, out, err = tap.call(*command, sys.executable, program, timeout=STARTED_S, env=variables)
         expect(code == 0, code, out, err)
@@ -312,12 +312,69 @@ def shoal_run(world):
     launched(world, [COMMAND, "run", "-n", 2])
 
 
-def mpirun(world):
-    if not shutil.which("mpirun"):
+# The process knows its place although torch's variables are not set, and can begin again.
+FROM_MPI = """
+assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ), os.environ
+""" + INIT + """
+assert dist.get_rank() == dist.get_node_local_rank(), dist.get_node_local_rank()
+gloo = dist.new_group(backend="gloo")
+dist.all_reduce(tensor, group=gloo)
+dist.barrier()
+dist.destroy_process_group()
+dist.init_process_group(BACKEND, init_method="shoal://")
+""" + SUM
+
+
+def mpirun(*names):
+    """Needs no wrapper. names: those of its programs, of which the first that is here is taken."""
+    def body(world):
+        if ranks.BACKEND != "shoal":
+            raise Skip("Gloo needs RANK and its like")
+        command = next(filter(shutil.which, names), None)
+        if not command:
+            raise Skip(f"no {names[0]}")
+        as_root = ["--allow-run-as-root", "--oversubscribe"] if "openmpi" in names[0] else []
+        launched(world, [command, *as_root, "-n", 2], FROM_MPI)
+    return Case(f"{names[0]}", body, sizes=(1,), init=False, timeout_s=STARTED_S + 10)
+
+
+def from_no_launcher(world):
+    """One rank, with shoal:// alone; and where a launcher contradicts the call, it is refused."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("of shoal")
+    text = """
+dist.init_process_group(BACKEND, init_method="shoal://")
+assert dist.get_world_size() == 1
+dist.all_reduce(torch.ones(3))
+dist.destroy_process_group()
+try:
+    dist.init_process_group(BACKEND, init_method="shoal://", rank=1, world_size=2)
+except ValueError as error:
+    assert "rank 0 of 1" in str(error), error
+else:
+    raise AssertionError("rank 1 of 2 came to be")
+try:
+    dist.init_process_group(BACKEND)
+except ValueError as error:
+    assert "RANK" in str(error), error
+else:
+    raise AssertionError("env:// needs RANK where there is no launcher")
+"""
+    with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(BEGIN + text)
+        code, out, err = tap.call(sys.executable, program, timeout=STARTED_S, env=environment(world.shim))
+    expect((code, out, err) == (0, "", ""), code, out, err)
+
+
+def variables_win(world):
+    """Of torchrun's kind, also under mpirun: a wrapper script may have set them for reasons of its own."""
+    command = next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), None)
+    if not command:
         raise Skip("no mpirun")
     names = {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE", "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
     shell = " ".join(f"{ours}=${theirs}" for ours, theirs in names.items())
-    launched(world, ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 2, "env", "MASTER_ADDR=127.0.0.1",
+    launched(world, [command, "--allow-run-as-root", "--oversubscribe", "-n", 2, "env", "MASTER_ADDR=127.0.0.1",
                      f"MASTER_PORT={ranks.free_port()}", "sh", "-c", f'{shell} exec "$0" "$@"'])
 
 
@@ -491,7 +548,8 @@ def threads_that_end(world):
     dist.barrier()
 
 
-ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, mpirun)
+ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, variables_win,
+         from_no_launcher)
 IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back,
             threads_that_end)
 CASES = [beginning_case(*row) for row in BEGINNINGS]
@@ -503,6 +561,7 @@ CASES += [loader_case(method) for method in ("fork", "spawn")]
 # Those that start programs of their own.
 CASES += [end_case(*row) for row in ENDS]
 CASES += [Case(body.__name__, body, sizes=(1,), init=False, timeout_s=STARTED_S + 10) for body in ALONE]
+CASES += [mpirun("mpirun.openmpi", "mpirun"), mpirun("mpirun.mpich", "mpiexec.hydra")]
 CASES += [multiprocessing_case(method) for method in ("spawn", "fork")]
 
 if __name__ == "__main__":

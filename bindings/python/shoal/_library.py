@@ -49,6 +49,11 @@ class Failure(_Sized):
                 ("operation", c_char * 96), ("text", c_char * 512)]
 
 
+class Place(_Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("hosts", c_int), ("host", c_int), ("local_rank", c_int), ("local_size", c_int),
+                ("pid", c_int), ("host_name", c_char * 64)]
+
+
 class Tensor(ctypes.Structure):
     _fields_ = [("input", c_void_p), ("output", c_void_p), ("count", c_size_t)]
 
@@ -92,6 +97,13 @@ _CALLS = {
     "status_text": (c_char_p, [c_int]),
     "context_create": (c_int, [POINTER(ContextOptions), POINTER(c_void_p)]),
     "comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "context_destroy": (None, [c_void_p]),
+    "comm_create": (c_int, [c_void_p, POINTER(CommOptions), POINTER(c_void_p)]),
+    "comm_rank": (c_int, [c_void_p]),
+    "comm_size": (c_int, [c_void_p]),
+    "comm_place": (c_int, [c_void_p, c_int, POINTER(Place)]),
+    "comm_finalize": (c_int, [c_void_p]),
+    "broadcast": (c_int, [c_void_p, *_vector, c_int, POINTER(Options)]),
     "comm_free": (None, [c_void_p]),
     "comm_abort": (None, [c_void_p]),
     "request_wait": (c_int, [c_void_p, c_uint32]),

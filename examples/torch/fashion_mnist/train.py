@@ -125,10 +125,7 @@ def main():
     images, labels = read_images(options.data, "train")
     test_images, test_labels = read_images(options.data, "t10k")
 
-    if "RANK" in os.environ:
-        dist.init_process_group(options.backend)
-    else:  # started without a launcher: one worker
-        dist.init_process_group(options.backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(options.backend, init_method="shoal://")  # from any launcher; without one: one worker
     rank, workers = dist.get_rank(), dist.get_world_size()
 
     count = min(options.limit, len(images))

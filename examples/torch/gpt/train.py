@@ -7,7 +7,6 @@ interrupted and went on from its checkpoint, trains the same, up to rounding.
 """
 import argparse
 import math
-import os
 import pathlib
 import struct
 import subprocess
@@ -208,10 +207,7 @@ def tell(line):
 def main():
     options = parse_options()
     text = read_text(options.data)
-    if "RANK" in os.environ:
-        dist.init_process_group(options.backend)
-    else:  # started without a launcher: one worker
-        dist.init_process_group(options.backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(options.backend, init_method="shoal://")  # from any launcher; without one: one worker
     workers = dist.get_world_size()
     if options.batch % workers or options.batch < workers:
         sys.exit(f"train.py: {workers} workers cannot share batches of {options.batch} sequences; "

@@ -16,7 +16,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from . import _compile
+from . import _compile, _rendezvous
 
 _SHIMS = ("auto", "c++", "python")
 _chosen = None  # (name, module), once a group or a tensor was asked for
@@ -100,3 +100,4 @@ def _join(store, rank, size, timeout, name, ranks):
 
 
 register()
+_rendezvous.register()
