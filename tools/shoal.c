@@ -17,6 +17,7 @@ static const struct command commands[] = {
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
     {"sim", shoal_tool_sim, "predict how long a collective takes on many hosts"},
     {"trace", shoal_tool_trace, "put flight recorders together: a trace to look at, and who was late"},
+    {"top", shoal_tool_top, "show what a live job does, and who waits for whom"},
     {"doctor", shoal_tool_doctor, "say what would go wrong here, or on many hosts, and what to do"},
     {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
 };
@@ -36,6 +37,7 @@ static void help_print(FILE *out)
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
           "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
+          "    shoal top                                       what the live jobs of this host do, and who waits for whom\n"
           "    shoal doctor --ranks 8                          what would go wrong here, with so many workers\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"

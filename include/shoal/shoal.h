@@ -715,6 +715,59 @@ struct shoal_simulated {
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out,
                                                           struct shoal_simulated *simulated_out);
 
+/* ---- 11. A live job ------------------------------------------------------------------------------------------------------ */
+
+/* One communicator of a process on this host, as its flight recorder shows it at this moment. Times are microseconds before
+ * now. Of operations that several threads post at the same time, and of those that end within microseconds, some may be missed.
+ */
+struct shoal_watched {
+    size_t struct_bytes;
+    int pid;
+    uint64_t job;  /* the same for all communicators and all hosts of a job */
+    uint64_t comm; /* the same on all ranks of the communicator */
+    const char *name;
+    const char *host;    /* the name of the process's host */
+    const char *version; /* of Shoal, in that process */
+    int rank;
+    int size;
+    int world_rank;
+    enum shoal_status status; /* OK, or why the communicator is broken */
+    uint64_t operations;      /* that ended, since the communicator was made */
+    uint64_t bytes;           /* of their larger operands */
+    uint64_t came_last;       /* how many of them this rank came last to */
+    double late_us;           /* by how much after the first rank, over those operations */
+    uint64_t called;          /* number of the newest collective that the rank has called */
+    int under_way;            /* operations that have not ended */
+    double idle_us;           /* since the last operation ended; -1: none has */
+    /* The operation that has been under way longest; kind is "" when there is none. */
+    const char *kind; /* "all-reduce" */
+    const char *algorithm;
+    uint64_t sequence;
+    uint64_t count;
+    enum shoal_type type;
+    enum shoal_op op;
+    int root; /* or peer */
+    int is_message;
+    double posted_us;
+    double arrived_us; /* since all ranks that it needs have come; -1: not all have */
+    /* Told by the rank itself once nothing has moved for half a second. */
+    int waits_for; /* a rank of the communicator, here or on another host; -1: it has not said so */
+    double waits_us;
+};
+
+/* Receives each communicator of a process; texts hold during the call. */
+typedef void (*shoal_watch_fn)(void *arg, const struct shoal_watched *watched);
+
+/* Reads what process pid on this host does in Shoal now, out of the memory it records that in: the process is not stopped, does
+ * not help, costs nothing, and may itself hang or be stopped. The caller needs the right to look at the process: its own user's,
+ * or root's. PENDING: it has no communicator; ERR_ARGUMENT: there is no such process; ERR_SYSTEM: it may not be looked at;
+ * ERR_UNSUPPORTED: it runs a version of Shoal whose recorder this one does not read. In all these cases one line is in error,
+ * which may be NULL. Any thread. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
+
+/* Prints the flight recorders of process pid as shoal_flight_print does. Errors are those of shoal_watch. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_watch_print(int pid, FILE *out, char *error, size_t error_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -36,6 +36,7 @@ struct recipe {
     int rank;
     int size;
     uint64_t number;
+    uint64_t job;
     const struct shoal_member *members; /* copied */
     struct shoal_world *world;
     const struct shoal_comm_options *options;
@@ -114,6 +115,7 @@ static struct shoal_comm *allocate(const struct recipe *recipe)
     comm->rank = recipe->rank;
     comm->size = recipe->size;
     comm->number = recipe->number;
+    comm->job = recipe->job;
     comm->world = recipe->world;
     return comm;
 }
@@ -165,8 +167,9 @@ static enum shoal_status make(struct shoal_context *context, const struct recipe
         return status;
     }
     comm->context = context;
-    comm->engine->recorder.identity = (struct shoal_recorder_identity){comm->number, comm->size, context->log.rank};
     memcpy(comm->name, comm->engine->name, sizeof comm->name);
+    const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
+    shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank, context->driver.ns_per_tick);
     shoal_driver_lock(&context->driver);
     shoal_driver_add(&context->driver, comm->engine);
     comm->next = context->comms;
@@ -247,6 +250,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     note_rank(context, bootstrap->rank);
     SHOAL_TRY(agree(context, bootstrap, timeout_ms, &recipe.number));
+    recipe.job = recipe.number;
     struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
     if (!members)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
@@ -372,6 +376,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
                             .launcher = "shoal_comm_split",
                             .number =
                                 mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+                            .job = parent->job,
                             .members = members,
                             .world = parent->world,
                             .options = options};

@@ -32,6 +32,7 @@ struct shoal_comm {
     int rank;
     int size;
     uint64_t number;              /* the same on all its ranks, different from other communicators between them */
+    uint64_t job;                 /* the number of the world that it came from */
     struct shoal_member *members; /* [size] */
     struct shoal_world *world;    /* that they met in; NULL: on one host */
     unsigned splits;

@@ -137,7 +137,8 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     const struct shoal_engine *engine = comm->engine;
     shoal_driver_lock(&comm->context->driver);
     engine->ops->memory(engine->transport, &usage);
-    usage.local_bytes = sizeof *comm + sizeof *engine + SHOAL_RECORDS * sizeof(struct shoal_record);
+    usage.local_bytes =
+        sizeof *comm + sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record);
     for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++)
         usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) + 4 * (size_t)engine->size : 0;
     usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);

@@ -8,6 +8,25 @@
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
+const char shoal_engine_unknown[] = "", shoal_engine_alone[] = "alone", shoal_engine_direct[] = "direct",
+           shoal_engine_eager[] = "eager", shoal_engine_asked[] = "asked";
+
+/* All that `algorithm` and `kind` of a record may be. */
+static void name_texts(struct shoal_recorder *recorder)
+{
+    const char *const others[] = {shoal_engine_unknown, shoal_engine_alone, shoal_engine_direct, shoal_engine_eager,
+                                  shoal_engine_asked};
+    for (int kind = 0; kind < SHOAL_KIND_END; kind++)
+        shoal_recorder_name(recorder, shoal_kind_row((enum shoal_kind)kind)->name);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(others); i++)
+        shoal_recorder_name(recorder, others[i]);
+    for (int i = 0; shoal_select_row(i); i++) {
+        shoal_recorder_name(recorder, shoal_select_row(i)->name);
+        for (int reach = 0; reach < SHOAL_REACH_END; reach++)
+            shoal_recorder_name(recorder, shoal_select_row(i)->variants[reach]);
+    }
+}
+
 static enum shoal_status allocate(struct shoal_engine *engine)
 {
     const size_t size = (size_t)engine->size;
@@ -15,7 +34,10 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->sources = calloc(size, sizeof(const void *));
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
-    const enum shoal_status status = shoal_recorder_init(&engine->recorder);
+    const enum shoal_status status =
+        engine->driver ? shoal_recorder_open(&engine->recorder) : shoal_recorder_init(&engine->recorder);
+    if (status == SHOAL_OK)
+        name_texts(&engine->recorder);
     if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
@@ -141,6 +163,15 @@ void shoal_engine_destroy(struct shoal_engine *engine)
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
+static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_record *record = request->record;
+    engine->last = record;
+    shoal_recorder_count(&engine->recorder, request->bytes, record->last_rank == engine->rank, record->late);
+    if (SHOAL_UNLIKELY(engine->is_wait_said))
+        shoal_engine_go_on(engine);
+}
+
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status)
 {
     const bool is_detached = request->is_detached;
@@ -152,9 +183,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record->status = (uint8_t)status;
         request->record->step = -1;
         if (request->engine)
-            request->engine->last = request->record;
-        if (request->engine && SHOAL_UNLIKELY(request->engine->is_wait_said))
-            shoal_engine_go_on(request->engine);
+            note_end(request->engine, request);
         request->record->owner = NULL;
         request->record = NULL;
     }
@@ -186,7 +215,7 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
     record->posted = request->posted_ticks;
     record->arrived = record->done = 0;
     record->kind = shoal_kind_row(call->kind)->name;
-    record->algorithm = "";
+    record->algorithm = shoal_engine_unknown;
     record->root = call->root;
     record->last_rank = -1;
     record->late = 0;
@@ -224,7 +253,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
             memcpy(to, from, run * element);
     }
     request->record->arrived = request->posted_ticks;
-    request->record->algorithm = "alone";
+    request->record->algorithm = shoal_engine_alone;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = request->sequence;
     shoal_request_complete(request, SHOAL_OK);
 }

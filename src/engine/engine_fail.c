@@ -219,6 +219,7 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     complete_list(active, failure->status);
     complete_list(queued, failure->status);
     shoal_messages_fail(engine, failure->status);
+    atomic_store_explicit(&engine->recorder.flight->status, (int32_t)failure->status, memory_order_relaxed);
     write_recorder(engine);
 }
 
@@ -476,7 +477,10 @@ static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
     struct shoal_request *request = first_call(engine);
     if (!request || now_ns - engine->progress_ns < SAY_AGAIN_NS || now_ns - engine->said_ns < SAY_AGAIN_NS)
         return;
-    engine->ops->say_waits_for(engine->transport, request->sequence, find_missing(engine, request, nearest));
+    const int rank = find_missing(engine, request, nearest);
+    engine->ops->say_waits_for(engine->transport, request->sequence, rank);
+    shoal_recorder_note_wait(&engine->recorder, rank,
+                             shoal_clock_ticks() - (uint64_t)((double)(now_ns - engine->progress_ns) / engine->ns_per_tick));
     engine->said_ns = now_ns;
     engine->is_wait_said = true;
 }
@@ -486,6 +490,7 @@ void shoal_engine_go_on(struct shoal_engine *engine)
     if (!engine->is_wait_said || engine->is_broken)
         return;
     engine->ops->say_waits_for(engine->transport, engine->done_sequence + 1, -1);
+    shoal_recorder_note_wait(&engine->recorder, -1, 0);
     engine->is_wait_said = false;
 }
 

@@ -74,7 +74,7 @@ static void copy_payload(struct shoal_engine *engine, const struct shoal_request
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_shape *shape = request->shape;
-    request->record->algorithm = "direct";
+    request->record->algorithm = shoal_engine_direct;
     request->record->done = request->record->arrived; /* to within some nanoseconds, for one reading of the clock less */
     if (!request->bytes || !shoal_shape_takes(shape, engine->rank, request->call.root))
         return;

@@ -422,7 +422,7 @@ enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_
 {
     if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
-    request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? "eager" : "asked";
+    request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? shoal_engine_eager : shoal_engine_asked;
     request->sequence = request->record->sequence = ++engine->messages->next_id;
     request->message_id = is_send(request) ? request->sequence : 0;
     request->message_offset = 0;

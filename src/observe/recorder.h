@@ -1,12 +1,25 @@
 /* The flight recorder: the last SHOAL_RECORDS operations of one communicator on this rank, always on. A record is filled in
  * while its operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock.
- * docs/trace.md tells what the printed lines hold; `shoal trace` reads them. */
+ * docs/trace.md tells what the printed lines hold; `shoal trace` reads them.
+ *
+ * It lies in a memfd named SHOAL_FLIGHT_NAME, so that another process can read it while this one lives, whatever this one does
+ * (watch.c, `shoal top`):
+ *
+ *     struct shoal_flight     what it is, whose it is, sums since the communicator was made, whom the rank waits for now
+ *     struct shoal_record     SHOAL_RECORDS of them
+ */
 #ifndef SHOAL_OBSERVE_RECORDER_H
 #define SHOAL_OBSERVE_RECORDER_H
+
+#include <stdatomic.h>
 
 #include "base/log.h"
 
 #define SHOAL_RECORDS 1024
+#define SHOAL_FLIGHT_NAME "shoal-flight"
+#define SHOAL_FLIGHT_MAGIC UINT64_C(0x544c464c414f4853) /* "SHOALFLT" */
+#define SHOAL_FLIGHT_LAYOUT 1                           /* one more whenever a reader would misread the structs below */
+#define SHOAL_FLIGHT_TEXTS 160
 
 struct shoal_request;
 
@@ -37,21 +50,93 @@ struct shoal_recorder_identity {
     int world_rank; /* this rank's number among all workers */
 };
 
-struct shoal_recorder {
-    uint64_t next;                           /* records ever begun */
-    struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
-    struct shoal_record *records;
+/* A static text that records point to. Who reads the records in another process finds the text by its address here. */
+struct shoal_flight_text {
+    uint64_t address;
+    char text[32];
 };
 
+/* The recorder's head. Other processes only read it. Its owner is the only writer, so no store is a read-modify-write, and
+ * relaxed stores suffice but where it says otherwise: a reader may see one number a little earlier than another. */
+struct shoal_flight {
+    _Atomic uint64_t magic; /* released last: whoever sees it sees what follows up to the sums */
+    uint32_t layout;
+    uint32_t head_bytes;
+    uint32_t record_bytes;
+    uint32_t records;
+    uint32_t text_count;
+    int32_t pid; /* as the owner sees itself */
+    char version[16];
+    char host[64];
+    char comm_name[32];
+    uint64_t comm;
+    uint64_t job; /* the number of the world that the communicator came from */
+    int32_t rank;
+    int32_t size;
+    int32_t world_rank;
+    double ns_per_tick;
+    struct shoal_flight_text texts[SHOAL_FLIGHT_TEXTS];
+
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t next; /* records ever begun */
+    _Atomic uint64_t operations;                      /* that ended, well or not */
+    _Atomic uint64_t bytes;                           /* of their larger operands */
+    _Atomic uint64_t came_last;                       /* operations that this rank came last to */
+    _Atomic uint64_t late;                            /* ticks, over those operations */
+
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic int32_t waits_for; /* 1 + the rank that this one has said it waits for; 0: none */
+    _Atomic int32_t status;                               /* of the first failure; 0: none */
+    _Atomic uint64_t waits_since;                         /* ticks */
+};
+
+struct shoal_recorder {
+    struct shoal_flight *flight;
+    struct shoal_record *records;            /* behind the head */
+    struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
+    uint64_t job;
+    int pid;          /* of whom the records are; 0: of this process */
+    const char *host; /* NULL: this one */
+    int fd;           /* of the memfd; -1: it is private memory */
+};
+
+/* In private memory: a copy, or a recorder that nobody else reads. */
 SHOAL_MUST_USE enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder);
+/* In a memfd; where the system gives none (no descriptor is left), in private memory. */
+SHOAL_MUST_USE enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder);
 void shoal_recorder_fini(struct shoal_recorder *recorder);
+
+/* Names a text that records will point to; once each. What is not named reads "?" elsewhere. */
+void shoal_recorder_name(struct shoal_recorder *recorder, const char *text);
+
+/* Says whose it is. Other processes read the recorder from now on. */
+void shoal_recorder_identify(struct shoal_recorder *recorder, const struct shoal_recorder_identity *identity, uint64_t job,
+                             const char *comm, int rank, double ns_per_tick);
+
+/* Adds without a read-modify-write: there is one writer. */
+static inline void shoal_flight_add(_Atomic uint64_t *sum, uint64_t more)
+{
+    atomic_store_explicit(sum, atomic_load_explicit(sum, memory_order_relaxed) + more, memory_order_relaxed);
+}
 
 /* The place for the next operation; the oldest record is overwritten. The caller sets every field, and finds the former owner
  * another place when there is one. */
 static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *recorder)
 {
-    return &recorder->records[recorder->next++ % SHOAL_RECORDS];
+    const uint64_t next = atomic_load_explicit(&recorder->flight->next, memory_order_relaxed);
+    atomic_store_explicit(&recorder->flight->next, next + 1, memory_order_relaxed);
+    return &recorder->records[next % SHOAL_RECORDS];
 }
+
+/* Counts an operation that has ended, and this rank's lateness where it came last (was_last is 0 or 1). */
+static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_t bytes, uint64_t was_last, int64_t late)
+{
+    shoal_flight_add(&recorder->flight->operations, 1);
+    shoal_flight_add(&recorder->flight->bytes, bytes);
+    shoal_flight_add(&recorder->flight->came_last, was_last);
+    shoal_flight_add(&recorder->flight->late, (uint64_t)late & (0 - was_last));
+}
+
+/* Whom this rank waits for, -1: nobody; since when, in ticks. */
+void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_t since);
 
 /* Into a recorder that was initialized. */
 void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy);

@@ -148,8 +148,8 @@ static void print_who(const struct shoal_recorder *recorder, const struct stamp 
     print_text(out, "comm", comm);
     fprintf(out, ",\"comm_id\":\"%016llx\",\"rank\":%d,\"size\":%d,\"world_rank\":%d,", (unsigned long long)identity->comm,
             rank, identity->size, identity->world_rank);
-    print_text(out, "host", stamp->host);
-    fprintf(out, ",\"pid\":%d", (int)getpid());
+    print_text(out, "host", recorder->host ? recorder->host : stamp->host);
+    fprintf(out, ",\"pid\":%d", recorder->pid ? recorder->pid : (int)getpid());
 }
 
 static void print_what(const struct shoal_record *r, FILE *out)
@@ -180,12 +180,15 @@ static void print_when(const struct shoal_record *r, const struct stamp *stamp, 
 
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out)
 {
-    const uint64_t first = recorder->next > SHOAL_RECORDS ? recorder->next - SHOAL_RECORDS : 0;
+    const uint64_t next = atomic_load_explicit(&recorder->flight->next, memory_order_relaxed);
+    const uint64_t first = next > SHOAL_RECORDS ? next - SHOAL_RECORDS : 0;
     struct stamp stamp;
     read_stamp(&stamp, ns_per_tick);
-    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted;
-    for (uint64_t i = first; i < recorder->next; i++) {
+    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0, if that one is left out: then as good as any */
+    for (uint64_t i = first; i < next; i++) {
         const struct shoal_record *record = &recorder->records[i % SHOAL_RECORDS];
+        if (!record->kind) /* of another process, and just changing */
+            continue;
         print_who(recorder, &stamp, comm, rank, out);
         fprintf(out, ",\"record\":%llu", (unsigned long long)i);
         print_what(record, out);

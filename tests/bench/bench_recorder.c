@@ -25,6 +25,7 @@ static void record(struct shoal_recorder *recorder, uint64_t sequence, uint64_t 
     r->late = 256;
     r->done = done;
     r->status = 0;
+    shoal_recorder_count(recorder, 8, r->last_rank == 1, r->late);
     __asm__ volatile("" ::"r"(r) : "memory");
 }
 
@@ -43,7 +44,7 @@ static double time_of(struct shoal_recorder *recorder, int with_clock)
 int main(void)
 {
     struct shoal_recorder recorder;
-    if (shoal_recorder_init(&recorder) != SHOAL_OK)
+    if (shoal_recorder_open(&recorder) != SHOAL_OK)
         return 1;
     time_of(&recorder, 0);
     const double stores = time_of(&recorder, 0), all = time_of(&recorder, 1);

@@ -413,7 +413,7 @@ def info_shows_a_setting_from_the_environment_and_hides_the_secret():
 
 
 def help_teaches():
-    for words in ([], ["run"], ["bench"], ["explain"], ["info"], ["doctor"], ["trace"]):
+    for words in ([], ["run"], ["bench"], ["explain"], ["info"], ["doctor"], ["trace"], ["top"]):
         code, out, err = call(SHOAL, *words, "--help")
         expect(code == 0 and len(out.splitlines()) > 5, words, out, err)
         expect(re.search(r"^Usage:", out, re.M) and re.search(r"^Exit codes:", out, re.M), words, out)

@@ -1,0 +1,315 @@
+/* Reads the flight recorders of another process on this host, which need not help and may hang: each lies in a memfd that
+ * /proc/PID/fd names. Nothing is mapped but copied with pread, so that nothing which the other process does to the file harms
+ * this one; and nothing in it is believed: its owner may be another user. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "observe/recorder.h"
+
+/* A copy of what lies in the memfd. */
+struct copy {
+    struct shoal_flight flight;
+    struct shoal_record records[SHOAL_RECORDS];
+};
+
+struct watch {
+    int pid;
+    int inner_pid; /* as the process sees itself; 0: not known */
+    DIR *folder;   /* /proc/PID/fd */
+    struct copy *now, *before;
+    char *error;
+    size_t error_bytes;
+};
+
+/* ---- Reading ------------------------------------------------------------------------------------------------------------- */
+
+static bool read_all(int fd, void *into, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t got = pread(fd, (char *)into + done, bytes - done, (off_t)done);
+        if (got <= 0 && !(got < 0 && errno == EINTR))
+            return false;
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return true;
+}
+
+static void clean_text(char *text, size_t bytes)
+{
+    text[bytes - 1] = 0;
+    for (; *text; text++) {
+        if (*text < ' ' || *text > '~' || *text == '"' || *text == '\\')
+            *text = '?';
+    }
+}
+
+static const char *find_text(const struct shoal_flight *flight, const char *address)
+{
+    for (uint32_t i = 0; i < flight->text_count; i++) {
+        if (flight->texts[i].address == (uint64_t)(uintptr_t)address)
+            return flight->texts[i].text;
+    }
+    return "?";
+}
+
+/* The addresses of texts are those of another process: they become ours. A record that changed between the two readings is left
+ * out (kind NULL): it may be half of one operation and half of the next. */
+static void adopt_records(struct watch *watch)
+{
+    struct copy *now = watch->now;
+    for (size_t i = 0; i < SHOAL_RECORDS; i++) {
+        struct shoal_record *record = &now->records[i];
+        const bool is_whole = memcmp(record, &watch->before->records[i], sizeof *record) == 0;
+        record->kind = is_whole && record->posted ? find_text(&now->flight, record->kind) : NULL;
+        record->algorithm = find_text(&now->flight, record->algorithm);
+        record->owner = NULL;
+    }
+}
+
+static void clean_head(struct shoal_flight *flight)
+{
+    flight->text_count = flight->text_count < SHOAL_FLIGHT_TEXTS ? flight->text_count : SHOAL_FLIGHT_TEXTS;
+    for (uint32_t i = 0; i < flight->text_count; i++)
+        clean_text(flight->texts[i].text, sizeof flight->texts[i].text);
+    clean_text(flight->host, sizeof flight->host);
+    clean_text(flight->comm_name, sizeof flight->comm_name);
+    clean_text(flight->version, sizeof flight->version);
+    if (!(flight->ns_per_tick > 0) || flight->ns_per_tick > 1e6)
+        flight->ns_per_tick = 1;
+}
+
+/* Copies until two readings agree, or three times: of a rank that does millions of operations a second no two do. */
+static bool read_records(struct watch *watch, int fd)
+{
+    bool is_read = read_all(fd, watch->before, sizeof *watch->before);
+    for (int tries = 0; is_read && tries < 3; tries++) {
+        is_read = read_all(fd, watch->now, sizeof *watch->now);
+        if (is_read && memcmp(watch->now->records, watch->before->records, sizeof watch->now->records) == 0)
+            break;
+        if (is_read && tries < 2)
+            memcpy(watch->before, watch->now, sizeof *watch->before);
+    }
+    return is_read;
+}
+
+static enum shoal_status fail(const struct watch *watch, enum shoal_status status, const char *text, const char *why)
+{
+    snprintf(watch->error, watch->error_bytes, text, watch->pid, why);
+    return status;
+}
+
+/* OK with *watch->now filled; PENDING: it is none of this process's, or is not ready. */
+static enum shoal_status read_flight(struct watch *watch, int fd)
+{
+    struct shoal_flight head;
+    if (pread(fd, &head, offsetof(struct shoal_flight, texts), 0) != (ssize_t)offsetof(struct shoal_flight, texts) ||
+        atomic_load_explicit(&head.magic, memory_order_acquire) != SHOAL_FLIGHT_MAGIC)
+        return SHOAL_PENDING;
+    if (watch->inner_pid && head.pid != watch->inner_pid) /* a forked child has its parent's descriptors */
+        return SHOAL_PENDING;
+    if (head.layout != SHOAL_FLIGHT_LAYOUT || head.head_bytes != sizeof head ||
+        head.record_bytes != sizeof(struct shoal_record) || head.records != SHOAL_RECORDS) {
+        clean_text(head.version, sizeof head.version);
+        return fail(watch, SHOAL_ERR_UNSUPPORTED,
+                    "process %d runs Shoal %s, whose flight recorder is laid out in another way than this version's: ask with "
+                    "the `shoal` of that version",
+                    head.version);
+    }
+    if (!read_records(watch, fd))
+        return SHOAL_PENDING; /* it has ended meanwhile */
+    clean_head(&watch->now->flight);
+    adopt_records(watch);
+    return SHOAL_OK;
+}
+
+/* ---- What is going on ---------------------------------------------------------------------------------------------------- */
+
+static double us_since(const struct shoal_flight *flight, uint64_t ticks)
+{
+    const double ns = (double)(int64_t)(shoal_clock_ticks() - ticks) * flight->ns_per_tick;
+    return ns > 0 ? ns / 1e3 : 0;
+}
+
+static bool is_message(const struct shoal_record *record)
+{
+    return !strcmp(record->kind, "send") || !strcmp(record->kind, "receive") || !strcmp(record->kind, "drain");
+}
+
+/* The operation that has been under way longest, and what came last. */
+static void tell_operations(const struct copy *copy, struct shoal_watched *watched)
+{
+    const struct shoal_record *oldest = NULL;
+    uint64_t done = 0;
+    for (size_t i = 0; i < SHOAL_RECORDS; i++) {
+        const struct shoal_record *record = &copy->records[i];
+        if (!record->kind)
+            continue;
+        if (!is_message(record) && record->sequence > watched->called)
+            watched->called = record->sequence;
+        done = record->done > done ? record->done : done;
+        if (record->done || record->status != SHOAL_PENDING)
+            continue;
+        watched->under_way++;
+        if (!oldest || record->posted < oldest->posted)
+            oldest = record;
+    }
+    watched->idle_us = done ? us_since(&copy->flight, done) : -1;
+    if (!oldest)
+        return;
+    watched->kind = oldest->kind;
+    watched->algorithm = oldest->algorithm;
+    watched->sequence = oldest->sequence;
+    watched->count = oldest->count;
+    watched->type = oldest->type < SHOAL_TYPE_END ? (enum shoal_type)oldest->type : SHOAL_FLOAT32;
+    watched->op = oldest->op < SHOAL_OP_END ? (enum shoal_op)oldest->op : SHOAL_SUM;
+    watched->root = oldest->root;
+    watched->is_message = is_message(oldest);
+    watched->posted_us = us_since(&copy->flight, oldest->posted);
+    watched->arrived_us = oldest->arrived ? us_since(&copy->flight, oldest->arrived) : -1;
+}
+
+static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
+{
+    const struct shoal_flight *flight = &watch->now->flight;
+    struct shoal_watched watched = {
+        .struct_bytes = sizeof watched,
+        .pid = watch->pid,
+        .job = flight->job,
+        .comm = flight->comm,
+        .name = flight->comm_name,
+        .host = flight->host,
+        .version = flight->version,
+        .rank = flight->rank,
+        .size = flight->size,
+        .world_rank = flight->world_rank,
+        .status = (enum shoal_status)atomic_load_explicit(&flight->status, memory_order_relaxed),
+        .operations = atomic_load_explicit(&flight->operations, memory_order_relaxed),
+        .bytes = atomic_load_explicit(&flight->bytes, memory_order_relaxed),
+        .came_last = atomic_load_explicit(&flight->came_last, memory_order_relaxed),
+        .late_us = (double)(int64_t)atomic_load_explicit(&flight->late, memory_order_relaxed) * flight->ns_per_tick / 1e3,
+        .kind = "",
+        .algorithm = "",
+        .waits_for = atomic_load_explicit(&flight->waits_for, memory_order_relaxed) - 1,
+    };
+    if (watched.waits_for >= 0)
+        watched.waits_us = us_since(flight, atomic_load_explicit(&flight->waits_since, memory_order_relaxed));
+    tell_operations(watch->now, &watched);
+    fn(arg, &watched);
+}
+
+static void print(const struct watch *watch, FILE *out)
+{
+    struct copy *copy = watch->now;
+    const struct shoal_flight *flight = &copy->flight;
+    const struct shoal_recorder recorder = {.flight = &copy->flight,
+                                            .records = copy->records,
+                                            .identity = {flight->comm, flight->size, flight->world_rank},
+                                            .job = flight->job,
+                                            .pid = watch->pid,
+                                            .host = flight->host,
+                                            .fd = -1};
+    shoal_recorder_print(&recorder, flight->comm_name, flight->rank, flight->ns_per_tick, out);
+}
+
+/* ---- Finding ------------------------------------------------------------------------------------------------------------- */
+
+/* The last number of "NSpid:": the process in its own PID namespace. */
+static int read_inner_pid(int pid)
+{
+    char path[64], line[256];
+    int inner = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, "NSpid:", 6) != 0)
+            continue;
+        const char *last = strrchr(line, '\t');
+        inner = last ? atoi(last + 1) : 0;
+        break;
+    }
+    if (file)
+        fclose(file);
+    return inner;
+}
+
+/* A descriptor of the next recorder, -1: there is none. */
+static int next_recorder(struct watch *watch)
+{
+    struct dirent *entry;
+    while ((entry = readdir(watch->folder)) != NULL) {
+        static const char wanted[] = "/memfd:" SHOAL_FLIGHT_NAME;
+        char target[sizeof wanted + 16] = "";
+        const ssize_t bytes = readlinkat(dirfd(watch->folder), entry->d_name, target, sizeof target - 1);
+        if (bytes < (ssize_t)sizeof wanted - 1 || memcmp(target, wanted, sizeof wanted - 1) != 0)
+            continue;
+        const int fd = openat(dirfd(watch->folder), entry->d_name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd >= 0)
+            return fd;
+    }
+    return -1;
+}
+
+static enum shoal_status open_watch(struct watch *watch)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", watch->pid);
+    watch->folder = opendir(path);
+    if (!watch->folder && (errno == ENOENT || errno == ESRCH))
+        return fail(watch, SHOAL_ERR_ARGUMENT, "there is no process %d on this host%s", "");
+    if (!watch->folder)
+        return fail(
+            watch, SHOAL_ERR_SYSTEM,
+            "process %d cannot be looked at: %s (it belongs to another user, or its program has more rights than you: ask "
+            "as that user, or as root)",
+            strerror(errno));
+    watch->inner_pid = read_inner_pid(watch->pid);
+    watch->now = malloc(sizeof *watch->now);
+    watch->before = malloc(sizeof *watch->before);
+    return watch->now && watch->before ? SHOAL_OK : fail(watch, SHOAL_ERR_MEMORY, "no memory to look at process %d%s", "");
+}
+
+/* Calls fn, or prints where it is NULL. */
+static enum shoal_status look(struct watch *watch, shoal_watch_fn fn, void *arg, FILE *out)
+{
+    enum shoal_status status = open_watch(watch);
+    bool has_some = false;
+    for (int fd; status == SHOAL_OK && (fd = next_recorder(watch)) >= 0;) {
+        const enum shoal_status got = read_flight(watch, fd);
+        close(fd);
+        if (got == SHOAL_OK && fn)
+            tell(watch, fn, arg);
+        else if (got == SHOAL_OK)
+            print(watch, out);
+        has_some |= got == SHOAL_OK;
+        status = got == SHOAL_PENDING ? SHOAL_OK : got;
+    }
+    if (watch->folder)
+        closedir(watch->folder);
+    free(watch->now);
+    free(watch->before);
+    if (status == SHOAL_OK && !has_some)
+        return fail(watch, SHOAL_PENDING, "process %d has no communicator of Shoal%s", "");
+    return status;
+}
+
+enum shoal_status shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes)
+{
+    struct watch watch = {.pid = pid, .error = error, .error_bytes = error ? error_bytes : 0};
+    if (!fn)
+        return fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch of process %d: fn is NULL%s", "");
+    return look(&watch, fn, arg, NULL);
+}
+
+enum shoal_status shoal_watch_print(int pid, FILE *out, char *error, size_t error_bytes)
+{
+    struct watch watch = {.pid = pid, .error = error, .error_bytes = error ? error_bytes : 0};
+    if (!out)
+        return fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch_print of process %d: out is NULL%s", "");
+    return look(&watch, NULL, NULL, out);
+}

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""`shoal top`: what it tells of live jobs, whom it takes for a job, what it refuses."""
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import time
+
+from tap import Skip, call, expect, run_cases
+
+SHOAL = os.environ["SHOAL_COMMAND"]
+PROBE = os.environ["SHOAL_TOP_PROBE"]
+
+
+class Job:
+    """`shoal run` of the probe; ended and waited for at the end."""
+
+    def __init__(self, mode, ranks=2):
+        self.run = subprocess.Popen([SHOAL, "run", "-n", str(ranks), PROBE, mode], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                    stdin=subprocess.DEVNULL, text=True)
+        self.pids = {}
+        while len(self.pids) < ranks:
+            line = self.run.stdout.readline()
+            expect(line, "the job ended early", self.pids)
+            match = re.fullmatch(r"(\d+)\| ready (\d+)\n", line)
+            if match:
+                self.pids[int(match.group(1))] = int(match.group(2))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGCONT)
+        self.run.terminate()
+        self.run.communicate(timeout=30)
+
+    def look(self, *words):
+        """The processes by world rank, and the whole object."""
+        code, out, err = call(SHOAL, "top", "--once", "--format", "json", *words)
+        expect(code == 0 and err == "", code, out, err)
+        look = json.loads(out)
+        mine = {p["world_rank"]: p for p in look["processes"] if p["pid"] in self.pids.values()}
+        return mine, look
+
+    def look_until(self, is_right, *words):
+        for _ in range(100):
+            mine, look = self.look(*words)
+            if is_right(mine, look):
+                return mine, look
+            time.sleep(0.05)
+        raise AssertionError(look)
+
+
+def world(process):
+    (comm,) = process["communicators"]
+    return comm
+
+
+def a_rank_that_others_wait_for_is_named():
+    with Job("late", 3) as job:
+        pid = job.pids[1]
+        mine, look = job.look_until(lambda mine, look: all(world(mine[r])["waits_for"] == [1] and world(mine[r])["waits_us"] > 1e6
+                                                           for r in (0, 2)), str(pid))
+        expect(sorted(mine) == [0, 1, 2] and len(look["processes"]) == 3, look)
+        for rank in (0, 2):
+            comm = world(mine[rank])
+            expect(comm["operation"] == "all-reduce 1000 float32 sum" and comm["sequence"] == comm["called"] == 101, comm)
+            expect(comm["under_way"] == 1 and comm["arrived_us"] is None and comm["posted_us"] >= comm["waits_us"] - 1, comm)
+            expect(comm["operations"] == 100 and comm["bytes"] == 100 * 4096 and comm["status"] == "SHOAL_OK", comm)
+        comm = world(mine[1])
+        expect((comm["under_way"], comm["called"], comm["operation"], comm["waits_for"]) == (0, 100, None, []), comm)
+        expect(comm["idle_us"] > 1e6 and mine[1]["state"] == "sleeping" and mine[1]["memory_bytes"] > 1 << 20, mine[1])
+        expect(look["held_up_by"]["pid"] == pid and look["held_up_by"]["held"] == 2, look["held_up_by"])
+        _, out, _ = call(SHOAL, "top", "--once", pid)
+        expect("; waits for rank 1 for " in out and "  in no call for " in out and f"py-spy dump --pid {pid}, or gdb -p {pid}" in out, out)
+
+
+def ranks_that_have_just_begun_to_wait_are_told_by_the_numbers():
+    """Within the half second in which no rank says whom it waits for."""
+    with Job("late", 3) as job:
+        job.look_until(lambda mine, look: world(mine[0])["waits_for"] == world(mine[2])["waits_for"] == [1], str(job.pids[0]),
+                       "--interval", "0.01")
+
+
+def a_stopped_process_is_told_and_how_it_goes_on():
+    with Job("late") as job:
+        os.kill(job.pids[1], signal.SIGSTOP)
+        mine, look = job.look_until(lambda mine, look: mine[1]["state"] == "stopped" and world(mine[0])["waits_us"] is not None and
+                                    world(mine[0])["waits_us"] > 1.1e6, str(job.pids[1]))
+        code, out, err = call(SHOAL, "top", "--once", str(job.pids[0]))
+        expect(code == 0 and f"a signal has stopped it; kill -CONT {job.pids[1]} lets it go on" in out, out, err)
+
+
+def rates_and_lateness_are_told():
+    with Job("busy") as job:
+        time.sleep(0.5)
+        mine, look = job.look(str(job.pids[0]), "--interval", "0.5")
+        for process in mine.values():
+            comm = world(process)
+            expect(comm["operations_per_s"] > 5 and comm["operations"] > 100, comm)
+            expect(abs(comm["bytes_per_s"] - 262144 * comm["operations_per_s"]) < 2 * 262144, comm)
+        late, early = world(mine[1]), world(mine[0])
+        expect(late["came_last"] > early["came_last"] and late["late_us"] / late["came_last"] > 1000, late, early)
+        expect(look["interval_s"] >= 0.5, look["interval_s"])
+        again, _ = job.look(str(job.pids[0]))
+        expect(world(again[0])["operations"] > early["operations"], again, early)
+
+
+def a_receive_waits_for_its_peer():
+    with Job("receive") as job:
+        mine, _ = job.look_until(lambda mine, look: world(mine[0])["under_way"] == 1, str(job.pids[0]))
+        comm = world(mine[0])
+        expect(comm["operation"] == "receive 77 float32 from 1" and comm["waits_for"] == [1], comm)
+
+
+def a_job_is_found_by_any_of_its_processes_and_by_its_number():
+    with Job("late") as job, Job("late") as other:
+        number = job.look(str(job.pids[0]))[1]["processes"][0]["job"]
+        for words in ([str(job.run.pid)], [str(job.pids[1])], [number], [number[:9]]):
+            _, look = job.look(*words)
+            expect(sorted(p["pid"] for p in look["processes"]) == sorted(job.pids.values()), words, look)
+        _, look = job.look()
+        pids = {p["pid"] for p in look["processes"]}
+        expect(pids >= set(job.pids.values()) | set(other.pids.values()), pids)
+        _, out, _ = call(SHOAL, "top", "--once")
+        expect(out.count(f"job {number}: 2 processes on ") == 1, out)
+
+
+def children_with_a_ranks_descriptors_are_no_ranks():
+    with Job("fork") as job:
+        _, look = job.look(str(job.run.pid))
+        expect(sorted(p["pid"] for p in look["processes"]) == sorted(job.pids.values()), look)
+
+
+def counters_are_as_prometheus_reads_them():
+    with Job("late") as job:
+        code, out, err = call(SHOAL, "top", "--format", "prometheus", job.run.pid)
+        expect(code == 0 and err == "", code, err)
+        number = r'\{job="[0-9a-f]{16}",host="[^"]+",pid="\d+",world_rank="(\d)"'
+        sums = re.findall(r"^shoal_operations_total" + number + r',comm="world",comm_id="[0-9a-f]{16}",rank="\d"\} (\d+)$', out, re.M)
+        expect(sorted(sums) == [("0", "100"), ("1", "100")], sums, out)
+        for line in out.splitlines():
+            expect(re.fullmatch(r"# (HELP|TYPE) shoal_\w+ .+|shoal_\w+\{.*\} [-+.e0-9]+", line), line)
+        expect(len(re.findall(r"^shoal_resident_bytes" + number + r"\} \d+$", out, re.M)) == 2, out)
+        expect(re.search(r'^shoal_waiting_seconds.*world_rank="0".*\} 0\.\d+|^shoal_waiting_seconds.*world_rank="0".*\} [1-9]', out, re.M), out)
+
+
+def a_dump_is_what_trace_reads():
+    with Job("late", 3) as job:
+        job.look_until(lambda mine, look: all(world(mine[r])["called"] == 101 for r in (0, 2)), str(job.pids[0]))
+        os.kill(job.pids[2], signal.SIGSTOP)  # it cannot help
+        code, lines, err = call(SHOAL, "top", "--dump", job.pids[0])
+        expect(code == 0 and err == "", code, err)
+        records = [json.loads(line) for line in lines.splitlines()]
+        expect(len(records) == 302 and {r["pid"] for r in records} == set(job.pids.values()), len(records), records[:1])
+        expect(all(r["algorithm"] == "direct" for r in records if r["done_ticks"]), records[:1])
+        expect(sorted(r["rank"] for r in records if r["status"] == "SHOAL_PENDING") == [0, 2], "who is under way")
+        done = subprocess.run([SHOAL, "trace", "--json", "-o", "/dev/null", "-"], input=lines, capture_output=True, text=True)
+        sums = json.loads(done.stdout)
+        expect(sums["records"] == 302 and sums["failed"][0]["ranks_without_record"] == [1], done)
+
+
+def the_table_is_repeated_until_the_job_ends():
+    with Job("busy") as job:
+        top = subprocess.Popen([SHOAL, "top", "--interval", "0.05", str(job.run.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(0.6)
+        job.run.terminate()
+        job.run.wait(timeout=30)
+        out, err = top.communicate(timeout=30)
+        expect(top.returncode == 0 and out.count("\njob ") >= 2, top.returncode, out)
+        expect("\033" not in out and err.startswith("shoal top: no process that may be looked at belongs to a job "), out, err)
+        job.pids = {}
+
+
+def refused(*words, about, code=1, before=()):
+    got, out, err = call(*before, SHOAL, "top", "--once", *words)
+    expect((got, out) == (code, "") and err.startswith("shoal top: ") and err.count("\n") == 1 and about in err, got, out, err)
+
+
+def what_is_no_job_is_refused():
+    refused("4194305", about="there is no process 4194305 on this host")
+    refused(os.getpid(), about=f"process {os.getpid()} has no communicator of Shoal, nor has a process that it has started")
+    refused("0123456789abcdef", about="belongs to a job 0123456789abcdef")
+    refused("train.py", code=2, about="'train.py' is neither the number of a process nor that of a job")
+    refused("1", "2", code=2, about="one PID or JOB, not also '2'")
+    refused("--format", "xml", code=2, about="--format takes table, json or prometheus, not 'xml'")
+    refused("--interval", "0", code=2, about="0.01 or more")
+
+
+def another_version_is_told():
+    fd = os.memfd_create("shoal-flight")
+    os.write(fd, struct.pack("<QIIIIIi16s64s", 0x544C464C414F4853, 99, 1, 1, 1, 0, os.getpid(), b"9.9.9", b"node") + bytes(1 << 20))
+    try:
+        refused(os.getpid(), about=f"process {os.getpid()} runs Shoal 9.9.9, whose flight recorder is laid out in another way")
+    finally:
+        os.close(fd)
+
+
+def garbage_harms_nobody():
+    """Whoever runs it as root reads what other users wrote."""
+    with Job("late") as job:
+        (name,) = [f for f in os.listdir(f"/proc/{job.pids[0]}/fd")
+                   if os.readlink(f"/proc/{job.pids[0]}/fd/{f}").startswith("/memfd:shoal-flight")]
+        with open(f"/proc/{job.pids[0]}/fd/{name}", "rb") as file:
+            good = bytearray(file.read())
+    struct.pack_into("<i", good, 28, os.getpid())
+    for step in range(1, 40):
+        bad = bytearray(good)
+        for at in range(52 + step, len(bad), 31 * step):  # what lies behind the version
+            bad[at] = (bad[at] * 7 + at + step) & 255
+        fd = os.memfd_create("shoal-flight")
+        os.write(fd, bad if step % 2 else bad[:step * 1000])
+        for words in (["--once"], ["--once", "--format", "json"], ["--dump"]):
+            done = subprocess.run([SHOAL, "top", *words, str(os.getpid())], capture_output=True)
+            expect(done.returncode in (0, 1), step, words, done)
+        os.close(fd)
+
+
+def a_process_of_another_user_is_told():
+    if os.getuid() != 0:
+        raise Skip("only root can become another user")
+    probe = call("setpriv", "--reuid", "65534", "--clear-groups", SHOAL, "--version")
+    if probe[0] != 0:
+        raise Skip("another user cannot run the command here")
+    with Job("late") as job:
+        refused(job.pids[0], about=f"process {job.pids[0]} cannot be looked at: Permission denied",
+                before=("setpriv", "--reuid", "65534", "--clear-groups"))
+
+
+if __name__ == "__main__":
+    run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
+               a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
+               a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
+               counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, the_table_is_repeated_until_the_job_ends,
+               what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

@@ -1,0 +1,71 @@
+/* A job to look at. After 100 all-reduces of 1,024 floats each rank prints "ready", and then, until a signal ends it:
+ *   late      rank 1 stays out of the last all-reduce, of 1,000 floats, that the others have called
+ *   busy      all-reduces of 256 KiB; rank 1 sleeps for 2 ms before each
+ *   receive   rank 0 receives from rank 1, which sends nothing; rank 1 waits for a signal
+ *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
+ *   fork      like late, and each rank has a child that has its descriptors */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <shoal/shoal.h>
+
+static float *data;
+
+static enum shoal_status sum(struct shoal_comm *comm, size_t count)
+{
+    return shoal_allreduce(comm, data, data, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+}
+
+static void wait_for_signal(void)
+{
+    for (;;)
+        pause();
+}
+
+static int run_busy(struct shoal_comm *comm)
+{
+    const struct timespec nap = {0, 2000000};
+    while (sum(comm, 65536) == SHOAL_OK) {
+        if (shoal_comm_rank(comm) == 1)
+            nanosleep(&nap, NULL);
+    }
+    return 3;
+}
+
+static int run(struct shoal_comm *comm, const char *mode)
+{
+    const int rank = shoal_comm_rank(comm);
+    if (!strcmp(mode, "busy"))
+        return run_busy(comm);
+    if (!strcmp(mode, "mismatch"))
+        return sum(comm, rank == 1 ? 65535 : 65536) == SHOAL_OK ? 0 : 3;
+    if (!strcmp(mode, "fork") && fork() == 0)
+        wait_for_signal();
+    if (rank == 1)
+        wait_for_signal();
+    if (!strcmp(mode, "receive") && rank == 0)
+        return shoal_recv(comm, data, 77, SHOAL_FLOAT32, 1, 5, NULL) == SHOAL_OK ? 0 : 3;
+    return sum(comm, 1000) == SHOAL_OK ? 0 : 3;
+}
+
+int main(int argc, char **argv)
+{
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    data = calloc(65536, sizeof *data);
+    if (argc != 2 || !data || shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
+        return 2;
+    for (int i = 0; i < 100; i++) {
+        if (sum(comm, 1024) != SHOAL_OK)
+            return 2;
+    }
+    printf("ready %d\n", (int)getpid());
+    fflush(stdout);
+    const int code = run(comm, argv[1]);
+    shoal_comm_free(comm);
+    shoal_context_destroy(context);
+    return code;
+}

@@ -1,0 +1,220 @@
+/* `shoal top`: what the ranks of a live job do, and who waits for whom. */
+#include "top.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tool.h"
+
+enum option { OPTION_HELP = 1, OPTION_INTERVAL, OPTION_ONCE, OPTION_FORMAT, OPTION_DUMP };
+
+static const struct tool_option option_list[] = {
+    {"--interval", OPTION_INTERVAL, "SECONDS"},
+    {"--once", OPTION_ONCE, NULL},
+    {"--format", OPTION_FORMAT, "FORMAT"},
+    {"--dump", OPTION_DUMP, NULL},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+static const char help[] =
+    "Usage: shoal top [options] [PID | JOB]\n"
+    "\n"
+    "Shows what the ranks of a live job do on this host: which operation each is in, who waits for whom and since when, how\n"
+    "many operations and bytes go through in a second, who comes last and how late, memory, and the state of each process.\n"
+    "It reads the memory in which the ranks record that anyway: they do not help, it costs them nothing, and it works as\n"
+    "well on a process that hangs or is stopped.\n"
+    "\n"
+    "PID is a rank, or a process that has started ranks, such as `shoal run` or torchrun: its whole job is shown. JOB is the\n"
+    "number that stands above a job's table, or its first digits. Without either: all jobs that may be looked at.\n"
+    "\n"
+    "    --interval SECONDS   between two looks (default 1; with --once 0.2: rates are those of this time)\n"
+    "    --once               prints once and ends; else the table is shown anew until the job ends\n"
+    "    --format FORMAT      table, json (an object a line) or prometheus (counters of one look, for a scraper)\n"
+    "    --dump               prints the flight recorders instead, as shoal_flight_print does: shoal trace reads them\n"
+    "\n"
+    "Columns: last is the share of operations to which the rank came last, and late by how much later than the first rank on\n"
+    "average then, both since its communicators were made. Memory is what is resident, shared what Shoal has reserved of it.\n"
+    "\n"
+    "A job on several hosts has the same number on each. A rank knows whom it waits for on another host once nothing has\n"
+    "moved for half a second; what that one does its own host tells: ssh HOST shoal top JOB.\n"
+    "\n"
+    "Examples:\n"
+    "    shoal top                                         all jobs of this user on this host\n"
+    "    shoal top 4242                                    the job that process 4242 belongs to, or has started\n"
+    "    shoal top --once --format json 4242               for a program\n"
+    "    shoal top --format prometheus                     counters, such as for node_exporter's textfile collector\n"
+    "    shoal top --dump 4242 | shoal trace -             the last 1,024 operations of each rank, put together\n"
+    "    for h in n1 n2; do ssh $h shoal top --once 3f2a91c0; done    one job on two hosts\n"
+    "\n"
+    "Exit codes: 0 success, or the job has ended while it was shown; 1 there is no such process or job, it has no\n"
+    "communicator, it may not be looked at (it is another user's), or it runs a version of Shoal that this one cannot read;\n"
+    "2 the arguments make no sense.\n";
+
+enum format { TABLE, JSON, PROMETHEUS };
+
+struct request {
+    struct top_target target;
+    enum format format;
+    bool is_once, is_dump;
+    uint64_t interval_ms; /* 0: the default */
+};
+
+static void look_print(const struct top_look *look, const struct request *request, FILE *out)
+{
+    if (request->format == JSON)
+        top_print_json(look, out);
+    else if (request->format == PROMETHEUS)
+        top_print_prometheus(look, out);
+    else
+        top_print_table(look, out);
+}
+
+static void pause_for(uint64_t ms)
+{
+    struct timespec left = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    while (nanosleep(&left, &left) != 0)
+        ;
+}
+
+static int dump(const struct request *request)
+{
+    struct top_look look;
+    char error[400];
+    int code = top_look_take(&request->target, &look);
+    for (size_t i = 0; i < look.process_count && !code; i++) {
+        const enum shoal_status status = shoal_watch_print(look.processes[i].pid, stdout, error, sizeof error);
+        if (status != SHOAL_OK)
+            fprintf(stderr, "shoal top: %s\n", error);
+    }
+    top_look_fini(&look);
+    return code;
+}
+
+static bool is_screen(const struct request *request)
+{
+    return !request->is_once && request->format == TABLE && isatty(STDOUT_FILENO);
+}
+
+static void screen_begin(const struct request *request)
+{
+    if (is_screen(request))
+        fputs("\033[H\033[2J", stdout); /* home, clear */
+}
+
+/* The first look is only to compare with, or to say why there is nothing. */
+static int watch(const struct request *request)
+{
+    const uint64_t interval_ms = request->interval_ms ? request->interval_ms : request->is_once ? 200 : 1000;
+    struct top_look before, look;
+    int code = top_look_take(&request->target, &before);
+    struct top_target target = request->target;
+    char job[17];
+    while (!code) {
+        fflush(stdout);
+        if (ferror(stdout))
+            break;
+        pause_for(interval_ms);
+        if (target.pid) { /* the process that was named may end before its job does */
+            snprintf(job, sizeof job, "%016llx", (unsigned long long)before.processes[0].job);
+            target = (struct top_target){.job = job};
+        }
+        if (top_look_take(&target, &look) != 0) {
+            top_look_fini(&look);
+            code = request->is_once; /* it has ended: that line says so */
+            break;
+        }
+        top_look_compare(&look, &before);
+        screen_begin(request);
+        look_print(&look, request, stdout);
+        if (!request->is_once && request->format == TABLE && !is_screen(request))
+            fputc('\n', stdout);
+        top_look_fini(&before);
+        before = look;
+        if (request->is_once)
+            break;
+    }
+    top_look_fini(&before);
+    return code;
+}
+
+static bool format_read(const struct tool_args *args, struct request *request)
+{
+    static const char *const words[] = {"table", "json", "prometheus"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(args->value, words[i]) != 0)
+            continue;
+        request->format = (enum format)i;
+        return true;
+    }
+    return tool_value_fail(args, "table, json or prometheus");
+}
+
+static bool interval_read(const struct tool_args *args, struct request *request)
+{
+    if (!tool_seconds_read(args, &request->interval_ms))
+        return false;
+    return request->interval_ms >= 10 || tool_value_fail(args, "a number of seconds, 0.01 or more");
+}
+
+/* A number of up to 7 digits is a process, what else is hexadecimal a job. */
+static int target_read(const char *text, struct top_target *target)
+{
+    const size_t length = strlen(text);
+    if (target->pid || target->job)
+        return tool_usage_fail("top", "one PID or JOB, not also '%s'", text);
+    if (length && length <= 7 && strspn(text, "0123456789") == length && atoi(text) > 0) {
+        target->pid = atoi(text);
+        return 0;
+    }
+    if (length >= 4 && length <= 16 && strspn(text, "0123456789abcdef") == length) {
+        target->job = text;
+        return 0;
+    }
+    return tool_usage_fail("top", "'%s' is neither the number of a process nor that of a job, such as 3f2a91c04be01234", text);
+}
+
+/* Returns -1, or the exit code when there is nothing left to do. */
+static int request_read(int argc, char **argv, struct request *request)
+{
+    struct tool_args args = {.command = "top", .argc = argc, .argv = argv, .at = 1};
+    for (;;) {
+        const int id = tool_option_next(&args, option_list);
+        int code = 0;
+        if (id == OPTION_HELP) {
+            fputs(help, stdout);
+            return tool_output_finish("top", 0);
+        }
+        if (id == TOOL_OPTION_BAD)
+            return TOOL_EXIT_USAGE;
+        if (id == OPTION_INTERVAL)
+            code = interval_read(&args, request) ? 0 : TOOL_EXIT_USAGE;
+        else if (id == OPTION_FORMAT)
+            code = format_read(&args, request) ? 0 : TOOL_EXIT_USAGE;
+        else if (id == OPTION_ONCE)
+            request->is_once = true;
+        else if (id == OPTION_DUMP)
+            request->is_dump = true;
+        else if (args.at < argc)
+            code = target_read(argv[args.at++], &request->target);
+        else
+            return -1;
+        if (code)
+            return code;
+    }
+}
+
+int shoal_tool_top(int argc, char **argv)
+{
+    struct request request = {.format = TABLE};
+    int code = request_read(argc, argv, &request);
+    if (code >= 0)
+        return code;
+    request.is_once = request.is_once || request.format == PROMETHEUS;
+    code = request.is_dump ? dump(&request) : watch(&request);
+    return tool_output_finish("top", code);
+}

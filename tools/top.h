@@ -1,0 +1,82 @@
+/* `shoal top`: what its files share. Each look reads all processes on this host that may be read (top_look.c); two looks give
+ * rates and say who waits for whom (top_waits.c); then one is printed (top_print.c). Everything runs on the main thread. */
+#ifndef SHOAL_TOOLS_TOP_H
+#define SHOAL_TOOLS_TOP_H
+
+#include <shoal/shoal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* One communicator of one process. The texts of `at` lie behind it. */
+struct top_comm {
+    struct shoal_watched at;
+    char name[32], kind[32], algorithm[32];
+    size_t process_at;
+    double operations_per_s, bytes_per_s; /* since the look before; 0 at the first */
+};
+
+struct top_process {
+    int pid;
+    int parent;
+    uint64_t job;
+    int world_rank;
+    char host[64];
+    char state;            /* of /proc/PID/stat */
+    uint64_t memory_bytes; /* resident */
+    uint64_t shared_bytes; /* shared memory that it has reserved for Shoal */
+    size_t first, count;   /* in comms */
+    bool is_wanted;
+};
+
+/* One look. */
+struct top_look {
+    struct top_process *processes; /* by job, world rank, process */
+    size_t process_count;
+    struct top_comm *comms; /* by process */
+    size_t comm_count;
+    double at_s;
+    double span_s;  /* since the look before; 0 */
+    char note[400]; /* about a process that could not be read, "" */
+};
+
+/* Which jobs are asked for: those that a process belongs to or has started, the one of a number, or all. */
+struct top_target {
+    int pid;         /* 0: none */
+    const char *job; /* the first digits of its number; NULL: none */
+};
+
+/* Whom a communicator's oldest operation waits for. */
+enum { TOP_WAITS_SHOWN = 8 };
+struct top_wait {
+    int ranks[TOP_WAITS_SHOWN]; /* of the communicator */
+    int count;                  /* of all; 0: for none that is known */
+    bool is_elsewhere;          /* for ranks on other hosts, which ones is not known */
+    double us;
+};
+
+/* A process that others wait for, and that waits for none itself. */
+struct top_blame {
+    size_t process_at;
+    int held; /* processes here that wait for it, directly or through others */
+    double us;
+};
+
+/* Returns 0, or the exit code when one line on stderr says why there is nothing to show. */
+int top_look_take(const struct top_target *target, struct top_look *look_out);
+void top_look_compare(struct top_look *look, const struct top_look *before);
+void top_look_fini(struct top_look *look);
+
+struct top_wait top_wait_of(const struct top_look *look, size_t comm_at);
+/* The one that holds up most; false: none is known. */
+bool top_blame_find(const struct top_look *look, struct top_blame *blame_out);
+
+/* "stopped" */
+const char *top_state_name(char state);
+
+void top_print_table(const struct top_look *look, FILE *out);
+void top_print_json(const struct top_look *look, FILE *out);
+void top_print_prometheus(const struct top_look *look, FILE *out);
+
+#endif

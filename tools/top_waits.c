@@ -1,0 +1,99 @@
+/* Who waits for whom: as the ranks have said, or as the numbers of their newest operations tell. */
+#include "top.h"
+
+#include <string.h>
+
+/* The communicator as another rank on this host sees it; SIZE_MAX: that rank is not here. */
+static size_t comm_of_rank(const struct top_look *look, uint64_t comm, int rank)
+{
+    for (size_t i = 0; i < look->comm_count; i++)
+        if (look->comms[i].at.comm == comm && look->comms[i].at.rank == rank && look->comms[i].process_at != SIZE_MAX)
+            return i;
+    return SIZE_MAX;
+}
+
+static void wait_add(struct top_wait *wait, int rank)
+{
+    if (wait->count < TOP_WAITS_SHOWN)
+        wait->ranks[wait->count] = rank;
+    wait->count++;
+}
+
+/* Ranks that have not called the operation yet. */
+static void wait_for_missing(const struct top_look *look, const struct shoal_watched *at, struct top_wait *wait)
+{
+    int here = 0;
+    wait->us = at->posted_us;
+    for (int rank = 0; rank < at->size; rank++) {
+        const size_t other = comm_of_rank(look, at->comm, rank);
+        if (other == SIZE_MAX)
+            continue;
+        here++;
+        if (look->comms[other].at.called < at->sequence)
+            wait_add(wait, rank);
+    }
+    wait->is_elsewhere = !wait->count && here < at->size;
+}
+
+struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
+{
+    const struct shoal_watched *at = &look->comms[comm_at].at;
+    struct top_wait wait = {.count = 0};
+    if (at->status != SHOAL_OK || !at->under_way)
+        return wait;
+    if (at->is_message) {
+        wait.us = at->posted_us;
+        if (at->root >= 0)
+            wait_add(&wait, at->root);
+    } else if (at->waits_for >= 0) {
+        wait.us = at->waits_us;
+        wait_add(&wait, at->waits_for);
+    } else if (at->arrived_us < 0) {
+        wait_for_missing(look, at, &wait);
+    }
+    return wait;
+}
+
+/* The first rank that a communicator of this process waits for, at the place of its process; SIZE_MAX: none here. */
+static size_t next_of(const struct top_look *look, size_t process_at, double *us_out)
+{
+    const struct top_process *process = &look->processes[process_at];
+    for (size_t i = process->first; i < process->first + process->count; i++) {
+        const struct top_wait wait = top_wait_of(look, i);
+        const size_t other = wait.count ? comm_of_rank(look, look->comms[i].at.comm, wait.ranks[0]) : SIZE_MAX;
+        *us_out = wait.us;
+        if (other != SIZE_MAX && look->comms[other].process_at != process_at)
+            return look->comms[other].process_at;
+    }
+    return SIZE_MAX;
+}
+
+/* Where the chain of waits from a process ends; SIZE_MAX: it waits for none here, or goes round. */
+static size_t end_of(const struct top_look *look, size_t process_at, double *us_out)
+{
+    double us;
+    size_t at = next_of(look, process_at, us_out), end = SIZE_MAX;
+    for (size_t steps = 0; at != SIZE_MAX && steps <= look->process_count; steps++) {
+        end = at;
+        at = next_of(look, at, &us);
+    }
+    return at == SIZE_MAX ? end : SIZE_MAX;
+}
+
+bool top_blame_find(const struct top_look *look, struct top_blame *blame_out)
+{
+    *blame_out = (struct top_blame){.held = 0};
+    for (size_t candidate = 0; candidate < look->process_count; candidate++) {
+        struct top_blame blame = {.process_at = candidate};
+        for (size_t i = 0; i < look->process_count; i++) {
+            double us;
+            if (end_of(look, i, &us) != candidate)
+                continue;
+            blame.held++;
+            blame.us = us > blame.us ? us : blame.us;
+        }
+        if (blame.held > blame_out->held)
+            *blame_out = blame;
+    }
+    return blame_out->held > 0;
+}
