@@ -539,7 +539,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal
                                                               const struct shoal_comm *comm, struct shoal_failure *failure_out);
 
 /* Prints the flight recorder of comm, the last 1,024 operations of this rank, oldest first, one JSON object per line. It is
- * also written, on failure, to the file named by SHOAL_RECORDER_FILE. */
+ * also written, on failure, to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
 /* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */

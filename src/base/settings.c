@@ -351,6 +351,12 @@ void shoal_agreed_print_difference(const struct shoal_agreed *there, const struc
                  used ? "; " : "");
 }
 
+const char *shoal_settings_temporary_folder(void)
+{
+    const char *folder = getenv("TMPDIR");
+    return folder && folder[0] == '/' ? folder : "/tmp";
+}
+
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out)
 {
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {

@@ -13,7 +13,8 @@
     X(LOG, log, TEXT, "warn", 0,                                                                                               \
       "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)")                         \
     X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank")    \
-    X(RECORDER_FILE, recorder_file, TEXT, "", 0, "file that receives the flight recorder on failure; %h, %p, %r as above")     \
+    X(RECORDER_FILE, recorder_file, TEXT, "auto", 0,                                                                           \
+      "file that receives the flight recorder on failure; %h, %p, %r as above; auto: one in the temporary folder; no: none")   \
     X(TRACE_FILE, trace_file, TEXT, "", 0,                                                                                     \
       "file that receives the flight recorder when a communicator is finalized or freed; %h, %p, %r as above")                 \
     X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
@@ -94,6 +95,9 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
 
 /* "40000-40099", or one port; empty: both become 0. False when it is no such text. */
 bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out);
+
+/* Where files go that nobody has named: TMPDIR, or /tmp. */
+const char *shoal_settings_temporary_folder(void);
 
 /* Prints the table. */
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out);

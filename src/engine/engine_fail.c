@@ -160,11 +160,60 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
 
 /* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
 
+static double ns_per_tick(const struct shoal_engine *engine)
+{
+    return engine->anchor ? engine->anchor->ns_per_tick : 1;
+}
+
+/* One rank of each host says where the recorders are: the lowest one that was not lost; and of each job once, though all its
+ * communicators break. */
+static bool is_teller(const struct shoal_engine *engine)
+{
+    static _Atomic uint64_t told; /* the job last told of by this process */
+    int teller = engine->leader;
+    if (engine->failure.status == SHOAL_ERR_PEER_LOST && engine->failure.rank == teller)
+        teller++;
+    while (teller < engine->size && !shoal_engine_is_here(engine, teller))
+        teller++;
+    /* relaxed: a number that nothing else goes by */
+    return engine->rank == teller &&
+           atomic_exchange_explicit(&told, engine->recorder.job, memory_order_relaxed) != engine->recorder.job;
+}
+
+/* Where the user has named no file, one in the temporary folder. */
+static void keep_recorder(struct shoal_engine *engine)
+{
+    char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX];
+    const struct shoal_recorder_file file = {engine->log, "the flight recorder to", pattern, true};
+    if (!shoal_recorder_find_place(&engine->recorder, pattern, sizeof pattern, all, sizeof all)) {
+        shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
+                       "cannot keep the flight recorder as %s: %m; SHOAL_RECORDER_FILE names another file, or no", all);
+        return;
+    }
+    if (shoal_recorder_append(&engine->recorder, engine->name, engine->rank, ns_per_tick(engine), &file, NULL) &&
+        is_teller(engine))
+        shoal_log_line(
+            engine->log, SHOAL_LOG_WARN, "engine",
+            "flight recorder: `shoal trace %s` shows what the ranks of this host did; docs/errors.md tells what to do", all);
+}
+
+/* Where the recorder names no job, as in a test of the engine alone, the user has named the file or there is none. */
 static void write_recorder(struct shoal_engine *engine)
 {
-    const struct shoal_recorder_file file = {engine->log, "SHOAL_RECORDER_FILE", engine->settings->recorder_file};
-    shoal_recorder_append(&engine->recorder, engine->name, engine->rank, engine->anchor ? engine->anchor->ns_per_tick : 1,
-                          &file);
+    const char *name = engine->settings->recorder_file;
+    const struct shoal_recorder_file file = {engine->log, "SHOAL_RECORDER_FILE", name, false};
+    char written[SHOAL_RECORDER_NAME_MAX];
+    if (!strcmp(name, "no") || (!strcmp(name, "auto") && !engine->recorder.job))
+        return;
+    if (!strcmp(name, "auto"))
+        keep_recorder(engine);
+    else if (shoal_recorder_append(&engine->recorder, engine->name, engine->rank, ns_per_tick(engine), &file, written) &&
+             is_teller(engine))
+        shoal_log_line(
+            engine->log, SHOAL_LOG_WARN, "engine",
+            "flight recorder: %s; `shoal trace`, given those of all ranks, shows what they did; docs/errors.md tells "
+            "what to do",
+            written);
 }
 
 static void complete_list(struct shoal_request *list, enum shoal_status status)
@@ -480,7 +529,7 @@ static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
     const int rank = find_missing(engine, request, nearest);
     engine->ops->say_waits_for(engine->transport, request->sequence, rank);
     shoal_recorder_note_wait(&engine->recorder, rank,
-                             shoal_clock_ticks() - (uint64_t)((double)(now_ns - engine->progress_ns) / engine->ns_per_tick));
+                             shoal_clock_ticks() - (uint64_t)((double)(now_ns - engine->progress_ns) / ns_per_tick(engine)));
     engine->said_ns = now_ns;
     engine->is_wait_said = true;
 }

@@ -144,16 +144,27 @@ void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_rec
 /* One JSON object per line, oldest first. */
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out);
 
+#define SHOAL_RECORDER_NAME_MAX 512
+
 /* A file named by a setting. */
 struct shoal_recorder_file {
     struct shoal_log *log;
     const char *setting; /* its name, for the message */
     const char *pattern; /* its value, with %h, %p, %r; "": there is no file */
+    bool is_private;     /* nobody else may read a file that is made */
 };
 
 /* Appends the lines to the file, in one write: ranks that share a file do not tear each other's lines (on a local file
- * system). Logs a warning when it cannot. */
-void shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
-                           const struct shoal_recorder_file *file);
+ * system). Its name is then in name_out, which may be NULL. False: there is no file, or a warning was logged why it cannot be
+ * written. */
+bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
+                           const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
+
+/* recorder_keep.c: gives a pattern, as above, of a file in the temporary folder, and, for a shell, one of all ranks' files.
+ * Makes the folder, readable by the user alone, and removes files there but for those of this job and the newest
+ * SHOAL_RECORDERS_KEPT others. False with errno set: there is no such folder. */
+#define SHOAL_RECORDERS_KEPT 32
+SHOAL_MUST_USE bool shoal_recorder_find_place(const struct shoal_recorder *recorder, char *pattern, size_t pattern_bytes,
+                                              char *all, size_t all_bytes);
 
 #endif

@@ -199,9 +199,9 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
 /* ---- Files --------------------------------------------------------------------------------------------------------------- */
 
 /* False with errno set. */
-static bool append(const char *name, const char *text, size_t bytes)
+static bool append(const char *name, mode_t mode, const char *text, size_t bytes)
 {
-    const int fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    const int fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, mode);
     size_t done = 0;
     while (fd >= 0 && done < bytes) {
         const ssize_t wrote = write(fd, text + done, bytes - done);
@@ -216,18 +216,22 @@ static bool append(const char *name, const char *text, size_t bytes)
     return fd >= 0 && done == bytes;
 }
 
-void shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
-                           const struct shoal_recorder_file *file)
+bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
+                           const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX])
 {
-    char name[512], *text = NULL;
+    char name[SHOAL_RECORDER_NAME_MAX], *text = NULL;
     size_t bytes = 0;
     if (!file->pattern[0])
-        return;
+        return false;
     shoal_log_expand(file->log, file->pattern, name, sizeof name);
     FILE *memory = open_memstream(&text, &bytes);
     if (memory)
         shoal_recorder_print(recorder, comm, rank, ns_per_tick, memory);
-    if (!memory || fclose(memory) != 0 || !append(name, text, bytes))
+    const bool is_written = memory && fclose(memory) == 0 && append(name, file->is_private ? 0600 : 0666, text, bytes);
+    if (!is_written)
         shoal_log_line(file->log, SHOAL_LOG_WARN, "observe", "cannot write %s \"%s\": %m", file->setting, name);
     free(text);
+    if (name_out)
+        strcpy(name_out, name);
+    return is_written;
 }

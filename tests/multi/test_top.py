@@ -6,6 +6,7 @@ import re
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 
 from tap import Skip, call, expect, run_cases
@@ -230,9 +231,41 @@ def a_process_of_another_user_is_told():
                 before=("setpriv", "--reuid", "65534", "--clear-groups"))
 
 
+def fail(folder, **more):
+    """A job that fails; its output and the files that it leaves."""
+    env = {**os.environ, "TMPDIR": folder, **more}
+    code, out, err = call(SHOAL, "run", "-n", "3", PROBE, "mismatch", env=env)
+    expect(code == 3, code, out, err)
+    kept = os.path.join(folder, f"shoal-{os.geteuid()}")
+    return err.split("shoal run: rank ")[0], sorted(os.listdir(kept)) if os.path.exists(kept) else None, kept
+
+
+def a_failure_keeps_the_recorders_and_one_rank_says_where():
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder:
+        told, files, kept = fail(folder)
+        said = re.findall(r"\[engine\] flight recorder: `shoal trace (\S+)` shows what the ranks of this host did; docs/errors.md", told)
+        expect(len(said) == 1 and told.count("flight recorder") == 1, told)
+        expect([re.fullmatch(r"flight-[0-9a-f]{16}-r(\d)-\d+", name).group(1) for name in files] == ["0", "1", "2"], files)
+        expect(all(os.stat(os.path.join(kept, name)).st_mode & 0o777 == 0o600 for name in files), files)
+        code, out, err = call("sh", "-c", f"{SHOAL} trace -o /dev/null {said[0]}")
+        expect(code == 0 and "SHOAL_ERR_MISMATCH on rank" in out and "3 ranks on 1 machine" in out, out, err)
+
+
+def recorders_go_where_the_setting_says():
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder:
+        told, files, _ = fail(folder, SHOAL_RECORDER_FILE="no")
+        expect(files is None and "flight recorder" not in told, told, files)
+        told, files, _ = fail(folder, SHOAL_RECORDER_FILE=f"{folder}/flight.%r")
+        expect(files is None and sorted(os.listdir(folder)) == ["flight.0", "flight.1", "flight.2"], files)
+        expect(told.count(f"flight recorder: {folder}/flight.0; `shoal trace`, given those of all ranks") == 1, told)
+        told, files, _ = fail(f"{folder}/flight.0")
+        expect(told.count("cannot keep the flight recorder as ") == 3 and "Not a directory; SHOAL_RECORDER_FILE names another" in told, told)
+
+
 if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, the_table_is_repeated_until_the_job_ends,
-               what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])
+               a_failure_keeps_the_recorders_and_one_rank_says_where,
+               recorders_go_where_the_setting_says, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

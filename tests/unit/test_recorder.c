@@ -6,6 +6,9 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -234,8 +237,8 @@ static int tear_down(void **state)
 
 static void append(struct fixture *fixture, const char *pattern)
 {
-    const struct shoal_recorder_file file = {&fixture->log, "SHOAL_TRACE_FILE", pattern};
-    shoal_recorder_append(&fixture->recorder, "world", 2, NS_PER_TICK, &file);
+    const struct shoal_recorder_file file = {&fixture->log, "SHOAL_TRACE_FILE", pattern, false};
+    (void)shoal_recorder_append(&fixture->recorder, "world", 2, NS_PER_TICK, &file, NULL);
 }
 
 static void file_is_appended_to(void **state)
@@ -272,6 +275,96 @@ static void file_that_cannot_be_written_is_told(void **state)
     assert_non_null(strstr(fixture->line, "cannot write SHOAL_TRACE_FILE \"/dev/full\": No space left on device"));
 }
 
+/* Files in the place that the recorder finds, and the names of all. */
+static int count_kept(const char *folder, const char *beginning)
+{
+    int count = 0;
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    while ((entry = readdir(dir)) != NULL)
+        count += strncmp(entry->d_name, beginning, strlen(beginning)) == 0;
+    closedir(dir);
+    return count;
+}
+
+static void make_file(const char *folder, const char *name, time_t changed)
+{
+    char path[256];
+    const struct timespec times[2] = {{changed, 0}, {changed, 0}};
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+static void remove_all(const char *folder)
+{
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    while ((entry = readdir(dir)) != NULL)
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    closedir(dir);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* Those of this job stay, whatever their number; of others the newest; what has another name stays. */
+static void kept_recorders_are_private_and_few(void **state)
+{
+    struct fixture *fixture = *state;
+    char folder[128], pattern[512], all[512], wanted[512], name[64];
+    struct stat status;
+    fixture->recorder.job = 0xab;
+    setenv("TMPDIR", fixture->folder, 1);
+    snprintf(folder, sizeof folder, "%s/shoal-%u", fixture->folder, (unsigned)geteuid());
+    assert_true(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    snprintf(wanted, sizeof wanted, "%s/flight-00000000000000ab-*", folder);
+    assert_string_equal(all, wanted);
+    assert_int_equal(stat(folder, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0700);
+    for (int i = 0; i < 40; i++) {
+        snprintf(name, sizeof name, "flight-00000000000000ab-r%d-1", i);
+        make_file(folder, name, 1000 + i);
+        snprintf(name, sizeof name, "flight-00000000000000cd-r%d-1", i);
+        make_file(folder, name, 2000 + i);
+    }
+    make_file(folder, "notes", 1);
+    assert_true(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_int_equal(count_kept(folder, "flight-00000000000000ab-"), 40);
+    assert_int_equal(count_kept(folder, "flight-00000000000000cd-"), SHOAL_RECORDERS_KEPT);
+    assert_int_equal(count_kept(folder, "flight-00000000000000cd-r7-"), 0);
+    assert_int_equal(count_kept(folder, "flight-00000000000000cd-r8-"), 1);
+    assert_int_equal(count_kept(folder, "notes"), 1);
+    const struct shoal_recorder_file file = {&fixture->log, "the flight recorder to", pattern, true};
+    char written[SHOAL_RECORDER_NAME_MAX];
+    assert_true(shoal_recorder_append(&fixture->recorder, "world", 2, NS_PER_TICK, &file, written));
+    assert_int_equal(stat(written, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0600);
+    remove_all(folder);
+    unsetenv("TMPDIR");
+}
+
+/* A link to a folder, or one that others can write to, is somebody's trap. */
+static void another_ones_folder_is_not_written_to(void **state)
+{
+    struct fixture *fixture = *state;
+    char folder[128], pattern[512], all[512];
+    setenv("TMPDIR", fixture->folder, 1);
+    snprintf(folder, sizeof folder, "%s/shoal-%u", fixture->folder, (unsigned)geteuid());
+    assert_int_equal(symlink("/tmp", folder), 0);
+    assert_false(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_int_equal(errno, ENOTDIR);
+    assert_int_equal(unlink(folder), 0);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_false(shoal_recorder_find_place(&fixture->recorder, pattern, sizeof pattern, all, sizeof all));
+    assert_int_equal(errno, EPERM);
+    assert_int_equal(rmdir(folder), 0);
+    unsetenv("TMPDIR");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +377,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(file_is_appended_to, set_up, tear_down),
         cmocka_unit_test_setup_teardown(no_name_means_no_file, set_up, tear_down),
         cmocka_unit_test_setup_teardown(file_that_cannot_be_written_is_told, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(kept_recorders_are_private_and_few, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(another_ones_folder_is_not_written_to, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
