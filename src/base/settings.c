@@ -45,6 +45,7 @@ static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "ho
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
 static const char *const writes[] = {"auto", "no", NULL};
 static const char *const moves[] = {"auto", "no", NULL};
+static const char *const dump_signals[] = {"no", "USR1", "USR2", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
 /* What a text may be: one of `words`, then, after commas, any of `more`. */
@@ -57,6 +58,7 @@ static const struct choice {
     {"SHOAL_KERNELS", kernels, NULL},
     {"SHOAL_WRITES", writes, NULL},
     {"SHOAL_MOVE", moves, NULL},
+    {"SHOAL_DUMP_SIGNAL", dump_signals, NULL},
 };
 
 /* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */

@@ -17,6 +17,8 @@
       "file that receives the flight recorder on failure; %h, %p, %r as above; auto: one in the temporary folder; no: none")   \
     X(TRACE_FILE, trace_file, TEXT, "", 0,                                                                                     \
       "file that receives the flight recorder when a communicator is finalized or freed; %h, %p, %r as above")                 \
+    X(DUMP_SIGNAL, dump_signal, TEXT, "no", 0,                                                                                 \
+      "USR1 or USR2: this signal writes the flight recorder at once, to SHOAL_RECORDER_FILE or the temporary folder")          \
     X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
     X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing")                   \
     X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \

@@ -1,5 +1,7 @@
 #include "comm/context.h"
 
+#include "comm/dump.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +39,7 @@ static enum shoal_status fill(struct shoal_context *context)
     SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->node));
     context->driver.is_parent = context->is_parent;
     context->has_driver = true;
+    shoal_dump_start(&context->log, &context->settings);
     return SHOAL_OK;
 }
 
@@ -87,6 +90,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_comm_free(context->comms);
     if (is_child)
         return;
+    shoal_dump_stop(&context->log);
     for (size_t i = 0; i < context->world_count; i++)
         shoal_world_close(context->worlds[i]);
     free(context->worlds);

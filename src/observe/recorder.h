@@ -160,6 +160,9 @@ struct shoal_recorder_file {
 bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
                            const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
 
+/* The same for all recorders of a process, read as watch.c does. */
+bool shoal_recorder_append_process(int pid, const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
+
 /* recorder_keep.c: gives a pattern, as above, of a file in the temporary folder, and, for a shell, one of all ranks' files.
  * Makes the folder, readable by the user alone, and removes files there but for those of this job and the newest
  * SHOAL_RECORDERS_KEPT others. False with errno set: there is no such folder. */

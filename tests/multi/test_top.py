@@ -18,16 +18,19 @@ PROBE = os.environ["SHOAL_TOP_PROBE"]
 class Job:
     """`shoal run` of the probe; ended and waited for at the end."""
 
-    def __init__(self, mode, ranks=2):
+    def __init__(self, mode, ranks=2, **env):
         self.run = subprocess.Popen([SHOAL, "run", "-n", str(ranks), PROBE, mode], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                    stdin=subprocess.DEVNULL, text=True)
+                                    stdin=subprocess.DEVNULL, text=True, env={**os.environ, **env})
         self.pids = {}
+        self.before = ""
         while len(self.pids) < ranks:
             line = self.run.stdout.readline()
             expect(line, "the job ended early", self.pids)
             match = re.fullmatch(r"(\d+)\| ready (\d+)\n", line)
             if match:
                 self.pids[int(match.group(1))] = int(match.group(2))
+            else:
+                self.before += line
 
     def __enter__(self):
         return self
@@ -262,10 +265,44 @@ def recorders_go_where_the_setting_says():
         expect(told.count("cannot keep the flight recorder as ") == 3 and "Not a directory; SHOAL_RECORDER_FILE names another" in told, told)
 
 
+def wait_for(is_right):
+    for _ in range(200):
+        if is_right():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def a_signal_writes_the_recorders():
+    """Of ranks that wait in Shoal and of one that does not; they live on, and a second signal writes again."""
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
+        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
+        job.look_until(lambda mine, look: world(mine[0])["called"] == 101, str(job.pids[0]))
+        os.kill(job.run.pid, signal.SIGUSR2)
+        wait_for(lambda: os.path.exists(kept) and len(os.listdir(kept)) == 2 and
+                 all(os.stat(os.path.join(kept, name)).st_size > 40000 for name in os.listdir(kept)))
+        code, out, err = call("sh", "-c", f"{SHOAL} trace --json -o /dev/null {kept}/*")
+        sums = json.loads(out)
+        expect(code == 0 and sums["records"] == 201 and sums["failed"][0]["ranks_without_record"] == [1], out, err)
+        sizes = sum(os.stat(os.path.join(kept, name)).st_size for name in os.listdir(kept))
+        os.kill(job.pids[1], signal.SIGUSR2)
+        wait_for(lambda: sum(os.stat(os.path.join(kept, name)).st_size for name in os.listdir(kept)) > sizes + 40000)
+        expect(job.look(str(job.pids[0]))[1]["held_up_by"]["pid"] == job.pids[1], "the job lives")
+
+
+def a_signal_that_the_program_handles_stays_its_own():
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("handler", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
+        expect(job.before.count("SHOAL_DUMP_SIGNAL is USR2, which the program handles itself: it writes no flight recorder") == 2, job.before)
+        os.kill(job.pids[1], signal.SIGUSR2)
+        time.sleep(0.3)
+        expect(job.look(str(job.pids[0]))[1]["processes"] and os.listdir(folder) == [], os.listdir(folder))
+
+
 if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, the_table_is_repeated_until_the_job_ends,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
-               recorders_go_where_the_setting_says, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])
+               recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
+               a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

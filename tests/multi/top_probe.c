@@ -3,7 +3,9 @@
  *   busy      all-reduces of 256 KiB; rank 1 sleeps for 2 ms before each
  *   receive   rank 0 receives from rank 1, which sends nothing; rank 1 waits for a signal
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
- *   fork      like late, and each rank has a child that has its descriptors */
+ *   fork      like late, and each rank has a child that has its descriptors
+ *   handler   like late, and the program has a handler for SIGUSR2 */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +53,15 @@ static int run(struct shoal_comm *comm, const char *mode)
     return sum(comm, 1000) == SHOAL_OK ? 0 : 3;
 }
 
+static void be_deaf(int number)
+{
+    (void)number;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 2 && !strcmp(argv[1], "handler"))
+        signal(SIGUSR2, be_deaf);
     struct shoal_context *context;
     struct shoal_comm *comm;
     data = calloc(65536, sizeof *data);

@@ -1,0 +1,141 @@
+/* The handler writes to an eventfd, and a thread does the rest: it reads the recorders as another process would, without a
+ * lock. So it works while a thread of the program hangs inside Shoal, or has not called it for hours. */
+#include "comm/dump.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "observe/recorder.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, but what the handler reads */
+static struct shoal_log *owner;                          /* of the context that began; NULL: off */
+static const struct shoal_settings *settings_of_owner;
+static pthread_t thread;
+static int signal_number;
+static atomic_bool must_stop;
+
+/* The handler reads these; set before it is installed. The descriptor stays open: a handler may be on its way to it. */
+static int wake_fd = -1;
+static pid_t wake_pid;
+
+static void wake(int number)
+{
+    const int error = errno;
+    const uint64_t one = 1;
+    (void)number;
+    if (getpid() == wake_pid) /* a forked child has the handler, and not the thread */
+        (void)!write(wake_fd, &one, sizeof one);
+    errno = error;
+}
+
+/* ---- Writing ------------------------------------------------------------------------------------------------------------- */
+
+static void note_job(void *arg, const struct shoal_watched *watched)
+{
+    *(uint64_t *)arg = watched->job;
+}
+
+static void dump(void)
+{
+    struct shoal_recorder_file file = {owner, "SHOAL_RECORDER_FILE", settings_of_owner->recorder_file, false};
+    struct shoal_recorder recorder = {.flight = NULL};
+    char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX], name[SHOAL_RECORDER_NAME_MAX], error[300];
+    const bool is_named = strcmp(file.pattern, "auto") != 0 && strcmp(file.pattern, "no") != 0;
+    if (shoal_watch(getpid(), note_job, &recorder.job, error, sizeof error) != SHOAL_OK) {
+        shoal_log_line(owner, SHOAL_LOG_WARN, "comm", "the flight recorder cannot be written: %s", error);
+        return;
+    }
+    if (!is_named) {
+        file.setting = "the flight recorder to";
+        file.pattern = pattern;
+        file.is_private = true;
+        if (!shoal_recorder_find_place(&recorder, pattern, sizeof pattern, all, sizeof all)) {
+            shoal_log_line(owner, SHOAL_LOG_WARN, "comm", "cannot write the flight recorder as %s: %m", all);
+            return;
+        }
+    }
+    if (shoal_recorder_append_process(getpid(), &file, name))
+        shoal_log_line(owner, SHOAL_LOG_WARN, "comm", "a signal came: flight recorder written to %s", name);
+}
+
+static void *serve(void *arg)
+{
+    uint64_t times;
+    (void)arg;
+    for (;;) {
+        const ssize_t got = read(wake_fd, &times, sizeof times);
+        if (atomic_load_explicit(&must_stop, memory_order_acquire) || (got < 0 && errno != EINTR))
+            return NULL;
+        if (got == (ssize_t)sizeof times)
+            dump();
+    }
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static bool start_thread(void)
+{
+    sigset_t all, before;
+    if (wake_fd < 0)
+        wake_fd = eventfd(0, EFD_CLOEXEC);
+    if (wake_fd < 0)
+        return false;
+    wake_pid = getpid();
+    atomic_store_explicit(&must_stop, false, memory_order_release);
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
+    errno = pthread_create(&thread, NULL, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return errno == 0;
+}
+
+static void start(struct shoal_log *log, const struct shoal_settings *settings)
+{
+    const struct sigaction ours = {.sa_handler = wake, .sa_flags = SA_RESTART};
+    struct sigaction found;
+    signal_number = !strcmp(settings->dump_signal, "USR1") ? SIGUSR1 : SIGUSR2;
+    if (sigaction(signal_number, NULL, &found) != 0 || found.sa_handler != SIG_DFL) {
+        shoal_log_line(log, SHOAL_LOG_WARN, "comm",
+                       "SHOAL_DUMP_SIGNAL is %s, which the program handles itself: it writes no flight recorder; `shoal top "
+                       "--dump` does without a signal",
+                       settings->dump_signal);
+        return;
+    }
+    owner = log;
+    settings_of_owner = settings;
+    if (start_thread() && sigaction(signal_number, &ours, NULL) == 0)
+        return;
+    shoal_log_line(log, SHOAL_LOG_WARN, "comm", "SHOAL_DUMP_SIGNAL: no thread can be started for it: %m");
+    owner = NULL;
+}
+
+void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settings)
+{
+    if (!strcmp(settings->dump_signal, "no") || !settings->dump_signal[0])
+        return;
+    pthread_mutex_lock(&lock);
+    if (!owner)
+        start(log, settings);
+    pthread_mutex_unlock(&lock);
+}
+
+void shoal_dump_stop(struct shoal_log *log)
+{
+    const uint64_t one = 1;
+    struct sigaction found;
+    pthread_mutex_lock(&lock);
+    if (owner == log && wake_pid == getpid()) {
+        if (sigaction(signal_number, NULL, &found) == 0 && found.sa_handler == wake)
+            signal(signal_number, SIG_DFL);
+        atomic_store_explicit(&must_stop, true, memory_order_release);
+        if (write(wake_fd, &one, sizeof one) == (ssize_t)sizeof one)
+            pthread_join(thread, NULL);
+        owner = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
