@@ -110,8 +110,10 @@ struct shoal_context_options {
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_context_create(const struct shoal_context_options *options,
                                                                 struct shoal_context **context_out);
 
-/* Frees the context and all communicators, requests and memory it still holds. NULL is allowed. No other thread may be
- * inside a call on it. Waits at most a second for peers that may still write to this rank's memory. */
+/* Frees the context and all communicators and memory it still holds. Requests that were not freed are done afterwards and stay
+ * yours to free. NULL is allowed. No other thread may be inside a call on it. In a callback it frees nothing and logs an error
+ * (ERR_STATE, for shoal_last_failure too), as the thread that drives is inside a call then. Waits at most a second for peers
+ * that may still write to this rank's memory. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */

@@ -86,6 +86,14 @@ void shoal_context_destroy(struct shoal_context *context)
     if (!context)
         return;
     const bool is_child = context->is_parent && !*context->is_parent; /* the parent's shared memory is not mapped here */
+    if (!is_child && context->has_driver && shoal_driver_is_inside(&context->driver)) {
+        const enum shoal_status refused =
+            shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
+                           "shoal_context_destroy inside a callback: nothing is freed; destroy the context after the call that "
+                           "runs the callback has returned");
+        (void)refused;
+        return;
+    }
     while (!is_child && context->comms)
         shoal_comm_free(context->comms);
     if (is_child)

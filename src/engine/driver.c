@@ -135,6 +135,11 @@ void shoal_driver_unlock(struct shoal_driver *driver)
     pthread_mutex_unlock(&driver->lock);
 }
 
+bool shoal_driver_is_inside(struct shoal_driver *driver)
+{
+    return holds_lock(driver);
+}
+
 void shoal_driver_check_by(struct shoal_driver *driver, uint64_t when_ns)
 {
     if (when_ns < driver->next_check_ns)

@@ -58,6 +58,8 @@ void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks);
 void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network);
 
 void shoal_driver_lock(struct shoal_driver *driver);
+/* Whether this thread is in a callback, which runs under the lock. Any thread. */
+bool shoal_driver_is_inside(struct shoal_driver *driver);
 /* Under the lock: the next look at deadlines comes no later. */
 void shoal_driver_check_by(struct shoal_driver *driver, uint64_t when_ns);
 void shoal_driver_unlock(struct shoal_driver *driver);

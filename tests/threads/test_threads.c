@@ -340,6 +340,48 @@ static void threads_callbacks_that_post(void **state)
     run_world(3, callbacks_body);
 }
 
+struct destroyer {
+    struct rank *rank;
+    atomic_bool is_done;
+};
+
+/* Refused: the thread that drives is inside a call. */
+static void destroy_context(void *arg, enum shoal_status status)
+{
+    struct destroyer *destroyer = arg;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    OK(destroyer->rank, status);
+    shoal_context_destroy(destroyer->rank->context);
+    OK(destroyer->rank, shoal_last_failure(destroyer->rank->context, NULL, &failure));
+    CHECK(destroyer->rank, failure.status == SHOAL_ERR_STATE && strstr(failure.text, "shoal_context_destroy"), "told \"%s\"",
+          failure.text);
+    atomic_store(&destroyer->is_done, true);
+}
+
+static atomic_bool may_come;
+
+static void destroy_body(struct rank *rank)
+{
+    struct destroyer destroyer = {.rank = rank};
+    struct shoal_request *request;
+    while (rank->rank == 1 && !atomic_load(&may_come)) /* so that rank 0's request is not done before it has its callback */
+        pause_us(200);
+    OK(rank, shoal_barrier_post(rank->comm, NULL, &request));
+    if (rank->rank == 0)
+        shoal_request_on_done(request, destroy_context, &destroyer);
+    atomic_store(&may_come, true);
+    while (rank->rank == 0 && !atomic_load(&destroyer.is_done))
+        pause_us(200);
+    end_request(rank, request);
+}
+
+static void threads_context_is_not_destroyed_in_a_callback(void **state)
+{
+    (void)state;
+    atomic_store(&may_come, false);
+    run_world(2, destroy_body);
+}
+
 /* A wait that runs out, again and again, for a peer that is late; then all is well. */
 static void late_body(struct rank *rank)
 {
@@ -584,6 +626,7 @@ int main(void)
         cmocka_unit_test(threads_messages),
         cmocka_unit_test(threads_async),
         cmocka_unit_test(threads_callbacks_that_post),
+        cmocka_unit_test(threads_context_is_not_destroyed_in_a_callback),
         cmocka_unit_test(threads_wait_that_runs_out_loses_nothing),
         cmocka_unit_test(threads_post_that_waits),
         cmocka_unit_test(threads_several_communicators),
