@@ -101,6 +101,7 @@ struct shoal_piece {
     size_t first;                  /* element of a whole, or of each part */
     uint32_t step;
     struct shoal_packed *packed; /* what was put together for its puts */
+    bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
 };
 
 /* Called after each step, for tests. */

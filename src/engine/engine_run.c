@@ -538,17 +538,13 @@ struct shoal_packed {
     _Alignas(SHOAL_CACHE_LINE) char data[];
 };
 
-static void free_first(struct shoal_packed **list)
-{
-    struct shoal_packed *packed = *list;
-    *list = packed->next;
-    free(packed);
-}
-
 void shoal_packed_free(struct shoal_packed **list)
 {
-    while (*list)
-        free_first(list);
+    while (*list) {
+        struct shoal_packed *packed = *list;
+        *list = packed->next;
+        free(packed);
+    }
 }
 
 /* NULL: no memory. */
@@ -586,12 +582,11 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece
     const char *source = find_address(engine, piece, slot, blocks[0], &from, 0, &run);
     const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
     const bool is_apart = run < from.elements || (is_input && is_scaled_on_reading(engine, request));
-    if (is_apart && !(source = pack_block(engine, piece, slot, blocks[0], &from)))
+    if (is_apart && !(source = piece->is_packed ? piece->packed->data : pack_block(engine, piece, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
     const enum shoal_status status =
         engine->ops->put(engine->transport, step->peer, slot, to.window_at, source, from.elements * request->element_bytes);
-    if (is_apart && status != SHOAL_OK)
-        free_first(&piece->packed);
+    piece->is_packed = is_apart && status == SHOAL_PENDING;
     return status;
 }
 
@@ -671,6 +666,7 @@ static bool start_pieces(struct shoal_engine *engine)
         if (piece->request)
             return did;
         piece->request = request;
+        piece->is_packed = false;
         piece->first = request->pieces_started++ * request->piece_elements;
         piece->step = 0;
         engine->piece_next++;

@@ -146,17 +146,23 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
         request->message_phase = COPYING;
 }
 
-/* A part at a time, so that other operations move on. */
-static void copy_part(struct shoal_engine *engine, struct shoal_request *request)
+/* A part at a time, so that other operations move on. PENDING: a failure was published, after which the sender may have freed
+ * its memory; shoal_engine_check takes the failure up. */
+static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t offset = request->message_offset, bytes = shoal_min_size(request->bytes - offset, COPY_BYTES);
     void *const to = (char *)request->call.output + offset;
+    if (engine->ops->enter && !engine->ops->enter(engine->transport))
+        return SHOAL_PENDING;
     engine->kernels->copy(&to, 1, (const char *)request->message_source + offset, bytes, SHOAL_STORES_CACHED);
+    if (engine->ops->leave)
+        engine->ops->leave(engine->transport);
     request->message_offset += bytes;
     if (request->message_offset < request->bytes)
-        return;
+        return SHOAL_OK;
     request->message_phase = TO_ANSWER;
     request->pieces_done = 1;
+    return SHOAL_OK;
 }
 
 /* A message meets its receive. */
@@ -349,8 +355,7 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
             finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case COPYING:
-        copy_part(engine, request);
-        return SHOAL_OK;
+        return copy_part(engine, request);
     case DRAINING:
         if (engine->messages->head != request)
             return SHOAL_PENDING;

@@ -543,6 +543,96 @@ static void engine_delivers_messages_exactly(void **state)
     }
 }
 
+static bool has_failed_elsewhere; /* as shared memory tells it, before this rank has looked */
+static int entered, left;
+
+static bool enter_unless_failed(struct shoal_transport *transport)
+{
+    (void)transport;
+    entered += !has_failed_elsewhere;
+    return !has_failed_elsewhere;
+}
+
+static void leave_it(struct shoal_transport *transport)
+{
+    (void)transport;
+    left++;
+}
+
+/* After a failure the sender frees its memory, and its mapping here may go: a copy that takes several turns must not go on. */
+static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 2, .size = 2};
+    for (int is_lost = 0; is_lost < 2; is_lost++) {
+        struct world *world = open_world(&weather, preset);
+        struct shoal_transport_ops ops = *world->ranks[1].engine->ops;
+        char *from = world->ranks[0].areas.shared[0], *to = world->ranks[1].areas.plain[0];
+        const struct shoal_call send = {
+            .kind = SHOAL_KIND_SEND, .type = SHOAL_UINT8, .root = 1, .count = MEMORY_BYTES, .input = from};
+        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_UINT8, .count = MEMORY_BYTES, .output = to};
+        ops.enter = enter_unless_failed;
+        ops.leave = leave_it;
+        world->ranks[1].engine->ops = &ops;
+        has_failed_elsewhere = is_lost;
+        entered = left = 0;
+        memset(from, 1, MEMORY_BYTES);
+        memset(to, 0, MEMORY_BYTES);
+        post(world, 0, 0, &send);
+        post(world, 1, 0, &receive);
+        assert_int_equal(drive(world, 1, 100 * TICK_NS), !is_lost);
+        assert_int_equal(to[0], !is_lost);
+        assert_true(left == entered && (entered > 0) == !is_lost);
+        close_world(world);
+    }
+}
+
+static shoal_reduce_fn scale_for_real;
+static int scalings;
+
+static void count_scaling(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
+                          double argument, enum shoal_stores stores)
+{
+    scalings++;
+    scale_for_real(dests, dest_count, sources, source_count, count, argument, stores);
+}
+
+/* How often inputs are scaled, where so many puts of a million cannot be taken at once. */
+static int count_scalings(unsigned busy_per_million)
+{
+    static const uint16_t host[] = {0, 1};
+    const struct shoal_sim_options weather = {
+        .seed = 7, .size = 2, .delay_ns_max = TICK_NS, .busy_per_million = busy_per_million, .host = host};
+    struct world *world = open_world(&weather, small_pieces);
+    struct shoal_kernels kernels = *world->ranks[0].engine->kernels;
+    scale_for_real = kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM];
+    kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM] = count_scaling;
+    scalings = 0;
+    for (int r = 0; r < 2; r++) {
+        const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+                                        .type = SHOAL_FLOAT32,
+                                        .op = SHOAL_SCALED_SUM,
+                                        .scale = 2,
+                                        .count = 20000,
+                                        .input = world->ranks[r].areas.plain[0],
+                                        .output = world->ranks[r].areas.plain[1]};
+        world->ranks[r].engine->kernels = &kernels;
+        post(world, r, 0, &call);
+    }
+    assert_true(drive(world, 1, 3600 * SHOAL_NS_PER_S));
+    close_world(world);
+    return scalings;
+}
+
+/* What is put has to be packed once, not at each try. */
+static void engine_packs_a_put_once(void **state)
+{
+    (void)state;
+    const int needed = count_scalings(0);
+    assert_true(needed > 0);
+    assert_int_equal(count_scalings(950000), needed);
+}
+
 /* ---- Failures ---- */
 
 /* Collectives end in order: none succeeds after one that failed. Messages may have ended before. */
@@ -1086,6 +1176,8 @@ int main(void)
         cmocka_unit_test(engine_runs_with_64_ranks),
         cmocka_unit_test(engine_same_seed_same_trace),
         cmocka_unit_test(engine_delivers_messages_exactly),
+        cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
+        cmocka_unit_test(engine_packs_a_put_once),
         cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
         cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
         cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),
