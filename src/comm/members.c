@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bootstrap/auth.h"
 #include "topology/nic.h"
 
 /* Where a rank might be reached: the addresses of its interfaces, best first, as it is told to all. */
@@ -20,6 +21,8 @@ struct reach {
 struct door {
     struct shoal_fabric_address address;
     char provider[32];
+    unsigned char nonce[SHOAL_SESSION_NONCE_BYTES];
+    unsigned char key[SHOAL_SESSION_KEY_BYTES]; /* rank 0's is the job's where no secret is set */
 };
 
 static void free_bytes(void *bytes)
@@ -162,6 +165,9 @@ static enum shoal_status exchange_doors(struct shoal_context *context, struct sh
 {
     struct door own = {.address = *shoal_network_address(context->network)};
     snprintf(own.provider, sizeof own.provider, "%s", shoal_network_provider(context->network));
+    if (shoal_auth_random(own.nonce, sizeof own.nonce) != SHOAL_OK ||
+        (!bootstrap->has_secret && bootstrap->rank == 0 && shoal_auth_random(own.key, sizeof own.key) != SHOAL_OK))
+        return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "no random bytes from the kernel (%m)");
     SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, doors, sizeof own, timeout_ms));
     for (int r = 0; r < bootstrap->size; r++) {
         doors[r].provider[sizeof doors[r].provider - 1] = 0;
@@ -189,21 +195,58 @@ static enum shoal_status keep_world(struct shoal_context *context, struct shoal_
     return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
 }
 
-static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
-                                        struct shoal_world *world, const struct shoal_shm_place *places,
-                                        const struct door *doors, struct shoal_member *members)
+/* The key that the sessions of a world derive theirs from: of the secret, or, where there is none, as good as the store that
+ * the doors came through: who can read that can read this. */
+static enum shoal_status find_job_key(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
+                                      const struct door *doors, struct shoal_siphash_key *key_out)
 {
+    static const char label[] = "shoal data plane, version 1";
+    const struct shoal_auth_part part = {label, sizeof label};
+    unsigned char mac[SHOAL_AUTH_MAC_BYTES];
+    if (bootstrap->has_secret && !shoal_auth_mac(bootstrap->secret, &part, 1, mac))
+        return shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "hosts", "libsodium, which the secret needs, is gone");
+    *key_out = shoal_siphash_key_read(bootstrap->has_secret ? mac : doors[0].key);
+    return SHOAL_OK;
+}
+
+static struct shoal_session_side side_of(const struct door *doors, int rank)
+{
+    struct shoal_session_side side = {.rank = (uint32_t)rank};
+    memcpy(side.nonce, doors[rank].nonce, sizeof side.nonce);
+    return side;
+}
+
+/* Before any of them may send: a rank leaves the next exchange, that of the control tree, when all have come to it. */
+static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
+                                        const struct shoal_shm_place *places, const struct door *doors,
+                                        struct shoal_member *members)
+{
+    const struct shoal_session_side own = side_of(doors, bootstrap->rank);
+    struct shoal_siphash_key job;
+    SHOAL_TRY(find_job_key(context, bootstrap, doors, &job));
     enum shoal_status status = SHOAL_OK;
     shoal_driver_lock(&context->driver);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[bootstrap->rank].host)
             continue;
-        const struct shoal_network_peer known = {
-            .name = places[r].name, .address = doors[r].address, .control = shoal_world_control(world), .world_rank = r};
+        const struct shoal_session_side side = side_of(doors, r);
+        struct shoal_network_peer known = {.name = places[r].name, .address = doors[r].address, .world_rank = r};
+        shoal_session_open(&known.session, &job, &own, &side);
         status = shoal_network_meet(context->network, &known, &members[r].there);
     }
     shoal_driver_unlock(&context->driver);
+    explicit_bzero(&job, sizeof job);
     return status;
+}
+
+static void tell_losses(struct shoal_context *context, struct shoal_world *world, const struct shoal_member *members, int size)
+{
+    shoal_driver_lock(&context->driver);
+    for (int r = 0; r < size; r++) {
+        if (members[r].there)
+            members[r].there->control = shoal_world_control(world);
+    }
+    shoal_driver_unlock(&context->driver);
 }
 
 static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_world *world, const struct shoal_member *members)
@@ -227,6 +270,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     if (!doors)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     SHOAL_TRY(exchange_doors(context, bootstrap, timeout_ms, doors));
+    SHOAL_TRY(meet_elsewhere(context, bootstrap, places, doors, members));
     const struct shoal_world_options options = {.log = &context->log,
                                                 .settings = &context->settings,
                                                 .address = (const struct sockaddr *)&nic.address,
@@ -236,7 +280,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     SHOAL_TRY(shoal_world_open(bootstrap, &options, &world));
     shoal_bootstrap_end_phase(bootstrap, "control tree");
     SHOAL_TRY(keep_world(context, world));
-    SHOAL_TRY(meet_elsewhere(context, bootstrap, world, places, doors, members));
+    tell_losses(context, world, members, bootstrap->size);
     watch_here(bootstrap, world, members);
     *world_out = world;
     return SHOAL_OK;

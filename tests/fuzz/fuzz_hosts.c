@@ -1,5 +1,5 @@
-/* Throws bytes at what hears from the network, below the endpoint: messages of any content, immediates of any value. The
- * endpoint and the control tree are made by hand here, so nothing is opened. With clang:
+/* Throws bytes at what hears from the network, below the endpoint: messages of any content, of peers that keep to no rule and of
+ * strangers, and immediates of any value. The endpoint and the control tree are made by hand, so nothing is opened. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
  * and without it as a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hand_node.h"
 #include "transport/hosts/hosts.h"
 
 #define SIZE 3
@@ -16,176 +17,6 @@
 #define INPUT_MAX ((size_t)64 << 10)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
-/* ---- An endpoint that hears what it is given ----------------------------------------------------------------------------- */
-
-struct shoal_fabric_node {
-    struct shoal_fabric_address address;
-    const uint8_t *data;
-    size_t bytes;
-    enum { QUIET, MESSAGE, WRITTEN } heard;
-    unsigned sent;
-    void *leaving[64]; /* owners of messages that leave with the next poll */
-    unsigned leaving_count;
-};
-
-static struct shoal_fabric_node endpoint = {.address = {.bytes = 4}};
-
-bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler)
-{
-    uint32_t immediate = 0;
-    while (node->leaving_count)
-        handler->left(handler->arg, node->leaving[--node->leaving_count]);
-    if (node->heard == MESSAGE)
-        handler->message(handler->arg, node->data, node->bytes);
-    memcpy(&immediate, node->data, node->bytes < sizeof immediate ? node->bytes : sizeof immediate);
-    if (node->heard == WRITTEN)
-        handler->written(handler->arg, immediate);
-    const bool did = node->heard != QUIET;
-    node->heard = QUIET;
-    return did;
-}
-
-enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer, const void *data, size_t bytes,
-                                         void *owner)
-{
-    (void)data;
-    assert(peer < SIZE && bytes <= SHOAL_FABRIC_MESSAGE_MAX);
-    if (++node->sent % 7 == 0 || node->leaving_count == SHOAL_COUNT_OF(node->leaving))
-        return SHOAL_PENDING;
-    node->leaving[node->leaving_count++] = owner;
-    return SHOAL_OK;
-}
-
-enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const struct shoal_fabric_write *write)
-{
-    (void)node;
-    assert(write->peer < SIZE && write->offset + write->bytes <= SLOTS * shoal_round_up(SLOT_BYTES, 1 << 21));
-    return SHOAL_PENDING;
-}
-
-enum shoal_status shoal_fabric_node_open(const struct shoal_fabric_library *library,
-                                         const struct shoal_fabric_provider *provider, uint16_t port_low, uint16_t port_high,
-                                         struct shoal_log *log, struct shoal_fabric_node **node_out)
-{
-    (void)library, (void)provider, (void)port_low, (void)port_high, (void)log;
-    *node_out = &endpoint;
-    return SHOAL_OK;
-}
-
-void shoal_fabric_node_close(struct shoal_fabric_node *node)
-{
-    (void)node;
-}
-
-const struct shoal_fabric_address *shoal_fabric_node_address(const struct shoal_fabric_node *node)
-{
-    return &node->address;
-}
-
-enum shoal_status shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
-                                         shoal_fabric_peer *peer_out)
-{
-    (void)node;
-    *peer_out = address->at[0];
-    return SHOAL_OK;
-}
-
-void shoal_fabric_node_stop(struct shoal_fabric_node *node)
-{
-    node->leaving_count = 0;
-}
-
-enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
-                                             struct shoal_fabric_memory *memory_out)
-{
-    (void)node, (void)bytes;
-    *memory_out = (struct shoal_fabric_memory){memory, 0, 5};
-    return SHOAL_OK;
-}
-
-const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
-                                              struct shoal_fabric_memory *memory_out)
-{
-    (void)node, (void)bytes;
-    *memory_out = (struct shoal_fabric_memory){memory, 0, 5};
-    return NULL;
-}
-
-void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory)
-{
-    (void)node, (void)memory;
-}
-
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node)
-{
-    (void)node;
-    return false;
-}
-
-bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node)
-{
-    (void)node;
-    return false;
-}
-
-size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
-{
-    (void)node, (void)source_memory;
-    return SIZE_MAX;
-}
-
-int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node)
-{
-    (void)node;
-    return -1;
-}
-
-bool shoal_fabric_node_may_wait(struct shoal_fabric_node *node)
-{
-    (void)node;
-    return false;
-}
-
-void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
-                                     char *text, size_t bytes)
-{
-    (void)node, (void)address;
-    snprintf(text, bytes, "nowhere");
-}
-
-enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log *log, struct shoal_fabric_library *library_out)
-{
-    (void)wanted, (void)log, (void)library_out;
-    return SHOAL_OK;
-}
-
-void shoal_fabric_library_close(struct shoal_fabric_library *library)
-{
-    (void)library;
-}
-
-void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
-                                      const char *wanted, struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
-{
-    (void)library, (void)nic, (void)wanted;
-    providers_out[0] = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
-}
-
-void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
-                                 struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS])
-{
-    (void)library, (void)providers;
-}
-
-const struct shoal_fabric_provider *
-shoal_fabric_providers_choose(const struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS], const char *wanted,
-                              char *reason, size_t reason_bytes)
-{
-    (void)wanted;
-    snprintf(reason, reason_bytes, "there is no other");
-    return &providers[0];
-}
 
 /* ---- A control tree in which nothing happens ----------------------------------------------------------------------------- */
 
@@ -223,29 +54,55 @@ struct harness {
     struct shoal_shm_node *node;
     struct shoal_network *network;
     struct shoal_transport *transport;
+    struct shoal_member members[SIZE];
+    struct shoal_session theirs[SIZE];      /* the peers' own sides */
+    uint8_t last[SHOAL_FABRIC_MESSAGE_MAX]; /* what a peer sent last, sealed */
+    size_t last_bytes;
     uint64_t sequence;     /* posted, and completed at once */
     uint64_t raised[SIZE]; /* counters heard, of slot 0 */
 };
+
+static uint32_t given; /* peer 1: the immediate of its first increment of slot 0 */
+
+static void see_message(shoal_fabric_peer peer, const void *data, size_t bytes)
+{
+    const struct shoal_network_arrival *arrival;
+    struct shoal_network_head head;
+    memcpy(&head, (const char *)data + sizeof(struct shoal_seal), sizeof head);
+    if (peer != 1 || head.kind != SHOAL_NETWORK_ARRIVE)
+        return;
+    assert(bytes >= sizeof(struct shoal_seal) + sizeof head + sizeof *arrival);
+    arrival = (const void *)((const char *)data + sizeof(struct shoal_seal) + sizeof head);
+    memcpy(&given, &arrival->counters, sizeof given);
+}
 
 static void drop_line(void *arg, int level, const char *line)
 {
     (void)arg, (void)level, (void)line;
 }
 
-static void open_transport(struct harness *h)
+static void meet_peers(struct harness *h)
 {
-    struct shoal_member members[SIZE] = {{.host = 0}};
+    static const struct shoal_siphash_key job = {{1, 2}};
+    const struct shoal_session_side own = {.rank = 0};
     for (int r = 1; r < SIZE; r++) {
+        const struct shoal_session_side side = {.nonce = {(unsigned char)r}, .rank = (uint32_t)r};
         struct shoal_network_peer known = {.name = {.host = "there", .pid = r}, .world_rank = r};
         known.address = (struct shoal_fabric_address){1, {(unsigned char)r}};
-        members[r].host = (uint16_t)r;
-        const enum shoal_status status = shoal_network_meet(h->network, &known, &members[r].there);
+        shoal_session_open(&known.session, &job, &own, &side);
+        shoal_session_open(&h->theirs[r], &job, &side, &own);
+        h->members[r].host = (uint16_t)r;
+        const enum shoal_status status = shoal_network_meet(h->network, &known, &h->members[r].there);
         assert(status == SHOAL_OK);
     }
+}
+
+static void open_transport(struct harness *h)
+{
     const struct shoal_hosts_options options = {
         .log = &h->log,
         .network = h->network,
-        .members = members,
+        .members = h->members,
         .shm = {.comm = COMM, .rank = 0, .size = SIZE, .slots = SLOTS, .slot_bytes = SLOT_BYTES, .timeout_ms = 1000}};
     int socket;
     enum shoal_status status = shoal_hosts_create(h->node, &options, &h->transport);
@@ -267,6 +124,9 @@ static void open_harness(struct harness *h)
     assert(status == SHOAL_OK);
     status = shoal_network_open(&options, &h->network);
     assert(status == SHOAL_OK);
+    meet_peers(h);
+    hand_node.on_send = see_message;
+    given = 0;
 }
 
 static void close_harness(struct harness *h)
@@ -360,27 +220,81 @@ static void act(struct harness *h, uint8_t what)
         post(h, 0);
 }
 
-static void hear(struct harness *h, const uint8_t *data, size_t bytes, bool is_message)
+/* A peer's message, with its seal: of the one that it names, if there is such a peer. */
+static void hear(struct harness *h, const uint8_t *data, size_t bytes)
 {
-    uint8_t *copy = malloc(bytes ? bytes : 1); /* of exactly this size */
-    assert(copy);
-    memcpy(copy, data, bytes);
-    endpoint.data = copy;
-    endpoint.bytes = bytes;
-    endpoint.heard = is_message ? MESSAGE : WRITTEN;
-    shoal_network_poll(h->network);
-    free(copy);
+    struct shoal_network_head head = {.source = 1};
+    memcpy(&head, data, shoal_min_size(bytes, sizeof head));
+    h->last_bytes = sizeof(struct shoal_seal) + bytes;
+    memcpy(h->last + sizeof(struct shoal_seal), data, bytes);
+    shoal_session_seal(&h->theirs[head.source == 2 ? 2 : 1], h->last, h->last_bytes);
+    hand_node_hear(h->network, h->last, h->last_bytes, true);
+}
+
+/* What differs from peer 1's immediate: 1 is its first increment. */
+static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
+{
+    uint32_t immediate = 0;
+    memcpy(&immediate, data, shoal_min_size(bytes, sizeof immediate));
+    immediate ^= given;
+    hand_node_hear(h->network, &immediate, sizeof immediate, false);
+}
+
+/* All that a message or an immediate can change, but for what is counted as rejected. */
+struct effects {
+    uint64_t counters[SIZE][SLOTS], waits[SIZE], sequences[SIZE][3];
+    const void *packets[SIZE];
+};
+
+static struct effects read_effects(struct harness *h)
+{
+    struct effects effects;
+    memset(&effects, 0, sizeof effects);
+    for (int r = 1; h->transport && r < SIZE; r++) {
+        const struct shoal_transport_ops *ops = h->transport->ops;
+        for (unsigned i = 0; i < SLOTS; i++)
+            effects.counters[r][i] = ops->counter(h->transport, r, i);
+        for (uint64_t i = 0; i < 3; i++)
+            effects.sequences[r][i] = ops->arrival(h->transport, r, h->sequence + i) != NULL;
+        effects.waits[r] = (uint64_t)ops->waits_for(h->transport, r);
+        effects.packets[r] = ops->peek(h->transport, r);
+    }
+    return effects;
+}
+
+/* What no session sealed, and what was heard before, is counted, and that is all. */
+static void hear_stranger(struct harness *h, const uint8_t *data, size_t bytes)
+{
+    const uint64_t rejected = shoal_rejections_total(shoal_network_rejections(h->network));
+    const size_t memory = mallinfo2().uordblks;
+    const struct effects before = read_effects(h);
+    hand_node_hear(h->network, data, bytes, true);
+    const struct effects after = read_effects(h);
+    assert(memcmp(&before, &after, sizeof before) == 0);
+    assert(mallinfo2().uordblks <= memory + 2048); /* a small piece that the allocator caches counts as used */
+    assert(shoal_rejections_total(shoal_network_rejections(h->network)) == rejected + 1);
+}
+
+/* With the session and the number of a message that is true, and another content, or cut. */
+static void hear_forged(struct harness *h, const uint8_t *data, size_t bytes)
+{
+    static uint8_t forged[SHOAL_FABRIC_MESSAGE_MAX];
+    const size_t at = bytes > 1 ? (size_t)(data[0] | data[1] << 8) % h->last_bytes : 0;
+    memcpy(forged, h->last, h->last_bytes);
+    forged[at] ^= (uint8_t)(1 + (bytes > 2 ? data[2] % 255 : 0));
+    hear_stranger(h, forged, h->last_bytes);
+    hear_stranger(h, h->last, at); /* shorter than it is */
 }
 
 /* The input is pieces: what they are, a length in eights (two bytes), the bytes. */
-enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, PIECES };
+enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, HEAR_STRANGER, HEAR_FORGED, HEAR_AGAIN, PIECES };
 
 /* The same message again and again, with numbers and communicators that go up: nothing may grow without limit. */
 static void flood(struct harness *h, const uint8_t *data, size_t bytes)
 {
     static uint8_t message[SHOAL_FABRIC_MESSAGE_MAX];
     struct shoal_network_head head;
-    if (bytes < sizeof head || bytes > sizeof message)
+    if (bytes < sizeof head || bytes > SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal))
         return;
     memcpy(message, data, bytes);
     memcpy(&head, data, sizeof head);
@@ -388,9 +302,9 @@ static void flood(struct harness *h, const uint8_t *data, size_t bytes)
         struct shoal_network_head other = head;
         other.comm += 1 + i % 3;
         memcpy(message, &other, sizeof other);
-        hear(h, message, bytes, true);
+        hear(h, message, bytes);
         memcpy(message, &head, sizeof head);
-        hear(h, message, bytes, true);
+        hear(h, message, bytes);
         if (h->transport)
             check_words(h);
     }
@@ -398,8 +312,17 @@ static void flood(struct harness *h, const uint8_t *data, size_t bytes)
 
 static void run_piece(struct harness *h, unsigned what, const uint8_t *data, size_t bytes)
 {
-    if (what == HEAR_MESSAGE || what == HEAR_WRITTEN)
-        hear(h, data, shoal_min_size(bytes, SHOAL_FABRIC_MESSAGE_MAX), what == HEAR_MESSAGE);
+    bytes = shoal_min_size(bytes, SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal));
+    if (what == HEAR_MESSAGE)
+        hear(h, data, bytes);
+    else if (what == HEAR_WRITTEN)
+        hear_written(h, data, bytes);
+    else if (what == HEAR_STRANGER)
+        hear_stranger(h, data, bytes);
+    else if (what == HEAR_FORGED && h->last_bytes)
+        hear_forged(h, data, bytes);
+    else if (what == HEAR_AGAIN && h->last_bytes)
+        hear_stranger(h, h->last, h->last_bytes);
     else if (what == FLOOD)
         flood(h, data, bytes);
     else if (what == OPEN && !h->transport)
@@ -491,14 +414,14 @@ static void add_part(struct input *input, unsigned slot, uint64_t number, uint64
 static void build_seed(struct input *input)
 {
     static const uint8_t acts[] = {5, 0, 1, 3, 4, 3, 2, 0};
-    const uint64_t immediate = 1u << 16 | 1u << 10 | 1;
+    const uint64_t other = 1u << 16 | 1u << 10 | 1;
     input->bytes = 0;
     add_record(input, 1, 16); /* before the communicator is made */
     add_piece(input, HEAR_WRITTEN, &(uint64_t){1}, 8);
     add_piece(input, OPEN, "", 0);
     add_piece(input, ACT, acts, sizeof acts);
     add_piece(input, HEAR_WRITTEN, &(uint64_t){1}, 8);
-    add_piece(input, HEAR_WRITTEN, &immediate, sizeof immediate);
+    add_piece(input, HEAR_WRITTEN, &other, sizeof other);
     add_record(input, 2, 0);
     add_record(input, 3, 800);
     add_part(input, 0, 1, 0, 2);
@@ -515,6 +438,9 @@ static void build_seed(struct input *input)
     add_piece(input, ACT, acts, sizeof acts);
     add_packet(input, FLOOD, 4, 1024);
     add_part(input, 0, 3, UINT64_MAX - 63, 1);
+    add_piece(input, HEAR_AGAIN, "", 0);
+    add_piece(input, HEAR_FORGED, &(uint64_t){40}, 8);
+    add_piece(input, HEAR_STRANGER, acts, sizeof acts);
     add_piece(input, ACT, acts, sizeof acts);
 }
 
@@ -619,16 +545,72 @@ static void check_waits(struct harness *h, struct input *input)
     assert(h->transport->ops->waits_for(h->transport, 1) == 2);
 }
 
-/* Of messages for nobody little is kept, where the allocator tells how much. */
+/* Of what strangers send nothing is kept; of what peers send too early, so much that it is more than they may. */
 static void check_early(struct harness *h)
 {
     static uint8_t message[16384];
-    const size_t before = mallinfo2().uordblks;
-    for (uint64_t comm = 1000; comm < 9000; comm++) {
+    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    const size_t begun = mallinfo2().uordblks;
+    for (uint64_t comm = 1000; comm < 1100; comm++) {
         memcpy(message, &comm, sizeof comm);
-        hear(h, message, sizeof message, true);
+        hear_stranger(h, message, sizeof message);
     }
-    assert(mallinfo2().uordblks < before + ((size_t)20 << 20));
+    assert(mallinfo2().uordblks < begun + 65536);
+    assert(rejections->counts[SHOAL_REJECTED_UNKNOWN] == 100);
+    const struct shoal_network_head head = {.comm = 1000, .source = 1};
+    const size_t before = mallinfo2().uordblks;
+    memcpy(message, &head, sizeof head);
+    for (int i = 0; i < 1000; i++)
+        hear(h, message, sizeof message);
+    const size_t after = mallinfo2().uordblks;
+    assert(after > before && after - before < SHOAL_NETWORK_EARLY_MAX + 65536);
+    assert(rejections->counts[SHOAL_REJECTED_EARLY] > 0);
+}
+
+/* A communicator that lost messages before it was made fails, and says why. */
+static void check_lost_early(struct input *input)
+{
+    struct harness h = {.sequence = 0};
+    struct shoal_failure failure = {.status = SHOAL_OK};
+    open_harness(&h);
+    input->bytes = 0;
+    for (int i = 0; i < 60; i++)
+        add_record(input, 1, 16000), run_input(&h, input);
+    open_transport(&h);
+    const bool has_failed = h.transport->ops->failed(h.transport, &failure);
+    assert(has_failed && failure.status == SHOAL_ERR_INTERNAL && strstr(failure.text, "before this rank had made"));
+    close_harness(&h);
+}
+
+/* An immediate that names nobody's counter, and one that comes twice, are counted and change nothing. */
+static void check_immediates(struct harness *h)
+{
+    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    const struct shoal_transport_ops *ops = h->transport->ops;
+    post(h, 0);
+    shoal_network_poll(h->network);
+    assert(given);
+    for (uint32_t i = 0; i < 1000; i++)
+        hear_written(h, (const uint8_t *)&(uint32_t){(1 + i) << 10 | 1}, 4); /* other names */
+    assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1000 && ops->counter(h->transport, 1, 0) == 1);
+    hear_written(h, (const uint8_t *)&(uint32_t){3}, 4);
+    hear_written(h, (const uint8_t *)&(uint32_t){3}, 4);
+    assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 1);
+    hear_written(h, (const uint8_t *)&(uint32_t){2}, 4);
+    assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 3);
+}
+
+/* Of what a process of the job says in the name of another rank nothing is taken. */
+static void check_names(struct harness *h)
+{
+    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    struct {
+        struct shoal_seal seal;
+        struct shoal_network_head head;
+    } message = {.head = {.comm = COMM, .kind = SHOAL_NETWORK_RAISE, .number = 1, .source = 2}};
+    shoal_session_seal(&h->theirs[1], &message, sizeof message);
+    hand_node_hear(h->network, &message, sizeof message, true);
+    assert(h->transport->ops->counter(h->transport, 2, 0) == 0 && rejections->counts[SHOAL_REJECTED_FOREIGN] == 1);
 }
 
 static void check_lies(struct input *input)
@@ -638,13 +620,16 @@ static void check_lies(struct input *input)
     open_harness(&h);
     check_early(&h);
     open_transport(&h);
+    check_names(&h);
     check_packets(&h, input);
     check_taken(&h, input);
     check_parts(&h, input);
+    check_immediates(&h);
     check_places(&h, input);
     check_records(&h, input);
     check_waits(&h, input);
     close_harness(&h);
+    check_lost_early(input);
 }
 
 int main(int argc, char **argv)

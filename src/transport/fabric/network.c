@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "bootstrap/auth.h"
 #include "transport/fabric/fabric_shuffle.h"
 #include "transport/fabric/fork.h"
 
@@ -18,15 +19,22 @@ struct waiting {
     char data[];
 };
 
-/* A message for a communicator that this rank has not made yet. */
+/* A message for a communicator that this rank has not made yet, without its seal. */
 struct early {
     struct early *next;
     size_t bytes;
     char data[];
 };
 
-#define EARLY_MAX 8192 /* messages */
-#define EARLY_BYTES_MAX ((size_t)16 << 20)
+/* Those of one peer for one communicator. */
+struct shoal_network_early {
+    struct shoal_network_early *next;
+    uint64_t comm;
+    struct early *first, **end;
+    size_t bytes;
+    enum shoal_status status; /* not OK: one was lost, and the communicator fails when it is made */
+};
+
 #define CLOSED_MAX 256   /* communicators whose late messages are known for what they are */
 #define FULL_MESSAGES 64 /* so many wait for one peer: then it is better to come again later */
 #define SENDING_MAX 16   /* of one peer that have not left: one that takes none must not hold up the others */
@@ -34,12 +42,16 @@ struct early {
 #define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* as it looks at all descriptors */
 #define FALSE_WAKES_MAX 4                     /* in a row: the descriptor tells nothing (libfabric before 1.18.1, issue 8947) */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
+#define AGES (1u << SHOAL_NETWORK_AGE_BITS)
+#define DRAWS_MAX 64 /* then the next free ones are taken */
+#define NAMES 1024   /* places of the table of sessions */
 
 /* Counters that a peer raises by writing. */
 struct counters {
     struct shoal_network_channel *channel; /* NULL: nobody's */
     int source;
-    uint32_t age; /* goes up with each owner: immediates for the one before are known by it */
+    uint16_t age;   /* goes up with each owner: immediates for the one before are known by it */
+    bool was_given; /* ever */
 };
 
 struct orphan {
@@ -56,18 +68,19 @@ struct shoal_network {
     struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
-    size_t peer_count;
+    size_t peer_count, peer_capacity;
     struct shoal_links links;
     struct shoal_network_channel *channels;
-    struct counters *counters; /* [counters_capacity]; the first is never given away */
-    uint32_t counters_used, counters_capacity;
+    struct counters *counters; /* [COUNTERS_MAX], when the first are given; the first of all are never given away */
+    uint32_t counters_given;
+    struct shoal_siphash_key random; /* what is drawn follows from it */
+    uint64_t draws;
     struct waiting *waiting, **waiting_end;
-    uint64_t rounds; /* of sending */
-    struct early *early_head, **early_end;
-    unsigned early_count;
-    size_t early_bytes;
-    bool has_dropped;
-    uint64_t closed[CLOSED_MAX]; /* numbers of communicators closed of late */
+    uint64_t rounds;     /* of sending */
+    bool has_lost_early; /* of a communicator that could not even be noted */
+    struct shoal_network_rejections rejections;
+    struct shoal_network_peer *named[NAMES]; /* peers by the session number of their messages */
+    uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
     unsigned closed_next;
     struct orphan *orphans;
     struct shoal_network_load *failed; /* those with failed ones */
@@ -109,6 +122,8 @@ static enum shoal_status open_node(struct shoal_network *network, const struct s
     return SHOAL_OK;
 }
 
+_Static_assert(SHOAL_FABRIC_MESSAGE_MAX <= SHOAL_SESSION_MESSAGE_MAX, "all that is sent can be sealed");
+
 static void on_message(void *arg, const void *data, size_t bytes);
 static void on_written(void *arg, uint32_t immediate);
 static void on_left(void *arg, void *owner);
@@ -142,15 +157,23 @@ static enum shoal_status open_shuffle(struct shoal_network *network, uint64_t se
                             : shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for SHOAL_SHUFFLE");
 }
 
+static enum shoal_status read_random(struct shoal_network *network)
+{
+    const enum shoal_status status = shoal_auth_random(&network->random, sizeof network->random);
+    return status == SHOAL_OK ? SHOAL_OK
+                              : shoal_log_fail(network->log, status, "fabric", "no random bytes from the kernel (%m)");
+}
+
 enum shoal_status shoal_network_open(const struct shoal_network_options *options, struct shoal_network **network_out)
 {
     struct shoal_network *network = calloc(1, sizeof *network);
     if (!network)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for the network");
     network->log = options->log;
-    network->early_end = &network->early_head;
     network->waiting_end = &network->waiting;
-    enum shoal_status status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
+    enum shoal_status status = read_random(network);
+    if (status == SHOAL_OK)
+        status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = open_node(network, options);
     network->sources = (struct shoal_fabric_sources){.node = network->node, .log = network->log};
@@ -176,11 +199,27 @@ static void free_lists(struct shoal_network *network)
         network->waiting = waiting->next;
         free(waiting);
     }
-    while (network->early_head) {
-        struct early *early = network->early_head;
-        network->early_head = early->next;
+}
+
+static void free_early(struct shoal_network_early *kept)
+{
+    while (kept->first) {
+        struct early *early = kept->first;
+        kept->first = early->next;
         free(early);
     }
+    free(kept);
+}
+
+static void free_peer(struct shoal_network_peer *peer)
+{
+    while (peer->early) {
+        struct shoal_network_early *kept = peer->early;
+        peer->early = kept->next;
+        free_early(kept);
+    }
+    explicit_bzero(&peer->session, sizeof peer->session);
+    free(peer);
 }
 
 /* When the endpoint is closed nobody uses it any more. */
@@ -211,7 +250,7 @@ void shoal_network_close(struct shoal_network *network)
     shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
-        free(network->peers[i]);
+        free_peer(network->peers[i]);
     free(network->peers);
     free(network->counters);
     if (network->library.handle) {
@@ -239,33 +278,47 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
 
 /* ---- Peers --------------------------------------------------------------------------------------------------------------- */
 
-static bool is_same_peer(const struct shoal_network_peer *a, const struct shoal_network_peer *b)
+static struct shoal_network_peer **place_of(struct shoal_network *network, uint64_t session)
 {
-    return a->control == b->control && a->world_rank == b->world_rank && a->address.bytes == b->address.bytes &&
-           memcmp(a->address.at, b->address.at, a->address.bytes) == 0;
+    return &network->named[session % NAMES]; /* random as it is */
+}
+
+static struct shoal_network_peer *find_peer(struct shoal_network *network, uint64_t session)
+{
+    struct shoal_network_peer *peer = *place_of(network, session);
+    while (peer && peer->session.from.session != session)
+        peer = peer->next_named;
+    return peer;
+}
+
+static bool make_room_for_peer(struct shoal_network *network)
+{
+    if (network->peer_count < network->peer_capacity)
+        return true;
+    const size_t capacity = network->peer_capacity ? 2 * network->peer_capacity : 16;
+    struct shoal_network_peer **peers = reallocarray(network->peers, capacity, sizeof *peers);
+    if (!peers)
+        return false;
+    network->peers = peers;
+    network->peer_capacity = capacity;
+    return true;
 }
 
 enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                      struct shoal_network_peer **peer_out)
 {
-    for (size_t i = 0; i < network->peer_count; i++) {
-        if (is_same_peer(network->peers[i], known)) {
-            *peer_out = network->peers[i];
-            return SHOAL_OK;
-        }
-    }
-    struct shoal_network_peer **peers = reallocarray(network->peers, network->peer_count + 1, sizeof *peers);
-    if (peers)
-        network->peers = peers;
-    struct shoal_network_peer *peer = peers ? malloc(sizeof *peer) : NULL;
+    struct shoal_network_peer *peer = make_room_for_peer(network) ? malloc(sizeof *peer) : NULL;
     if (!peer)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a process on %s", known->name.host);
     *peer = *known;
     const enum shoal_status status = shoal_fabric_node_meet(network->node, &peer->address, &peer->at);
     if (status != SHOAL_OK) {
-        free(peer);
+        free_peer(peer);
         return status;
     }
+    struct shoal_network_peer **place = place_of(network, peer->session.from.session);
+    peer->next_named = *place;
+    *place = peer;
     network->peers[network->peer_count++] = peer;
     shoal_fabric_fork_note(network, &peer->address);
     *peer_out = peer;
@@ -282,53 +335,100 @@ static struct shoal_network_channel *find_channel(const struct shoal_network *ne
     return channel;
 }
 
-static void hand_over(struct shoal_network_channel *channel, const void *data, size_t bytes)
+/* At 1, 2, 4 and so on of a kind a line is logged: a flood must not fill the log, too. */
+static bool is_told(uint64_t count)
+{
+    return (count & (count - 1)) == 0;
+}
+
+static void reject(struct shoal_network *network, enum shoal_rejection why, const struct shoal_network_peer *from)
+{
+    char sender[160] = "the provider does not tell the sender", own[128];
+    const uint64_t count = ++network->rejections.counts[why];
+    if (!is_told(count))
+        return;
+    if (from)
+        snprintf(sender, sizeof sender, "in the name of process %d on %.63s", from->name.pid, from->name.host);
+    shoal_network_print_address(network, shoal_network_address(network), own, sizeof own);
+    shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "rejected at %.100s, %llu so far: %s (%s); %s", own,
+                   (unsigned long long)count, shoal_rejection_text(why), sender,
+                   why == SHOAL_REJECTED_EARLY || why == SHOAL_REJECTED_FOREIGN
+                       ? "do all hosts have the same build of Shoal?"
+                       : "it changes nothing but this counter. If a program that is not of this job reaches the endpoint, "
+                         "give jobs ports of their own (SHOAL_PORTS) and let a firewall keep others out");
+}
+
+const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network)
+{
+    return &network->rejections;
+}
+
+static void hand_over(struct shoal_network *network, struct shoal_network_channel *channel,
+                      const struct shoal_network_peer *from, const void *data, size_t bytes)
 {
     struct shoal_network_head head;
     memcpy(&head, data, sizeof head);
-    channel->message(channel->arg, &head, (const char *)data + sizeof head, bytes - sizeof head);
+    if (!channel->message(channel->arg, from, &head, (const char *)data + sizeof head, bytes - sizeof head))
+        reject(network, SHOAL_REJECTED_FOREIGN, from);
 }
 
-static void remove_early(struct shoal_network *network, struct early **link)
+static void tell_lost(struct shoal_network_channel *channel, enum shoal_status status, const struct shoal_network_peer *from)
 {
-    struct early *early = *link;
-    *link = early->next;
-    if (!early->next)
-        network->early_end = link;
-    network->early_count--;
-    network->early_bytes -= early->bytes;
+    char text[300];
+    if (status == SHOAL_ERR_MEMORY)
+        snprintf(text, sizeof text, "no memory for messages that %s sent before this rank had made the communicator",
+                 from ? from->name.host : "other hosts");
+    else
+        snprintf(text, sizeof text,
+                 "process %d on %s sent more than %zu bytes before this rank had made the communicator, which it must not; do "
+                 "all hosts have the same build of Shoal?",
+                 from->name.pid, from->name.host, (size_t)SHOAL_NETWORK_EARLY_MAX);
+    channel->failed(channel->arg, status, text);
 }
 
-static void hand_over_early(struct shoal_network *network, struct shoal_network_channel *channel)
+static struct shoal_network_early **find_early(struct shoal_network_peer *peer, uint64_t comm)
 {
-    struct early **link = &network->early_head;
-    while (*link) {
-        struct early *early = *link;
-        if (((const struct shoal_network_head *)(const void *)early->data)->comm != channel->comm) {
-            link = &early->next;
-            continue;
-        }
-        remove_early(network, link);
-        hand_over(channel, early->data, early->bytes);
-        free(early);
-    }
+    struct shoal_network_early **link = &peer->early;
+    while (*link && (*link)->comm != comm)
+        link = &(*link)->next;
+    return link;
+}
+
+static void hand_over_early(struct shoal_network *network, struct shoal_network_channel *channel,
+                            struct shoal_network_peer *peer)
+{
+    struct shoal_network_early **link = find_early(peer, channel->comm), *kept = *link;
+    if (!kept)
+        return;
+    *link = kept->next;
+    for (const struct early *early = kept->first; early; early = early->next)
+        hand_over(network, channel, peer, early->data, early->bytes);
+    if (kept->status != SHOAL_OK)
+        tell_lost(channel, kept->status, peer);
+    free_early(kept);
 }
 
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel)
 {
     channel->next = network->channels;
     network->channels = channel;
-    hand_over_early(network, channel);
+    for (size_t i = 0; i < network->peer_count; i++)
+        hand_over_early(network, channel, network->peers[i]);
+    if (network->has_lost_early)
+        tell_lost(channel, SHOAL_ERR_MEMORY, NULL);
 }
 
 static void end_waiting(struct shoal_network *network, struct waiting **link);
+static void give_back_counters(struct shoal_network *network, const struct shoal_network_channel *channel);
 
 static void drop_waiting(struct shoal_network *network, uint64_t comm)
 {
     struct waiting **link = &network->waiting;
     while (*link) {
         struct waiting *waiting = *link;
-        if (((const struct shoal_network_head *)(const void *)waiting->data)->comm == comm)
+        struct shoal_network_head head;
+        memcpy(&head, waiting->data + sizeof(struct shoal_seal), sizeof head);
+        if (head.comm == comm)
             end_waiting(network, link);
         else
             link = &waiting->next;
@@ -342,34 +442,33 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
         link = &(*link)->next;
     if (*link)
         *link = channel->next;
-    for (uint32_t i = 1; i < network->counters_used; i++) {
-        if (network->counters[i].channel == channel)
-            network->counters[i].channel = NULL;
-    }
+    give_back_counters(network, channel);
     network->closed[network->closed_next++ % CLOSED_MAX] = channel->comm;
     drop_waiting(network, channel->comm);
 }
 
 /* ---- Counters that writes raise ------------------------------------------------------------------------------------------ */
 
+/* Names are drawn at random, so that a stranger can only guess them: one of 65,535 indexes, and the age of the first owner.
+ * Each later owner of the same counters has the next age. */
+static uint32_t draw(struct shoal_network *network, uint32_t limit)
+{
+    const uint64_t number = network->draws++;
+    return (uint32_t)(shoal_siphash(&network->random, &number, sizeof number) % limit);
+}
+
 static uint32_t find_free_counters(struct shoal_network *network)
 {
-    for (uint32_t i = 1; i < network->counters_used; i++) {
-        if (!network->counters[i].channel)
-            return i;
-    }
-    if (network->counters_used == network->counters_capacity) {
-        const uint32_t capacity = network->counters_capacity ? 2 * network->counters_capacity : 64;
-        struct counters *counters =
-            capacity <= COUNTERS_MAX ? reallocarray(network->counters, capacity, sizeof *counters) : NULL;
-        if (!counters)
-            return 0;
-        network->counters = counters;
-        network->counters_capacity = capacity;
-        network->counters_used += network->counters_used == 0;
-    }
-    network->counters[network->counters_used].age = 0;
-    return network->counters_used++;
+    if (!network->counters)
+        network->counters = calloc(COUNTERS_MAX, sizeof *network->counters);
+    if (!network->counters || network->counters_given == COUNTERS_MAX - 1)
+        return 0;
+    uint32_t index = 1 + draw(network, COUNTERS_MAX - 1);
+    for (int i = 0; i < DRAWS_MAX && network->counters[index].channel; i++)
+        index = 1 + draw(network, COUNTERS_MAX - 1);
+    while (network->counters[index].channel)
+        index = index + 1 < COUNTERS_MAX ? index + 1 : 1;
+    return index;
 }
 
 uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source)
@@ -378,24 +477,34 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     if (!index)
         return 0;
     struct counters *counters = &network->counters[index];
-    counters->channel = channel;
-    counters->source = source;
-    counters->age = (counters->age + 1) % (1u << SHOAL_NETWORK_AGE_BITS);
+    const uint32_t age = counters->was_given ? counters->age + 1u : draw(network, AGES);
+    *counters = (struct counters){channel, source, (uint16_t)(age % AGES), true};
+    network->counters_given++;
     return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_RAISE_BITS);
 }
 
+static void give_back_counters(struct shoal_network *network, const struct shoal_network_channel *channel)
+{
+    for (uint32_t i = 1; network->counters && i < COUNTERS_MAX; i++) {
+        if (network->counters[i].channel != channel)
+            continue;
+        network->counters[i].channel = NULL;
+        network->counters_given--;
+    }
+}
+
+/* Those that still come for a communicator that is closed are nobody's fault. */
 static void on_written(void *arg, uint32_t immediate)
 {
+    static const struct counters none = {.channel = NULL};
     struct shoal_network *network = arg;
     const unsigned raise = immediate % (1u << SHOAL_NETWORK_RAISE_BITS);
     const unsigned slot = (immediate >> SHOAL_NETWORK_RAISE_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
     const uint32_t name = immediate >> (SHOAL_NETWORK_RAISE_BITS + SHOAL_NETWORK_SLOT_BITS);
-    const uint32_t age = name % (1u << SHOAL_NETWORK_AGE_BITS), index = name >> SHOAL_NETWORK_AGE_BITS;
-    if (!index || index >= network->counters_used)
-        return;
-    const struct counters *counters = &network->counters[index];
-    if (counters->channel && counters->age == age) /* else it was meant for who had them before */
-        counters->channel->written(counters->channel->arg, counters->source, slot, raise);
+    const struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
+    if (!counters->was_given || counters->age != name % AGES ||
+        (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, raise)))
+        reject(network, SHOAL_REJECTED_IMMEDIATE, NULL);
 }
 
 /* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
@@ -409,51 +518,87 @@ static bool was_closed(const struct shoal_network *network, uint64_t comm)
     return false;
 }
 
-/* The oldest go: a communicator that is made at all is made soon. */
-static void make_room_for_early(struct shoal_network *network, size_t bytes)
+/* The communicator fails when it is made: nobody sends the message again. */
+static void lose_early(struct shoal_network *network, struct shoal_network_early *kept, enum shoal_status status)
 {
-    while (network->early_count == EARLY_MAX || network->early_bytes + bytes > EARLY_BYTES_MAX) {
-        struct early *oldest = network->early_head;
-        remove_early(network, &network->early_head);
-        free(oldest);
-        if (!network->has_dropped)
-            shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
-                           "messages for communicators that this rank has not made are dropped: more than %d, or %zu MiB, came",
-                           EARLY_MAX, EARLY_BYTES_MAX >> 20);
-        network->has_dropped = true;
-    }
+    if (!kept)
+        network->has_lost_early = true;
+    else if (kept->status == SHOAL_OK)
+        kept->status = status;
+    if (status == SHOAL_ERR_MEMORY)
+        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for a message that came early");
 }
 
-static void keep_early(struct shoal_network *network, const void *data, size_t bytes)
+static struct shoal_network_early *open_early(struct shoal_network_peer *from, uint64_t comm)
 {
-    make_room_for_early(network, bytes);
-    struct early *early = malloc(sizeof *early + bytes);
+    struct shoal_network_early **link = find_early(from, comm);
+    if (!*link && (*link = calloc(1, sizeof **link))) {
+        (*link)->comm = comm;
+        (*link)->end = &(*link)->first;
+    }
+    return *link;
+}
+
+/* There is no limit for all together: processes of this job send no more than they may, and an all-to-all-v of 1,024 ranks that
+ * this rank comes to last is 16 MiB. */
+static void keep_early(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm, const void *data,
+                       size_t bytes)
+{
+    struct shoal_network_early *kept = open_early(from, comm);
+    if (kept && kept->bytes + bytes > SHOAL_NETWORK_EARLY_MAX) {
+        lose_early(network, kept, SHOAL_ERR_INTERNAL);
+        reject(network, SHOAL_REJECTED_EARLY, from);
+        return;
+    }
+    struct early *early = kept ? malloc(sizeof *early + bytes) : NULL;
     if (!early) {
-        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for a message of %zu bytes that came early", bytes);
+        lose_early(network, kept, SHOAL_ERR_MEMORY);
         return;
     }
     early->next = NULL;
     early->bytes = bytes;
     memcpy(early->data, data, bytes);
-    *network->early_end = early;
-    network->early_end = &early->next;
-    network->early_count++;
-    network->early_bytes += bytes;
+    *kept->end = early;
+    kept->end = &early->next;
+    kept->bytes += bytes;
 }
 
-/* What does not begin with the number of a communicator comes from a stranger: the number is random. */
+/* Who sent the message; NULL, and counted, when that is not shown. Nothing of it is looked at before. */
+static struct shoal_network_peer *authenticate(struct shoal_network *network, const void *data, size_t bytes)
+{
+    struct shoal_seal seal;
+    if (bytes < sizeof seal + sizeof(struct shoal_network_head)) {
+        reject(network, SHOAL_REJECTED_SHORT, NULL);
+        return NULL;
+    }
+    memcpy(&seal, data, sizeof seal);
+    struct shoal_network_peer *peer = find_peer(network, seal.session);
+    const enum shoal_session_verdict verdict = peer ? shoal_session_check(&peer->session, data, bytes) : SHOAL_SESSION_FORGED;
+    if (SHOAL_LIKELY(verdict == SHOAL_SESSION_GOOD))
+        return peer;
+    reject(network,
+           !peer                             ? SHOAL_REJECTED_UNKNOWN
+           : verdict == SHOAL_SESSION_FORGED ? SHOAL_REJECTED_FORGED
+                                             : SHOAL_REJECTED_REPLAYED,
+           peer);
+    return NULL;
+}
+
 static void on_message(void *arg, const void *data, size_t bytes)
 {
     struct shoal_network *network = arg;
+    struct shoal_network_peer *from = authenticate(network, data, bytes);
     uint64_t comm;
-    if (bytes < sizeof(struct shoal_network_head))
+    if (!from)
         return;
+    data = (const char *)data + sizeof(struct shoal_seal);
+    bytes -= sizeof(struct shoal_seal);
     memcpy(&comm, data, sizeof comm);
     struct shoal_network_channel *channel = find_channel(network, comm);
     if (channel)
-        hand_over(channel, data, bytes);
+        hand_over(network, channel, from, data, bytes);
     else if (!was_closed(network, comm))
-        keep_early(network, data, bytes);
+        keep_early(network, from, comm, data, bytes);
 }
 
 static void count_left(struct shoal_network_load *load)
@@ -526,7 +671,8 @@ static void on_failed(void *arg, void *owner, const char *text)
     struct shoal_network_load *load = owner;
     char how[256];
     if (!load) {
-        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
+        if (is_told(++network->rejections.counts[SHOAL_REJECTED_BROKEN]))
+            shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
         return;
     }
     count_failed(network, load);
@@ -607,13 +753,14 @@ static enum shoal_status try_send(struct shoal_network *network, struct shoal_ne
 enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal_network_load *load,
                                      const struct shoal_network_head *head, const struct iovec *body, size_t body_count)
 {
-    size_t bytes = sizeof *head;
-    memcpy(network->message, head, sizeof *head);
+    size_t bytes = sizeof(struct shoal_seal) + sizeof *head;
+    memcpy(network->message + sizeof(struct shoal_seal), head, sizeof *head);
     for (size_t i = 0; i < body_count; i++) {
         if (body[i].iov_len)
             memcpy(network->message + bytes, body[i].iov_base, body[i].iov_len);
         bytes += body[i].iov_len;
     }
+    shoal_session_seal(&load->peer->session, network->message, bytes);
     if (!load->peer->waiting && try_send(network, load, network->message, bytes) == SHOAL_OK)
         return SHOAL_OK;
     return queue(network, load, network->message, bytes);

@@ -1,16 +1,19 @@
 /* The network between hosts as a context sees it: one endpoint for all its communicators, the processes elsewhere that it has
  * met, what waits to be sent, and to which communicator belongs what is heard.
  *
- * Messages arrive whole, once, in any order. What comes for a communicator that this rank has not made yet is kept for it. All
- * calls come under the driver's lock, but those that say otherwise; none blocks but open. */
+ * Messages arrive whole, once, in any order. What a known process sends for a communicator that this rank has not made yet is
+ * kept for it. What does not come from a known process (session.h) changes nothing but a counter. All calls come under the
+ * driver's lock, but those that say otherwise; none blocks but open. */
 #ifndef SHOAL_TRANSPORT_FABRIC_NETWORK_H
 #define SHOAL_TRANSPORT_FABRIC_NETWORK_H
 
 #include <sys/uio.h>
 
 #include "bootstrap/control.h"
+#include "observe/rejections.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/link.h"
+#include "transport/fabric/session.h"
 #include "transport/transport.h"
 
 struct shoal_network;
@@ -51,12 +54,20 @@ struct shoal_network_part {
     uint64_t parts;  /* how many make the put */
 };
 
-#define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_network_head))
+#define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal) - sizeof(struct shoal_network_head))
 
 _Static_assert(sizeof(struct shoal_network_arrival) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX, "a record is one message");
 _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
 
-/* The immediate of a write: whose counter it raises, and which raise it is. */
+/* The most that a rank sends another for a communicator that the other has not made yet, header included: a record for each
+ * operation that may be active, and a queue full of packets. All else answers what the other has sent. */
+#define SHOAL_NETWORK_EARLY_MAX                                             \
+    (SHOAL_ARRIVALS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
+     SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
+
+/* The immediate of a write: whose counter it raises, and which raise it is. Its 32 bits have no room for an authentication
+ * code. A write needs the key of the window that it writes into, and the counter's name (index and age, 22 bits) is drawn at
+ * random: with n names given and s slots in use, a random immediate hits a counter with a probability of n * s / 2^26. */
 #define SHOAL_NETWORK_RAISE_BITS 6
 #define SHOAL_NETWORK_SLOT_BITS 4
 #define SHOAL_NETWORK_AGE_BITS 6
@@ -75,9 +86,12 @@ struct shoal_network_load {
     struct shoal_network_load *next_failed;
 };
 
+struct shoal_network_early;
+
 /* A process on another host. */
 struct shoal_network_peer {
     struct shoal_peer_name name;
+    struct shoal_session session;
     struct shoal_fabric_address address;
     shoal_fabric_peer at;
     struct shoal_control *control; /* of the world it was met in; NULL: nobody tells when it is lost */
@@ -85,18 +99,25 @@ struct shoal_network_peer {
     uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
     char broken[256];              /* how, and the likely cause */
     struct shoal_link link;
-    unsigned waiting; /* messages to it that wait to be sent */
-    unsigned sending; /* and that have not left */
-    uint64_t refused; /* the number of the round of sending that it takes no more in */
+    unsigned waiting;                      /* messages to it that wait to be sent */
+    unsigned sending;                      /* and that have not left */
+    uint64_t refused;                      /* the number of the round of sending that it takes no more in */
+    struct shoal_network_early *early;     /* what it has sent for communicators not made here yet */
+    struct shoal_network_peer *next_named; /* with a session number that falls into the same place of the table */
 };
 
 /* Who hears what comes for one communicator. */
 struct shoal_network_channel {
     uint64_t comm;
     void *arg;
-    void (*message)(void *arg, const struct shoal_network_head *head, const void *body, size_t bytes);
-    /* A write of `source` into the own window has raised a counter: the low bits of which raise. */
-    void (*written)(void *arg, int source, unsigned slot, unsigned raise);
+    /* Shown to come from that process. False: it is not the rank that head->source names. */
+    bool (*message)(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
+                    size_t bytes);
+    /* A write of `source` into the own window has raised a counter: the low bits of which raise. False: no such raise is
+     * expected. */
+    bool (*written)(void *arg, int source, unsigned slot, unsigned raise);
+    /* Messages for the communicator were lost before it was made: it cannot work. Called in shoal_network_channel_open. */
+    void (*failed)(void *arg, enum shoal_status status, const char *text);
     struct shoal_network_channel *next;
 };
 
@@ -117,9 +138,13 @@ const struct shoal_fabric_address *shoal_network_address(const struct shoal_netw
 void shoal_network_print_address(const struct shoal_network *network, const struct shoal_fabric_address *address, char *text,
                                  size_t bytes);
 
-/* A process elsewhere; one that was met before is given again. Stays until the network closes. */
+/* A process elsewhere, of which name, address, session and where it was met are known. From now on its messages are taken; so
+ * it must be met before it may send. Stays until the network closes. */
 SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                                     struct shoal_network_peer **peer_out);
+
+/* What an endpoint was sent and did not take, so far. The counts are written under the driver's lock. */
+const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network);
 
 /* What has come for the communicator already is handed over at once. */
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);

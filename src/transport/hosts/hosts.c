@@ -442,16 +442,18 @@ static bool is_expected(const struct counter *counter, uint64_t number)
     return number - counter->heard - 1 < RAISES;
 }
 
-/* What comes out of order waits, as a bit, until those before it have come. */
-static void hear_raise(struct counter *counter, uint64_t number)
+/* What comes out of order waits, as a bit, until those before it have come. False: it was heard before. */
+static bool hear_raise(struct counter *counter, uint64_t number)
 {
-    if (!is_expected(counter, number))
-        return;
-    counter->ahead |= UINT64_C(1) << (number - counter->heard - 1);
+    const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % RAISES;
+    if (!is_expected(counter, number) || (counter->ahead & bit))
+        return false;
+    counter->ahead |= bit;
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
         counter->heard++;
     }
+    return true;
 }
 
 /* ---- Packets ------------------------------------------------------------------------------------------------------------- */
@@ -566,7 +568,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
     if (++*heard < part.parts)
         return;
     *heard = 0;
-    hear_raise(&remote->counters[head->slot], head->number);
+    (void)hear_raise(&remote->counters[head->slot], head->number);
 }
 
 /* Nobody who keeps to the rules sends more than the queue holds. */
@@ -610,11 +612,13 @@ static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_
 }
 
 /* What comes from the network is not trusted with more than its own content. */
-static void hear(void *arg, const struct shoal_network_head *head, const void *body, size_t bytes)
+static bool hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
+                 size_t bytes)
 {
     struct hosts *hosts = arg;
-    if (head->source >= (uint32_t)hosts->transport.size || is_here(hosts, (int)head->source) || head->slot >= hosts->slots)
-        return;
+    if (head->source >= (uint32_t)hosts->transport.size || remote_of(hosts, (int)head->source)->peer != from ||
+        head->slot >= hosts->slots)
+        return false;
     struct remote *remote = remote_of(hosts, (int)head->source);
     remote->completed = head->completed > remote->completed ? head->completed : remote->completed;
     if (head->taken > remote->taken_bytes && head->taken <= remote->pushed_bytes)
@@ -625,7 +629,7 @@ static void hear(void *arg, const struct shoal_network_head *head, const void *b
         tell_if_due(hosts, (int)head->source); /* the operation may be completed: not every rank waits for every record */
         break;
     case SHOAL_NETWORK_RAISE:
-        hear_raise(&remote->counters[head->slot], head->number);
+        (void)hear_raise(&remote->counters[head->slot], head->number);
         break;
     case SHOAL_NETWORK_DATA:
         hear_data(hosts, remote, head, body, bytes);
@@ -639,16 +643,24 @@ static void hear(void *arg, const struct shoal_network_head *head, const void *b
     default:
         break;
     }
+    return true;
 }
 
-static void hear_written(void *arg, int source, unsigned slot, unsigned raise)
+static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
 {
     struct hosts *hosts = arg;
     if (slot >= hosts->slots)
-        return;
+        return false;
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
     const uint64_t next = counter->heard + 1;
-    hear_raise(counter, next + (raise - next) % RAISES);
+    return hear_raise(counter, next + (raise - next) % RAISES);
+}
+
+/* Messages came before this rank was ready for them, and could not be kept. */
+static void hear_lost(void *arg, enum shoal_status status, const char *text)
+{
+    struct hosts *hosts = arg;
+    note(hosts, shoal_log_fail(hosts->log, status, "hosts", "%s", text));
 }
 
 static void flush(struct shoal_transport *transport)
@@ -1090,7 +1102,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
     /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
-    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, NULL};
+    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, hear_lost, NULL};
     hosts->membership = (struct shoal_world_member){
         .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};
     hosts->completed = options->shm.counter_start;

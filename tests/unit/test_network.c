@@ -1,0 +1,319 @@
+/* What an endpoint takes from whom, below the transport: messages that come before their communicator, and what is rejected. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hand_node.h"
+
+#define COMM 7
+#define PEERS 1024
+#define PER_PEER 9
+#define PAYLOAD ((size_t)16 << 10)
+
+/* Rank 0, and the sides of as many other processes. */
+struct fixture {
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_network *network;
+    struct shoal_network_peer *peers[PEERS + 1];
+    struct shoal_session theirs[PEERS + 1];
+    struct shoal_network_channel channel;
+    unsigned lines; /* logged */
+    char line[1024];
+    unsigned heard[PEERS + 1], wrong, written;
+    enum shoal_status failed;
+    char text[300];
+};
+
+struct message {
+    struct shoal_seal seal;
+    struct shoal_network_head head;
+    unsigned char body[PAYLOAD];
+};
+
+#define BARE (sizeof(struct shoal_seal) + sizeof(struct shoal_network_head))
+
+static void keep_line(void *arg, int level, const char *line)
+{
+    struct fixture *fixture = arg;
+    (void)level;
+    fixture->lines++;
+    snprintf(fixture->line, sizeof fixture->line, "%s", line);
+}
+
+static bool hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
+                 size_t bytes)
+{
+    struct fixture *fixture = arg;
+    const unsigned char *at = body;
+    if (from != fixture->peers[head->source])
+        return false;
+    fixture->wrong += head->number != fixture->heard[head->source]; /* in the order in which they came */
+    for (size_t i = 0; i < bytes; i++)
+        fixture->wrong += at[i] != (unsigned char)(head->source + head->number);
+    fixture->heard[head->source]++;
+    return true;
+}
+
+static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
+{
+    struct fixture *fixture = arg;
+    fixture->written += source == 1 && slot == 2;
+    return raise != 63;
+}
+
+static void hear_lost(void *arg, enum shoal_status status, const char *text)
+{
+    struct fixture *fixture = arg;
+    fixture->failed = status;
+    snprintf(fixture->text, sizeof fixture->text, "%s", text);
+}
+
+static void open_fixture(struct fixture *fixture, uint32_t peers)
+{
+    static const struct shoal_siphash_key job = {{5, 6}};
+    const struct shoal_session_side own = {.rank = 0};
+    const struct shoal_network_options options = {.log = &fixture->log, .settings = &fixture->settings};
+    char error[256];
+    memset(fixture, 0, sizeof *fixture);
+    assert_int_equal(shoal_settings_load(&fixture->settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&fixture->log, &fixture->settings, keep_line, fixture);
+    assert_int_equal(shoal_network_open(&options, &fixture->network), SHOAL_OK);
+    for (uint32_t r = 1; r <= peers; r++) {
+        const struct shoal_session_side side = {.nonce = {1}, .rank = r};
+        struct shoal_network_peer known = {.name = {.host = "there", .pid = (int)r}, .address = {1, {1}}};
+        shoal_session_open(&known.session, &job, &own, &side);
+        shoal_session_open(&fixture->theirs[r], &job, &side, &own);
+        assert_int_equal(shoal_network_meet(fixture->network, &known, &fixture->peers[r]), SHOAL_OK);
+    }
+    fixture->lines = 0;
+}
+
+static void open_channel(struct fixture *fixture)
+{
+    fixture->channel = (struct shoal_network_channel){COMM, fixture, hear, hear_written, hear_lost, NULL};
+    shoal_network_channel_open(fixture->network, &fixture->channel);
+}
+
+static void close_fixture(struct fixture *fixture)
+{
+    shoal_network_close(fixture->network);
+    shoal_log_fini(&fixture->log);
+}
+
+/* What a peer sends: its message of this number. */
+static struct message *make(struct fixture *fixture, uint32_t source, uint64_t number, size_t body_bytes)
+{
+    static struct message message;
+    message.head = (struct shoal_network_head){.comm = COMM, .number = number, .source = source};
+    memset(message.body, (int)(source + number), body_bytes);
+    shoal_session_seal(&fixture->theirs[source], &message, BARE + body_bytes);
+    return &message;
+}
+
+static void receive(struct fixture *fixture, const void *message, size_t bytes)
+{
+    hand_node_hear(fixture->network, message, bytes, true);
+}
+
+static void receive_written(struct fixture *fixture, uint32_t immediate)
+{
+    hand_node_hear(fixture->network, &immediate, sizeof immediate, false);
+}
+
+static uint64_t count(const struct fixture *fixture, enum shoal_rejection why)
+{
+    return shoal_network_rejections(fixture->network)->counts[why];
+}
+
+static uint64_t total(const struct fixture *fixture)
+{
+    return shoal_rejections_total(shoal_network_rejections(fixture->network));
+}
+
+/* ---- Early messages ---- */
+
+/* An all-to-all-v of 1,025 ranks, and small messages with it: 9,216 messages and 16.8 MiB. */
+static void early_messages_arrive_whole(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    open_fixture(&fixture, PEERS);
+    for (uint64_t i = 0; i < PER_PEER; i++) {
+        for (uint32_t r = 1; r <= PEERS; r++) {
+            const size_t body = i == 4 ? PAYLOAD : 80;
+            receive(&fixture, make(&fixture, r, i, body), BARE + body);
+        }
+    }
+    open_channel(&fixture);
+    for (uint32_t r = 1; r <= PEERS; r++)
+        assert_int_equal(fixture.heard[r], PER_PEER);
+    assert_int_equal(fixture.wrong, 0);
+    assert_int_equal(fixture.failed, SHOAL_OK);
+    assert_true(total(&fixture) == 0);
+    assert_int_equal(fixture.lines, 0);
+    close_fixture(&fixture);
+}
+
+/* One that sends more than it may: its communicator fails, and others do not notice. */
+static void too_many_early_messages_fail_their_communicator(void **state)
+{
+    static struct fixture fixture;
+    uint64_t sent = 0;
+    (void)state;
+    open_fixture(&fixture, 2);
+    receive(&fixture, make(&fixture, 1, 0, 80), BARE + 80);
+    for (; count(&fixture, SHOAL_REJECTED_EARLY) == 0; sent++)
+        receive(&fixture, make(&fixture, 2, sent, PAYLOAD), BARE + PAYLOAD);
+    assert_true(sent * PAYLOAD > SHOAL_NETWORK_EARLY_MAX - 2 * PAYLOAD);
+    open_channel(&fixture);
+    assert_int_equal(fixture.heard[1], 1);
+    assert_int_equal(fixture.failed, SHOAL_ERR_INTERNAL);
+    assert_non_null(strstr(fixture.text, "process 2 on there sent more than"));
+    shoal_network_channel_close(fixture.network, &fixture.channel);
+    fixture.failed = SHOAL_OK;
+    fixture.channel = (struct shoal_network_channel){COMM + 1, &fixture, hear, hear_written, hear_lost, NULL};
+    shoal_network_channel_open(fixture.network, &fixture.channel);
+    assert_int_equal(fixture.failed, SHOAL_OK);
+    close_fixture(&fixture);
+}
+
+/* ---- Strangers ---- */
+
+/* Garbage of all lengths, true messages that were cut, changed or sent again, guessed numbers of communicators: nothing is heard
+ * and nothing kept. */
+static void strangers_take_no_room_and_change_nothing(void **state)
+{
+    static struct fixture fixture;
+    static unsigned char garbage[SHOAL_FABRIC_MESSAGE_MAX];
+    unsigned random = 3;
+    (void)state;
+    open_fixture(&fixture, 2);
+    struct message *captured = make(&fixture, 1, 0, 200);
+    receive(&fixture, captured, BARE + 200);
+    const size_t before = mallinfo2().uordblks;
+    for (size_t bytes = 0; bytes < sizeof garbage; bytes += 11) {
+        for (size_t i = 0; i < bytes; i++)
+            garbage[i] = (unsigned char)rand_r(&random);
+        receive(&fixture, garbage, bytes);
+    }
+    for (size_t bytes = 0; bytes <= BARE + 200; bytes++)
+        receive(&fixture, captured, bytes);
+    captured->head.comm++;
+    receive(&fixture, captured, BARE + 200);
+    assert_true(mallinfo2().uordblks < before + ((size_t)256 << 10)); /* of 13 MiB; what the allocator caches is counted, too */
+    assert_true(count(&fixture, SHOAL_REJECTED_SHORT) == (BARE + 10) / 11 + BARE);
+    assert_true(count(&fixture, SHOAL_REJECTED_UNKNOWN) == (sizeof garbage + 10) / 11 - (BARE + 10) / 11);
+    assert_true(count(&fixture, SHOAL_REJECTED_FORGED) == 201);
+    assert_true(count(&fixture, SHOAL_REJECTED_REPLAYED) == 1);
+    assert_true(fixture.lines > 10 && fixture.lines < 40); /* at 1, 2, 4, ... of each kind */
+    open_channel(&fixture);
+    assert_int_equal(fixture.heard[1], 1);
+    assert_int_equal(fixture.heard[2], 0);
+    assert_int_equal(fixture.wrong, 0);
+    close_fixture(&fixture);
+}
+
+static void lines_say_who_and_what_to_do(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    open_fixture(&fixture, 2);
+    receive(&fixture, "x", 1);
+    assert_non_null(strstr(fixture.line, "too short"));
+    assert_non_null(strstr(fixture.line, "nowhere, 1 so far")); /* the mock's address */
+    assert_non_null(strstr(fixture.line, "SHOAL_PORTS"));
+    struct message *message = make(&fixture, 2, 0, 8);
+    message->body[7] ^= 1;
+    receive(&fixture, message, BARE + 8);
+    assert_non_null(strstr(fixture.line, "in the name of process 2 on there"));
+    assert_int_equal(fixture.lines, 2);
+    close_fixture(&fixture);
+}
+
+/* A process of the job that says it is another rank is not heard in that name. */
+static void peer_speaks_for_itself_alone(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    open_fixture(&fixture, 2);
+    open_channel(&fixture);
+    struct message *message = make(&fixture, 1, 0, 8);
+    message->head.source = 2;
+    shoal_session_seal(&fixture.theirs[1], message, BARE + 8);
+    receive(&fixture, message, BARE + 8);
+    assert_int_equal(fixture.heard[2], 0);
+    assert_true(count(&fixture, SHOAL_REJECTED_FOREIGN) == 1);
+    close_fixture(&fixture);
+}
+
+/* ---- Immediates ---- */
+
+/* Names are not in a row, each is one owner's, and those of an owner that is gone are nobody's. */
+static void stray_immediates_hit_nobody(void **state)
+{
+    static struct fixture fixture;
+    unsigned in_a_row = 0;
+    (void)state;
+    open_fixture(&fixture, 2);
+    open_channel(&fixture);
+    uint32_t last = 0;
+    for (int i = 0; i < 1000; i++) {
+        const uint32_t name = shoal_network_give_counters(fixture.network, &fixture.channel, 2) >> 16;
+        in_a_row += name == last + 1;
+        last = name;
+    }
+    assert_true(in_a_row < 20);
+    const uint32_t given = shoal_network_give_counters(fixture.network, &fixture.channel, 1);
+    receive_written(&fixture, given | 2u << 6 | 5);
+    assert_int_equal(fixture.written, 1);
+    assert_true(total(&fixture) == 0);
+    receive_written(&fixture, given | 2u << 6 | 63);             /* not expected by its counter */
+    receive_written(&fixture, (given ^ 1u << 10) | 2u << 6 | 5); /* another age */
+    assert_true(count(&fixture, SHOAL_REJECTED_IMMEDIATE) == 2);
+    receive_written(&fixture, 5); /* the index that is never given */
+    assert_true(count(&fixture, SHOAL_REJECTED_IMMEDIATE) == 3);
+    assert_int_equal(fixture.written, 2);
+    shoal_network_channel_close(fixture.network, &fixture.channel);
+    receive_written(&fixture, given | 2u << 6 | 6); /* one that was on its way */
+    assert_true(count(&fixture, SHOAL_REJECTED_IMMEDIATE) == 3);
+    assert_int_equal(fixture.written, 2);
+    close_fixture(&fixture);
+}
+
+/* Until there are no more: then there is none, not one that another has. */
+static void counters_have_one_owner(void **state)
+{
+    static struct fixture fixture;
+    static unsigned char owners[1 << 16];
+    (void)state;
+    open_fixture(&fixture, 1);
+    open_channel(&fixture);
+    for (unsigned i = 1; i < 1 << 16; i++) {
+        const uint32_t given = shoal_network_give_counters(fixture.network, &fixture.channel, 1);
+        assert_true(given >> 16 != 0 && owners[given >> 16]++ == 0);
+    }
+    assert_int_equal(shoal_network_give_counters(fixture.network, &fixture.channel, 1), 0);
+    close_fixture(&fixture);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(early_messages_arrive_whole),
+        cmocka_unit_test(too_many_early_messages_fail_their_communicator),
+        cmocka_unit_test(strangers_take_no_room_and_change_nothing),
+        cmocka_unit_test(lines_say_who_and_what_to_do),
+        cmocka_unit_test(peer_speaks_for_itself_alone),
+        cmocka_unit_test(stray_immediates_hit_nobody),
+        cmocka_unit_test(counters_have_one_owner),
+    };
+    return cmocka_run_group_tests_name("network", tests, NULL, NULL);
+}
