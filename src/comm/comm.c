@@ -167,9 +167,11 @@ static enum shoal_status make(struct shoal_context *context, const struct recipe
         return status;
     }
     comm->context = context;
+    comm->engine->recorder.rejections = context->network ? shoal_network_rejections(context->network) : NULL;
     memcpy(comm->name, comm->engine->name, sizeof comm->name);
     const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
-    shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank, context->driver.anchor.ns_per_tick);
+    shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank,
+                            context->driver.anchor.ns_per_tick);
     shoal_driver_lock(&context->driver);
     shoal_driver_add(&context->driver, comm->engine);
     comm->next = context->comms;
@@ -441,7 +443,8 @@ static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
     const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file, false};
-    (void)shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.anchor.ns_per_tick, &file, NULL);
+    (void)shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.anchor.ns_per_tick, &file,
+                                NULL);
 }
 
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)

@@ -61,6 +61,7 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
 void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 {
     struct shoal_recorder copy;
+    struct shoal_network_rejections rejections;
     if (!out || !comm || shoal_context_check(comm->context, "shoal_flight_print") != SHOAL_OK)
         return;
     if (shoal_recorder_init(&copy) != SHOAL_OK) {
@@ -70,6 +71,10 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
     /* The lock is not held while `out` may block. */
     shoal_driver_lock(&comm->context->driver);
     shoal_recorder_copy(&comm->engine->recorder, &copy);
+    if (copy.rejections) {
+        rejections = *copy.rejections;
+        copy.rejections = &rejections;
+    }
     shoal_driver_unlock(&comm->context->driver);
     shoal_recorder_print(&copy, comm->name, comm->rank, comm->context->driver.anchor.ns_per_tick, out);
     shoal_recorder_fini(&copy);

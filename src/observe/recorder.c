@@ -116,4 +116,5 @@ void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_rec
     memcpy(copy->flight, recorder->flight, FLIGHT_BYTES);
     copy->identity = recorder->identity;
     copy->job = recorder->job;
+    copy->rejections = recorder->rejections;
 }

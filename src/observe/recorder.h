@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "base/log.h"
+#include "observe/rejections.h"
 
 #define SHOAL_RECORDS 1024
 #define SHOAL_FLIGHT_NAME "shoal-flight"
@@ -93,9 +94,10 @@ struct shoal_recorder {
     struct shoal_record *records;            /* behind the head */
     struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
     uint64_t job;
-    int pid;          /* of whom the records are; 0: of this process */
-    const char *host; /* NULL: this one */
-    int fd;           /* of the memfd; -1: it is private memory */
+    const struct shoal_network_rejections *rejections; /* the endpoint's, which outlives this; NULL: there is none */
+    int pid;                                           /* of whom the records are; 0: of this process */
+    const char *host;                                  /* NULL: this one */
+    int fd;                                            /* of the memfd; -1: it is private memory */
 };
 
 /* In private memory: a copy, or a recorder that nobody else reads. */

@@ -175,7 +175,13 @@ static void print_when(const struct shoal_record *r, const struct stamp *stamp, 
     print_ticks(out, "arrived_ticks", r->arrived);
     print_ticks(out, "done_ticks", r->done);
     const uint64_t age_us = (uint64_t)us_between(stamp, r->posted, stamp->now_ticks);
-    fprintf(out, ",\"unix_us\":%llu}\n", (unsigned long long)(stamp->now_unix_us - age_us));
+    fprintf(out, ",\"unix_us\":%llu", (unsigned long long)(stamp->now_unix_us - age_us));
+}
+
+static void print_rejections(const struct shoal_network_rejections *rejections, FILE *out)
+{
+    for (int i = 0; i < SHOAL_REJECTIONS; i++)
+        fprintf(out, ",\"%s\":%llu", shoal_rejection_name((enum shoal_rejection)i), (unsigned long long)rejections->counts[i]);
 }
 
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out)
@@ -193,6 +199,9 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
         fprintf(out, ",\"record\":%llu", (unsigned long long)i);
         print_what(record, out);
         print_when(record, &stamp, out);
+        if (i + 1 == recorder->next && recorder->rejections && shoal_rejections_total(recorder->rejections))
+            print_rejections(recorder->rejections, out);
+        fputs("}\n", out);
     }
 }
 

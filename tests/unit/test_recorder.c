@@ -114,6 +114,34 @@ static void nothing_is_printed_of_nothing(void **state)
     shoal_recorder_fini(&recorder);
 }
 
+/* What the endpoint rejected, behind the newest record and only when there is any; a copy tells the same. */
+static void rejections_are_told_once(void **state)
+{
+    struct shoal_network_rejections rejections = {.counts = {0}};
+    struct shoal_recorder recorder, copy;
+    (void)state;
+    assert_int_equal(shoal_recorder_init(&recorder), SHOAL_OK);
+    assert_int_equal(shoal_recorder_init(&copy), SHOAL_OK);
+    recorder.rejections = &rejections;
+    add(&recorder, &sample);
+    add(&recorder, &sample);
+    char *text = print(&recorder, "world");
+    assert_null(strstr(text, "rejected"));
+    free(text);
+    rejections.counts[SHOAL_REJECTED_FORGED] = 12;
+    rejections.counts[SHOAL_REJECTED_BROKEN] = 3;
+    shoal_recorder_copy(&recorder, &copy);
+    text = print(&copy, "world");
+    const char *found = strstr(text, ",\"rejected_short\":0,\"rejected_unknown\":0,\"rejected_forged\":12,"
+                                     "\"rejected_replayed\":0,\"rejected_foreign\":0,\"rejected_immediate\":0,"
+                                     "\"rejected_early\":0,\"rejected_broken\":3}\n");
+    assert_non_null(found);
+    assert_ptr_equal(found + strcspn(found, "\n") + 1, text + strlen(text));
+    free(text);
+    shoal_recorder_fini(&recorder);
+    shoal_recorder_fini(&copy);
+}
+
 /* The last SHOAL_RECORDS, oldest first; their numbers go on. A copy tells the same. */
 static void oldest_records_are_overwritten(void **state)
 {
@@ -371,6 +399,7 @@ int main(void)
         cmocka_unit_test(line_says_who_what_and_when),
         cmocka_unit_test(times_that_are_not_yet_are_null),
         cmocka_unit_test(nothing_is_printed_of_nothing),
+        cmocka_unit_test(rejections_are_told_once),
         cmocka_unit_test(oldest_records_are_overwritten),
         cmocka_unit_test(time_of_day_is_that_of_posting),
         cmocka_unit_test(names_are_escaped),
