@@ -1,7 +1,7 @@
 """Jobs over emulated hosts (cluster.py): exact results on many layouts, and faults that every surviving rank must name in time.
 
-Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command. Words: only cases of whose group and name,
-such as faults/aborted_2x2, one is a part.
+Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command, SHOAL_STRANGER a program of no job. Words: only
+cases of whose group and name, such as faults/aborted_2x2, one is a part.
 SHOAL_TEST_LAYOUT, such as 1x4, replaces the layout of every fault: what is asked here must hold on one host, too. Settings of
 the environment (SHOAL_PROVIDER, SHOAL_SHUFFLE) reach all ranks. Exit code 0: none failed, 1: some did."""
 import os
@@ -23,6 +23,7 @@ from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
 COMMAND = os.environ.get("SHOAL_COMMAND", "")
+STRANGER = os.environ.get("SHOAL_STRANGER", "")
 EXACT_S = 90  # far above what it takes: a hang is ended
 START_S = 30
 TOLD_S = 10  # from a fault to the last survivor's last words
@@ -599,6 +600,83 @@ def strangers_at_the_start(word):
             succeed(job, START_S)
 
 
+# ---- Strangers at the endpoint ---------------------------------------------------------------------------------------------
+
+SEAL_AND_HEAD = 72  # bytes of the shortest message
+FLOOD_S = 3
+
+
+def sniff(seconds):
+    """Prints, in hexadecimal, messages that come to a host: segments of TCP that hold one message of libfabric's provider over
+    TCP. Its header of 16 bytes says that it is a message (byte 1 is 0) and how long all is (the last 8)."""
+    found, end = {}, time.monotonic() + float(seconds)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800)) as packets:
+        packets.settimeout(0.2)
+        while time.monotonic() < end and len(found) < 40:
+            try:
+                packet = packets.recv(70000)[14:]
+            except TimeoutError:
+                continue
+            segment = packet[4 * (packet[0] & 15):int.from_bytes(packet[2:4], "big")]
+            data = segment[4 * (segment[12] >> 4):] if len(segment) >= 20 else b""
+            is_one = len(data) >= 16 + SEAL_AND_HEAD and data[1] == 0 and int.from_bytes(data[8:16], "little") == len(data)
+            if packet[9] == socket.IPPROTO_TCP and is_one:
+                found[data[16:].hex()] = True
+    print("\n".join(found))
+
+
+def capture(host, folder):
+    """A file of messages that the host received, and how many they are."""
+    done = subprocess.run([*host.enter(), sys.executable, __file__, "sniff", "2"], capture_output=True, text=True, check=True,
+                          timeout=30)
+    file = Path(folder) / "captured"
+    file.write_text(done.stdout)
+    return file, len(done.stdout.split())
+
+
+def start_strangers(cluster, captured):
+    """Two for each port at which the last host listens, of whom one writes; they come from the first host."""
+    host, port_of = cluster.hosts[0], listening_ports(cluster.hosts[-1])
+    words = [(str(port), str(FLOOD_S), *how) for port in port_of for how in (("messages", captured), ("writes",))]
+    return [subprocess.Popen([*host.enter(), STRANGER, cluster.address(len(cluster.hosts) - 1), *more],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_environment())
+            for more in words]
+
+
+def rejections(folder):
+    """What each rank's flight recorder tells, by reason."""
+    told = {}
+    for file in Path(folder).glob("flight.*"):
+        for reason, count in re.findall(r'"rejected_(\w+)":(\d+)', file.read_text()):
+            told.setdefault(reason, []).append(int(count))
+    return told
+
+
+def strangers_at_the_endpoint(word):
+    """They send garbage, guesses and what they have overheard, and write: sums stay right, and all that changes is a count."""
+    layout = layout_of_fault(word)
+    if len(layout.sizes) == 1:
+        raise Skip("one host has no endpoint")
+    with tempfile.TemporaryDirectory() as folder, Cluster(len(layout.sizes)) as cluster:
+        environment = {"SHOAL_TRACE_FILE": f"{folder}/flight.%r"}
+        with Job(cluster, layout, [PROGRAM, "loop", str(FLOOD_S + 6)], environment).start() as job:
+            wait_running(job)
+            captured, count = capture(cluster.hosts[-1], folder)
+            expect(count or os.environ.get("SHOAL_PROVIDER"), "nothing was overheard: the test asks less than it should")
+            strangers = start_strangers(cluster, captured)
+            told = [process.communicate(timeout=60)[0] for process in strangers]
+            succeed(job, START_S)
+            counts = rejections(folder)
+            whole = f"{told}\n{counts}\n{job.told()}"
+            for reason in ("short", "unknown", *(("forged", "replayed") if count else ())):
+                expect(max(counts.get(reason, [0])) > 10, f"few were rejected as {reason}", whole)
+            expect(max(counts["foreign"]) == max(counts["early"]) == 0, "a stranger was believed", whole)
+            last = job.ranks[-1].output()
+            for text in ("too short for a header", "unknown sender"):
+                lines = re.findall(f"rejected at .*{text}", last)
+                expect(0 < len(lines) < 40, f"{len(lines)} lines say: {text}", whole)
+
+
 # ---- The list --------------------------------------------------------------------------------------------------------------
 
 CLAIM = {"LOCAL_WORLD_SIZE": 4}  # as if all ranks were on one host
@@ -651,15 +729,18 @@ FAULTS = [
     case("two_named_jobs_on_one_port", two_jobs, "2x1", True),
     case("strangers_in_the_middle", strangers_in_the_middle, "2x2"),
     case("strangers_at_the_start", strangers_at_the_start, "2x2"),
+    case("strangers_at_the_endpoint", strangers_at_the_endpoint, "2x1"),
 ]
 
 
 def main():
     if sys.argv[1:2] == ["attack"]:
         return attack(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["sniff"]:
+        return sniff(sys.argv[2])
     try:
-        if not os.access(PROGRAM, os.X_OK) or not os.access(COMMAND, os.X_OK):
-            raise Impossible("SHOAL_HOST_RANK and SHOAL_COMMAND do not name programs")
+        if not all(os.access(program, os.X_OK) for program in (PROGRAM, COMMAND, STRANGER)):
+            raise Impossible("SHOAL_HOST_RANK, SHOAL_COMMAND and SHOAL_STRANGER do not name programs")
         require()
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
