@@ -562,8 +562,7 @@ static void check_early(struct harness *h)
     memcpy(message, &head, sizeof head);
     for (int i = 0; i < 1000; i++)
         hear(h, message, sizeof message);
-    const size_t after = mallinfo2().uordblks;
-    assert(after > before && after - before < SHOAL_NETWORK_EARLY_MAX + 65536);
+    assert(mallinfo2().uordblks < before + SHOAL_NETWORK_EARLY_MAX + 65536); /* where the allocator tells */
     assert(rejections->counts[SHOAL_REJECTED_EARLY] > 0);
 }
 
