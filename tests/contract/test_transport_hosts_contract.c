@@ -476,6 +476,75 @@ static int run_faults(struct contract_factory *factory)
     return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
 }
 
+/* ---- Strangers ---- */
+
+#define STRANGE 60
+
+/* Another endpoint, whose session with rank 1 nobody there knows. */
+struct stranger {
+    struct shoal_network *network;
+    struct shoal_network_peer *victim;
+    unsigned count, total;
+};
+
+static void open_stranger(struct stranger *stranger, struct shoal_context *like, const struct shoal_context *victim)
+{
+    static const struct shoal_siphash_key guessed = {{0, 0}};
+    const struct shoal_network_options options = {.log = &like->log, .settings = &like->settings};
+    const struct shoal_session_side own = {.rank = 0}, side = {.rank = 1};
+    struct shoal_network_peer known = {.name = {.host = "victim"}, .address = *shoal_network_address(victim->network)};
+    *stranger = (struct stranger){.network = NULL};
+    shoal_session_open(&known.session, &guessed, &own, &side);
+    assert_int_equal(shoal_network_open(&options, &stranger->network), SHOAL_OK);
+    assert_int_equal(shoal_network_meet(stranger->network, &known, &stranger->victim), SHOAL_OK);
+}
+
+/* All that rank 0 could say, with the communicator's number. */
+static void speak_for_rank_0(struct stranger *stranger, unsigned turn)
+{
+    static const char body[600];
+    struct shoal_network_load load = {stranger->victim, &stranger->count, &stranger->total, true};
+    const struct shoal_network_head head = {.comm = 77,
+                                            .completed = turn,
+                                            .taken = turn,
+                                            .number = 1 + turn / SHOAL_NETWORK_KIND_END,
+                                            .kind = (uint16_t)(turn % SHOAL_NETWORK_KIND_END)};
+    const struct iovec part = {(char *)(uintptr_t)body, turn * 10};
+    assert_int_equal(shoal_network_send(stranger->network, &load, &head, &part, 1), SHOAL_OK);
+}
+
+static void strangers_change_nothing(void **state)
+{
+    static unsigned char bytes[SOURCE_BYTES];
+    struct sources sources;
+    struct stranger stranger;
+    open_sources(&sources, state);
+    const struct inner *inner = sources.world.inner;
+    const struct shoal_network_rejections *rejections = shoal_network_rejections(inner->contexts[1]->network);
+    struct shoal_transport *taker = sources.world.ranks[1];
+    open_stranger(&stranger, inner->contexts[0], inner->contexts[1]);
+    for (unsigned turn = 0; turn < STRANGE; turn++)
+        speak_for_rank_0(&stranger, turn);
+    UNTIL(&sources, (shoal_network_poll(stranger.network), rejections->counts[SHOAL_REJECTED_UNKNOWN] == STRANGE));
+    assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
+    assert_null(taker->ops->peek(taker, 0));
+    assert_null(taker->ops->arrival(taker, 0, 0));
+    assert_int_equal(taker->ops->waits_for(taker, 0), -1);
+    assert_int_equal(taker->ops->completed(taker, 0), 0);
+    memset(bytes, 9, sizeof bytes);
+    put_all(&sources, bytes);
+    assert_comes(&sources, 9);
+    assert_true(shoal_rejections_total(rejections) == STRANGE);
+    shoal_network_close(stranger.network);
+    destroy(&sources.world);
+}
+
+static int run_strangers(struct contract_factory *factory)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_prestate(strangers_change_nothing, factory)};
+    return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
+}
+
 /* ---- Main ---- */
 
 /* False, with a line that says why, where this machine has no libfabric. */
@@ -526,6 +595,7 @@ int main(int argc, char **argv)
         if (argc >= 2 && strcmp(weathers[i].name, argv[1]) != 0)
             continue;
         failed += contract_run(&factory);
+        failed += run_strangers(&factory);
         if (strcmp(weathers[i].name, "transport_hosts_efa") == 0)
             failed += run_sources(&factory);
         if (strcmp(weathers[i].name, "transport_hosts") == 0)

@@ -694,6 +694,7 @@ EXACT = [
     *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
       for word in ("3x2", "4x1") for name, rules in RULES.items()],
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
+    case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
