@@ -206,8 +206,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm
  * freed. */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
-/* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits. Local and
- * immediate; async-signal-safe; any thread. */
+/* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits; where another
+ * failure was found before, with that. Returns at once; async-signal-safe; any thread. */
 SHOAL_API void shoal_comm_abort(struct shoal_comm *comm);
 
 /* ---- 4. Types, operators, options ---------------------------------------------------------------------------------------- */

@@ -43,6 +43,9 @@ struct shoal_control_handler {
      * given this one up. */
     void (*lost)(void *arg, int rank);
     void (*woken)(void *arg); /* after shoal_control_wake; once for several that come close together */
+    /* After the others, at each turn of the thread. Returns when it is to be called again at the latest; 0: that does not
+     * matter. */
+    uint64_t (*turn)(void *arg, uint64_t now_ns);
 };
 
 struct shoal_control_options {
@@ -76,6 +79,9 @@ bool shoal_control_publish(struct shoal_control *control, const void *data, size
 
 /* Has handler.woken called. Any thread, async-signal-safe. */
 void shoal_control_wake(struct shoal_control *control);
+
+/* Whether this rank stays and has no parent: exactly one rank thinks so while all know the same. For the handler. */
+bool shoal_control_is_root(const struct shoal_control *control);
 
 /* Any thread; one atomic load. */
 bool shoal_control_is_lost(const struct shoal_control *control, int rank);

@@ -282,6 +282,8 @@ static void deliver(struct shoal_control *control)
     /* acquire: pairs with the release in wake */
     if (atomic_exchange_explicit(&control->is_woken, false, memory_order_acquire) && control->handler.woken)
         control->handler.woken(control->handler.arg);
+    if (control->handler.turn)
+        control->turn_ns = control->handler.turn(control->handler.arg, shoal_clock_ns());
 }
 
 static void trim(struct shoal_control *control)
@@ -334,6 +336,7 @@ static int next_ms(const struct shoal_control *control, uint64_t now_ns)
     put_earlier(&next_ns, control->is_leaving ? control->leave_until_ns : 0);
     put_earlier(&next_ns, control->phase == SHOAL_CONTROL_OPENING ? control->open_until_ns : 0);
     put_earlier(&next_ns, control->accept_ns > now_ns ? control->accept_ns : 0);
+    put_earlier(&next_ns, control->turn_ns);
     if (control->attempt.target >= 0 && !control->core.linked[control->attempt.target]) {
         const bool is_trying = shoal_control_tree_link(control, control->attempt.target) != NULL;
         const uint64_t until_ns =

@@ -1,6 +1,6 @@
 /* What a transport is: it makes the ranks of one communicator visible to each other. One struct shoal_transport per rank and
- * communicator. It knows no collective and no plan. No call blocks or waits. All calls come from the thread that holds the
- * engine's lock, but those marked "any thread".
+ * communicator. It knows no collective and no plan. No call blocks or waits, but for fail. All calls come from the thread that
+ * holds the engine's lock, but those marked "any thread".
  *
  * Four things travel:
  *   arrivals   one record per rank and operation: what was called and where its operands are; with up to
@@ -208,11 +208,13 @@ struct shoal_transport_ops {
     void (*leave)(struct shoal_transport *);
     bool (*is_quiet)(struct shoal_transport *, int *rank_out);
 
-    /* Publishes the first cause of failure and wakes all; only the first one counts. */
+    /* Publishes the first cause of failure and wakes all; only the first one counts. Over several hosts it waits until all have
+     * agreed on one, some tenths of a second: the one call that waits. */
     void (*fail)(struct shoal_transport *, const struct shoal_failure *failure);
     /* True when a failure was published, by whomever; then *failure is the first cause. Cheap while there is none. */
     bool (*failed)(struct shoal_transport *, struct shoal_failure *failure);
-    /* Any thread, async-signal-safe: publishes ERR_ABORTED and wakes all. */
+    /* Any thread, async-signal-safe: publishes ERR_ABORTED and wakes all. Over several hosts that takes some milliseconds, and
+     * this rank's next `failed` waits for it. */
     void (*abort)(struct shoal_transport *);
 
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_peer_name *name);

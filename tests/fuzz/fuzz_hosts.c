@@ -36,7 +36,12 @@ uint64_t shoal_world_lost_ns(struct shoal_world *world, int rank)
     return 0;
 }
 
-void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *member)
+void shoal_world_agree(struct shoal_world *world, struct shoal_world_member *member, struct shoal_failure *failure)
+{
+    (void)world, (void)member, (void)failure;
+}
+
+void shoal_world_abort(struct shoal_world *world, struct shoal_world_member *member)
 {
     (void)world, (void)member;
 }

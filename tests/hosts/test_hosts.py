@@ -231,9 +231,15 @@ def wait_ended(job, ranks, seconds):
         expect(rank.code == 1, f"rank {rank.number} ended with {rank.code}", job.told())
 
 
+def expect_one_cause(job, ranks):
+    """Whichever host found what first, all are told the same."""
+    expect(len({last_words(rank) for rank in ranks}) == 1, "ranks were told different causes", job.told())
+
+
 def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
-    """Each of the ranks names one of `blamed`, and the host it is on, within the seconds."""
+    """Each of the ranks names the same one of `blamed`, and the host it is on, within the seconds."""
     wait_ended(job, ranks, seconds)
+    expect_one_cause(job, ranks)
     for rank in ranks:
         status, number, host, text = last_words(rank)
         whole = f"rank {rank.number} was told: {status} rank {number} host {host}: {text}\n{job.told()}"
@@ -328,6 +334,26 @@ def busy_rank(word):
         wait_ended(job, job.ranks, TOLD_S)
 
 
+def deadlines_together(word):
+    """All hosts but one pass their deadline within milliseconds, and the busy rank is told when it comes."""
+    layout = layout_of_fault(word)
+    busy = layout.size - 1
+    with Cluster(len(layout.sizes)) as cluster, \
+            Job(cluster, layout, [PROGRAM, "busy", "6"], {"SHOAL_TIMEOUT_MS": 3000}).start() as job:
+        expect_blamed(job, others(job, [busy]), [busy], ("SHOAL_ERR_TIMEOUT",), START_S)
+        wait_ended(job, job.ranks, TOLD_S)
+        expect_one_cause(job, job.ranks)
+
+
+def kill_two(word, victims):
+    hosts, start = looping(word)
+    with hosts as cluster, start(cluster) as job:
+        wait_running(job)
+        for victim in victims:
+            job.ranks[victim].signal(signal.SIGKILL)
+        expect_blamed(job, others(job, victims), victims, LOST)
+
+
 def abort_job(word):
     hosts, start = looping(word, ["abort"])
     with hosts as cluster, start(cluster) as job:
@@ -339,6 +365,7 @@ def roots_differ(word):
     hosts, start = looping(word, ["roots"], SHOAL_TIMEOUT_MS=10 * START_S * 1000)
     with hosts as cluster, start(cluster) as job:
         wait_ended(job, job.ranks, START_S)
+        expect_one_cause(job, job.ranks)
         for rank in job.ranks:
             status, number, host, text = last_words(rank)
             calls = re.findall(r"\brank (\d+)\b[^;]*? called gather of 16384 float32 per rank, root (\d+)", text)
@@ -715,6 +742,8 @@ FAULTS = [
     *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0), ("3x1", 1), ("3x2", 1))],
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
     case("busy_rank_of_2x2", busy_rank, "2x2"),
+    *[case(f"deadlines_together_{word}", deadlines_together, word) for word in ("3x1", "3x2")],
+    case("killed_ranks_of_two_hosts_of_3x2", kill_two, "3x2", [2, 5]),
     case("aborted_2x2", abort_job, "2x2"),
     *[case(f"firewall_that_drops_{word}", broken_link, word, drop, "no answer") for word in ("2x1", "3x2")],
     case("firewall_that_drops_2x2_tcp_ofi_rxm", broken_link, "2x2", drop, "no answer", SHOAL_PROVIDER="tcp;ofi_rxm"),

@@ -98,7 +98,7 @@ static void run_world(int size, void (*body)(struct rank *rank), const char *con
     memory_store_init(&world.store);
     pthread_barrier_init(&world.meeting, NULL, (unsigned)size);
     for (int r = 0; r < size; r++) {
-        ranks[r] = (struct rank){.world = &world, .rank = r};
+        ranks[r] = (struct rank){.world = &world, .rank = r, .failure = SHOAL_FAILURE_INIT};
         assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
     }
     for (int r = 0; r < size; r++)
@@ -189,11 +189,71 @@ static void what_cannot_be_sent_is_no_success(void **state)
     run_world(2, cut_send_body, NULL);
 }
 
+/* ---- One cause, whoever finds what first --------------------------------------------------------------------------------- */
+
+static void expect_same_failure(int size)
+{
+    for (int r = 1; r < size; r++) {
+        const struct shoal_failure *first = &ranks[0].failure, *other = &ranks[r].failure;
+        if (other->status != first->status || other->rank != first->rank || other->reporter != first->reporter ||
+            other->sequence != first->sequence || strcmp(other->text, first->text) != 0)
+            fail_msg("rank 0 was told: %s\nrank %d was told: %s", first->text, r, other->text);
+    }
+}
+
+/* All but the last rank, each on its own host, pass their deadline at the same moment. */
+static void deadline_body(struct rank *rank)
+{
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    soon.timeout_ms = 700;
+    if (rank->rank < rank->world->size - 1)
+        EXPECT(rank, SHOAL_ERR_TIMEOUT,
+               shoal_allreduce(rank->comm, rank->values, rank->values, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &soon));
+    pthread_barrier_wait(&rank->world->meeting);
+    EXPECT(rank, SHOAL_ERR_TIMEOUT, shoal_barrier(rank->comm, NULL));
+    take_failure(rank);
+    CHECK(rank, rank->failure.rank == rank->world->size - 1, "%s", rank->failure.text);
+}
+
+static void deadlines_that_pass_everywhere_at_once_are_one_failure(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        run_world(4, deadline_body, NULL);
+        expect_same_failure(4);
+    }
+}
+
+/* Two hosts abort at the same moment, and a third passes a deadline. */
+static void aborts_body(struct rank *rank)
+{
+    struct shoal_options soon = SHOAL_OPTIONS_INIT;
+    soon.timeout_ms = 300;
+    if (rank->rank == 3 || rank->rank == 2)
+        shoal_comm_abort(rank->comm);
+    else if (rank->rank == 1)
+        CHECK(rank, shoal_barrier(rank->comm, &soon) != SHOAL_OK, "it cannot end");
+    while (shoal_last_failure(rank->context, rank->comm, &rank->failure) == SHOAL_PENDING)
+        (void)!shoal_barrier(rank->comm, &soon);
+}
+
+static void failures_of_two_hosts_at_once_are_one_failure(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 10; round++) {
+        run_world(4, aborts_body, NULL);
+        expect_same_failure(4);
+        assert_int_equal(ranks[0].failure.status, SHOAL_ERR_ABORTED);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_peer_that_takes_nothing_holds_up_no_other),
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
+        cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
+        cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

@@ -55,6 +55,9 @@ struct rank {
     int leaves_after_us, left_in_ms;
     pthread_mutex_t lock; /* of what follows */
     int woken;
+    int turns;
+    uint64_t turn_ns; /* of the next one that is wanted; 0: none */
+    bool is_root;
     int lost[RANKS_MAX];
     int heard[RANKS_MAX]; /* notices; each holds its number */
     bool is_wrong;        /* a notice came twice, too early or changed */
@@ -105,6 +108,18 @@ static void on_woken(void *arg)
     pthread_mutex_unlock(&rank->lock);
 }
 
+static uint64_t on_turn(void *arg, uint64_t now_ns)
+{
+    struct rank *rank = arg;
+    pthread_mutex_lock(&rank->lock);
+    rank->turns += rank->turn_ns && now_ns >= rank->turn_ns;
+    rank->turn_ns = now_ns >= rank->turn_ns ? 0 : rank->turn_ns;
+    rank->is_root = shoal_control_is_root(rank->control);
+    const uint64_t next_ns = rank->turn_ns;
+    pthread_mutex_unlock(&rank->lock);
+    return next_ns;
+}
+
 static enum shoal_status meet(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
                               uint32_t timeout_ms)
 {
@@ -150,8 +165,8 @@ static void make_rank(struct world *world, int number)
         (struct shoal_bootstrap){.rank = number, .size = world->size, .launcher = "test", .state = rank, .exchange = meet};
     rank->bootstrap.has_secret = shoal_auth_is_available();
     memset(rank->bootstrap.secret, 7, sizeof rank->bootstrap.secret);
-    rank->options =
-        (struct shoal_control_options){.log = &rank->log, .timeout_ms = 20000, .handler = {rank, on_notice, on_lost, on_woken}};
+    rank->options = (struct shoal_control_options){
+        .log = &rank->log, .timeout_ms = 20000, .handler = {rank, on_notice, on_lost, on_woken, on_turn}};
     snprintf(host, sizeof host, "127.0.0.%d", number + 1);
     put_address(rank, host);
 }
@@ -371,6 +386,52 @@ static void control_wakes_from_a_signal_handler(void **state)
     assert_true(await_count(&world->ranks[1], &world->ranks[1].woken, 1, SOON_MS));
     assert_int_equal(count_of(&world->ranks[0], &world->ranks[0].woken), 0);
     signal(SIGUSR1, SIG_DFL);
+    free_world(world);
+}
+
+static void control_turns_when_it_is_wanted(void **state)
+{
+    struct world *world = open_world(2);
+    struct rank *rank = &world->ranks[1];
+    (void)state;
+    const uint64_t wanted_ns = shoal_clock_ns() + 150 * SHOAL_NS_PER_MS;
+    pthread_mutex_lock(&rank->lock);
+    rank->turn_ns = wanted_ns;
+    pthread_mutex_unlock(&rank->lock);
+    shoal_control_wake(rank->control);
+    assert_true(await_count(rank, &rank->turns, 1, SOON_MS));
+    assert_true(shoal_clock_ns() >= wanted_ns);
+    free_world(world);
+}
+
+static bool await_root(struct world *world, int root)
+{
+    const uint64_t until_ns = shoal_clock_ns() + (uint64_t)SOON_MS * SHOAL_NS_PER_MS;
+    int right;
+    do {
+        right = 0;
+        for (int r = 0; r < world->size; r++) {
+            struct rank *rank = &world->ranks[r];
+            pthread_mutex_lock(&rank->lock);
+            right += !rank->control || rank->is_root == (r == root);
+            pthread_mutex_unlock(&rank->lock);
+        }
+        usleep(1000);
+    } while (right < world->size && shoal_clock_ns() < until_ns);
+    return right == world->size;
+}
+
+/* One rank decides for all: the lowest that stays. */
+static void control_has_one_root(void **state)
+{
+    struct world *world = open_world(7);
+    (void)state;
+    assert_true(await_root(world, 0));
+    end_rank(&world->ranks[0], true);
+    assert_true(await_root(world, 1));
+    end_rank(&world->ranks[1], false);
+    end_rank(&world->ranks[2], false);
+    assert_true(await_root(world, 3));
     free_world(world);
 }
 
@@ -1217,6 +1278,8 @@ int main(void)
         cmocka_unit_test(control_notices_reach_all_once),
         cmocka_unit_test(control_long_notices_come_in_order_however_many),
         cmocka_unit_test(control_wakes_from_a_signal_handler),
+        cmocka_unit_test(control_turns_when_it_is_wanted),
+        cmocka_unit_test(control_has_one_root),
         cmocka_unit_test(control_works_with_ipv6),
         cmocka_unit_test(control_threads_take_no_signals),
         cmocka_unit_test(control_all_hear_a_loss),

@@ -93,6 +93,7 @@ struct hosts {
     unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told, on whichever thread drove */
     char error_text[SHOAL_LOG_TEXT_MAX];
+    atomic_bool is_aborted; /* by this rank */
 };
 
 static struct hosts *hosts_of(struct shoal_transport *transport)
@@ -671,11 +672,13 @@ static void flush(struct shoal_transport *transport)
 
 /* ---- Failure ------------------------------------------------------------------------------------------------------------- */
 
+/* Other hosts may have found another cause at the same moment: it is written on this host when all have agreed on one. */
 static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
-    hosts->local->ops->fail(hosts->local, failure);
-    shoal_world_tell(hosts->world, &hosts->membership);
+    struct shoal_failure first = *failure;
+    shoal_world_agree(hosts->world, &hosts->membership, &first);
+    hosts->local->ops->fail(hosts->local, &first);
 }
 
 /* What went wrong where it could not be told is told now. */
@@ -693,32 +696,47 @@ static void fail_noted(struct hosts *hosts)
     fail(&hosts->transport, &failure);
 }
 
+static void give_abort(void *arg, struct shoal_failure *failure_out)
+{
+    const struct hosts *hosts = arg;
+    const int rank = hosts->transport.rank;
+    *failure_out = (struct shoal_failure){
+        .struct_bytes = sizeof *failure_out, .status = SHOAL_ERR_ABORTED, .rank = rank, .reporter = rank, .step = -1};
+    snprintf(failure_out->host, sizeof failure_out->host, "%.63s", hosts->log->host);
+    snprintf(failure_out->text, sizeof failure_out->text, "rank %d called shoal_comm_abort", rank);
+}
+
+/* The rank that called shoal_comm_abort does nothing more in the communicator, though others may not know of it yet. */
+static void heed_abort(struct hosts *hosts)
+{
+    struct shoal_failure failure;
+    atomic_store_explicit(&hosts->is_aborted, false, memory_order_relaxed);
+    give_abort(hosts, &failure);
+    fail(&hosts->transport, &failure);
+}
+
 static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
         fail_noted(hosts);
+    if (SHOAL_UNLIKELY(atomic_load_explicit(&hosts->is_aborted, memory_order_relaxed)))
+        heed_abort(hosts);
     return hosts->local->ops->failed(hosts->local, failure);
 }
 
 static void abort_all(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
-    hosts->local->ops->abort(hosts->local);
-    shoal_world_tell(hosts->world, &hosts->membership);
+    atomic_store_explicit(&hosts->is_aborted, true, memory_order_relaxed);
+    shoal_world_abort(hosts->world, &hosts->membership);
 }
 
-/* On the control thread. */
+/* What comes from the control tree, under the lock of the world. */
 static void take_failure(void *arg, const struct shoal_failure *failure)
 {
     struct hosts *hosts = arg;
     hosts->local->ops->fail(hosts->local, failure);
-}
-
-static bool give_failure(void *arg, struct shoal_failure *failure_out)
-{
-    struct hosts *hosts = arg;
-    return hosts->local->ops->failed(hosts->local, failure_out);
 }
 
 static void hear_left(void *arg, int rank, uint64_t sequence)
@@ -1020,11 +1038,10 @@ static bool make_loads(struct hosts *hosts)
         remote->loads = loads + r * kinds;
         remote->under_way = counts + r * kinds;
         for (size_t i = 0; i < kinds; i++)
-            remote->loads[i] =
-                (struct shoal_network_load){.peer = remote->peer,
-                                            .count = &remote->under_way[i],
-                                            .total = &hosts->under_way[i],
-                                            .is_messages = i == hosts->slots};
+            remote->loads[i] = (struct shoal_network_load){.peer = remote->peer,
+                                                           .count = &remote->under_way[i],
+                                                           .total = &hosts->under_way[i],
+                                                           .is_messages = i == hosts->slots};
     }
     return true;
 }
@@ -1104,7 +1121,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
     hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, hear_lost, NULL};
     hosts->membership = (struct shoal_world_member){
-        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .give = give_failure, .left = hear_left};
+        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hear_left};
     hosts->completed = options->shm.counter_start;
     enum shoal_status status = allocate(hosts, options);
     if (status == SHOAL_OK)

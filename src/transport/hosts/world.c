@@ -1,16 +1,21 @@
 #include "transport/hosts/world.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
+#include "transport/hosts/causes.h"
 
-/* Of communicators that this rank has not made yet. */
-#define EARLY_MAX 64
+/* Leaves of communicators that this rank has not made yet. */
+#define EARLY_MAX 1024
 #define CLOSED_MAX 256
+/* A control thread that does not run for so long cannot tell what was agreed on. */
+#define AGREE_S 5
 
-enum notice_kind { FAILURE = 1, LEFT };
+enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
 
 struct notice {
     uint64_t comm;
@@ -18,32 +23,94 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure;
+    struct shoal_failure failure; /* not of LEFT, which ends before it */
 };
 
+#define LEFT_BYTES offsetof(struct notice, failure)
+
 _Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
+
+struct left {
+    uint64_t comm, completed;
+    int rank;
+};
 
 struct shoal_world {
     struct shoal_log *log;
     struct shoal_control *control;
-    pthread_mutex_t lock; /* of the members; held while their functions are called */
+    pthread_mutex_t lock; /* of what follows; held while the members' functions are called */
+    pthread_cond_t decided;
     struct shoal_world_member *members;
-    struct notice early[EARLY_MAX];
+    struct shoal_causes causes;
+    struct left early[EARLY_MAX];
     unsigned early_count;        /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
     unsigned closed_count;       /* ever */
     _Atomic uint64_t lost_ns[];  /* [size] */
 };
 
-/* ---- On the control thread ----------------------------------------------------------------------------------------------- */
+/* ---- The first cause, under the lock ------------------------------------------------------------------------------------- */
 
-static void hand_over(const struct shoal_world_member *member, const struct notice *notice)
+static struct shoal_world_member *find_member(const struct shoal_world *world, uint64_t comm)
 {
-    if (notice->kind == FAILURE)
-        member->take(member->arg, &notice->failure);
-    else
-        member->left(member->arg, notice->rank, notice->completed);
+    struct shoal_world_member *member = world->members;
+    while (member && member->comm != comm)
+        member = member->next;
+    return member;
 }
+
+static void publish(struct shoal_world *world, enum notice_kind kind, uint64_t comm, const struct shoal_failure *failure)
+{
+    const struct notice notice = {.kind = kind, .comm = comm, .failure = *failure};
+    (void)shoal_control_publish(world->control, &notice, sizeof notice);
+}
+
+/* Final on this rank. */
+static void take_decision(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure)
+{
+    struct shoal_world_member *member = find_member(world, comm);
+    if (member)
+        member->take(member->arg, failure);
+    pthread_cond_broadcast(&world->decided);
+}
+
+static void propose(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure, bool is_own)
+{
+    bool is_news;
+    if (!shoal_causes_propose(&world->causes, comm, failure, is_own, shoal_clock_ns(), &is_news))
+        take_decision(world, comm, failure); /* no memory: better told than agreed on */
+    else if (is_news && is_own)
+        publish(world, CANDIDATE, comm, failure);
+}
+
+static void decide(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure)
+{
+    if (shoal_causes_decide(&world->causes, comm, failure))
+        take_decision(world, comm, failure);
+}
+
+/* Returns when the next decision is due; 0: none is. */
+static uint64_t decide_due(struct shoal_world *world, uint64_t now_ns)
+{
+    const bool is_root = shoal_control_is_root(world->control);
+    uint64_t next_ns = 0;
+    for (struct shoal_cause *cause = world->causes.first; cause; cause = cause->next) {
+        const uint64_t due_ns = shoal_cause_due_ns(cause, is_root);
+        if (cause->is_decided)
+            continue;
+        if (due_ns > now_ns) {
+            next_ns = next_ns && next_ns < due_ns ? next_ns : due_ns;
+            continue;
+        }
+        cause->is_decided = true;
+        if (is_root || cause->is_own)
+            publish(world, DECISION, cause->comm, &cause->best);
+        take_decision(world, cause->comm, &cause->best);
+    }
+    return next_ns;
+}
+
+/* ---- On the control thread ----------------------------------------------------------------------------------------------- */
 
 static bool was_closed(const struct shoal_world *world, uint64_t comm)
 {
@@ -54,24 +121,34 @@ static bool was_closed(const struct shoal_world *world, uint64_t comm)
     return false;
 }
 
+static void hear_left(struct shoal_world *world, const struct left *left)
+{
+    struct shoal_world_member *member = find_member(world, left->comm);
+    if (member)
+        member->left(member->arg, left->rank, left->completed);
+    else if (!was_closed(world, left->comm))
+        world->early[world->early_count++ % EARLY_MAX] = *left;
+}
+
 static void on_notice(void *arg, int from, const void *data, size_t bytes)
 {
     struct shoal_world *world = arg;
-    struct notice notice;
+    struct notice notice = {0};
     (void)from;
-    if (bytes != sizeof notice)
+    if (bytes > sizeof notice || bytes < LEFT_BYTES)
         return;
-    memcpy(&notice, data, sizeof notice);
+    memcpy(&notice, data, bytes);
+    if (bytes != (notice.kind == LEFT ? LEFT_BYTES : sizeof notice))
+        return;
     notice.failure.text[sizeof notice.failure.text - 1] = notice.failure.host[sizeof notice.failure.host - 1] =
         notice.failure.operation[sizeof notice.failure.operation - 1] = 0;
     pthread_mutex_lock(&world->lock);
-    struct shoal_world_member *member = world->members;
-    while (member && member->comm != notice.comm)
-        member = member->next;
-    if (member)
-        hand_over(member, &notice);
-    else if (!was_closed(world, notice.comm))
-        world->early[world->early_count++ % EARLY_MAX] = notice;
+    if (notice.kind == CANDIDATE)
+        propose(world, notice.comm, &notice.failure, false);
+    else if (notice.kind == DECISION)
+        decide(world, notice.comm, &notice.failure);
+    else if (notice.kind == LEFT)
+        hear_left(world, &(struct left){notice.comm, notice.completed, notice.rank});
     pthread_mutex_unlock(&world->lock);
 }
 
@@ -84,25 +161,38 @@ static void on_lost(void *arg, int rank)
     shoal_log_line(world->log, SHOAL_LOG_INFO, "hosts", "rank %d of the world: %s", rank, how);
 }
 
-static void tell_failure(struct shoal_world *world, struct shoal_world_member *member)
+static void propose_abort(struct shoal_world *world, struct shoal_world_member *member)
 {
-    struct notice notice = {.kind = FAILURE, .comm = member->comm};
-    if (!atomic_load_explicit(&member->must_tell, memory_order_acquire) || !member->give(member->arg, &notice.failure))
+    struct shoal_failure failure;
+    /* acquire: pairs with the release in shoal_world_abort. */
+    if (!atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
         return;
-    atomic_store_explicit(&member->must_tell, false, memory_order_relaxed);
-    (void)shoal_control_publish(world->control, &notice, sizeof notice);
+    member->abort(member->arg, &failure);
+    propose(world, member->comm, &failure, true);
 }
 
-static void on_woken(void *arg)
+static uint64_t on_turn(void *arg, uint64_t now_ns)
 {
     struct shoal_world *world = arg;
     pthread_mutex_lock(&world->lock);
     for (struct shoal_world_member *member = world->members; member; member = member->next)
-        tell_failure(world, member);
+        propose_abort(world, member);
+    const uint64_t next_ns = decide_due(world, now_ns);
     pthread_mutex_unlock(&world->lock);
+    return next_ns;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+/* On the clock that a change of the date leaves alone. */
+static void init_condition(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
 
 enum shoal_status shoal_world_open(struct shoal_bootstrap *bootstrap, const struct shoal_world_options *options,
                                    struct shoal_world **world_out)
@@ -112,11 +202,12 @@ enum shoal_status shoal_world_open(struct shoal_bootstrap *bootstrap, const stru
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
     world->log = options->log;
     pthread_mutex_init(&world->lock, NULL);
+    init_condition(&world->decided);
     struct shoal_control_options control = {.log = options->log,
                                             .address = options->address,
                                             .address_bytes = options->address_bytes,
                                             .timeout_ms = options->timeout_ms,
-                                            .handler = {world, on_notice, on_lost, on_woken}};
+                                            .handler = {world, on_notice, on_lost, NULL, on_turn}};
     (void)shoal_settings_parse_ports(options->settings->ports, &control.port_low, &control.port_high);
     const enum shoal_status status = shoal_control_open(bootstrap, &control, &world->control);
     if (status != SHOAL_OK) {
@@ -133,6 +224,8 @@ void shoal_world_close(struct shoal_world *world)
         return;
     if (world->control)
         shoal_control_close(world->control, true);
+    shoal_causes_fini(&world->causes);
+    pthread_cond_destroy(&world->decided);
     pthread_mutex_destroy(&world->lock);
     free(world);
 }
@@ -157,8 +250,11 @@ void shoal_world_join(struct shoal_world *world, struct shoal_world_member *memb
     world->members = member;
     for (unsigned i = 0; i < kept; i++) {
         if (world->early[i].comm == member->comm)
-            hand_over(member, &world->early[i]);
+            member->left(member->arg, world->early[i].rank, world->early[i].completed);
     }
+    const struct shoal_cause *cause = shoal_causes_find(&world->causes, member->comm);
+    if (cause && cause->is_decided)
+        member->take(member->arg, &cause->best);
     pthread_mutex_unlock(&world->lock);
 }
 
@@ -171,19 +267,42 @@ void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *mem
     if (*link)
         *link = member->next;
     world->closed[world->closed_count++ % CLOSED_MAX] = member->comm;
-    tell_failure(world, member); /* the control thread may not have come to it */
+    propose_abort(world, member); /* the control thread may not have come to it */
     pthread_mutex_unlock(&world->lock);
 }
 
-void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *member)
+/* Whether the communicator's cause is decided; then *failure is it. */
+static bool is_decided(const struct shoal_world *world, uint64_t comm, struct shoal_failure *failure)
 {
-    /* release: the failure is published before; pairs with the acquire in on_woken. */
-    atomic_store_explicit(&member->must_tell, true, memory_order_release);
+    const struct shoal_cause *cause = shoal_causes_find(&world->causes, comm);
+    if (!cause || !cause->is_decided)
+        return false;
+    *failure = cause->best;
+    return true;
+}
+
+void shoal_world_agree(struct shoal_world *world, struct shoal_world_member *member, struct shoal_failure *failure)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += AGREE_S;
+    int error = 0;
+    pthread_mutex_lock(&world->lock);
+    propose(world, member->comm, failure, true);
+    shoal_control_wake(world->control);
+    while (!is_decided(world, member->comm, failure) && error == 0)
+        error = pthread_cond_timedwait(&world->decided, &world->lock, &until);
+    pthread_mutex_unlock(&world->lock);
+}
+
+void shoal_world_abort(struct shoal_world *world, struct shoal_world_member *member)
+{
+    atomic_store_explicit(&member->is_aborted, true, memory_order_release); /* pairs with the exchange in propose_abort */
     shoal_control_wake(world->control);
 }
 
 void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed)
 {
     const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
-    (void)shoal_control_publish(world->control, &notice, sizeof notice);
+    (void)shoal_control_publish(world->control, &notice, LEFT_BYTES);
 }

@@ -1,5 +1,5 @@
-/* What the communicators of one world on several hosts share: its control tree, and how failures pass over it. A failure that a
- * rank publishes goes to every rank of the world; those who are in the communicator take it over. Any thread. */
+/* What the communicators of one world on several hosts share: its control tree, and the agreement on their first causes over it
+ * (causes.h). Any thread. */
 #ifndef SHOAL_TRANSPORT_HOSTS_WORLD_H
 #define SHOAL_TRANSPORT_HOSTS_WORLD_H
 
@@ -10,14 +10,14 @@
 
 struct shoal_world;
 
-/* One communicator's part. The functions are called on the control thread. */
+/* One communicator's part. The functions are called under the world's lock, on the control thread or inside a call below. */
 struct shoal_world_member {
     uint64_t comm;
     void *arg;
-    void (*take)(void *arg, const struct shoal_failure *failure); /* another host's */
-    bool (*give)(void *arg, struct shoal_failure *failure_out);   /* this host's first cause */
+    void (*take)(void *arg, const struct shoal_failure *failure); /* the first cause, as agreed on */
+    void (*abort)(void *arg, struct shoal_failure *failure_out);  /* after shoal_world_abort: what to propose */
     void (*left)(void *arg, int rank, uint64_t completed);        /* a rank has left the communicator before its end */
-    atomic_bool must_tell;
+    atomic_bool is_aborted;
     struct shoal_world_member *next;
 };
 
@@ -44,8 +44,11 @@ void shoal_world_join(struct shoal_world *world, struct shoal_world_member *memb
 /* After it no function of the member is called any more. */
 void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *member);
 
-/* The member's failure goes to all. Async-signal-safe. */
-void shoal_world_tell(struct shoal_world *world, struct shoal_world_member *member);
+/* Proposes the failure, and waits until all have agreed on one, which then is in *failure and was given to `take`: about
+ * SHOAL_CAUSES_COLLECT_MS, at most some seconds. */
+void shoal_world_agree(struct shoal_world *world, struct shoal_world_member *member, struct shoal_failure *failure);
+/* Proposes what the member's `abort` says, and does not wait. Async-signal-safe. */
+void shoal_world_abort(struct shoal_world *world, struct shoal_world_member *member);
 /* That the rank leaves the communicator. */
 void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed);
 

@@ -1,0 +1,121 @@
+#include "transport/hosts/causes.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+
+static int weight_of(enum shoal_status status)
+{
+    switch (status) {
+    case SHOAL_ERR_PEER_LOST:
+        return 1;
+    case SHOAL_ERR_ABORTED:
+        return 2;
+    case SHOAL_ERR_TIMEOUT:
+        return 3;
+    default:
+        return 0;
+    }
+}
+
+bool shoal_cause_is_before(const struct shoal_failure *a, const struct shoal_failure *b)
+{
+    const int weight_a = weight_of(a->status), weight_b = weight_of(b->status);
+    if (weight_a != weight_b)
+        return weight_a < weight_b;
+    if (a->sequence != b->sequence)
+        return a->sequence < b->sequence;
+    if ((a->rank < 0) != (b->rank < 0))
+        return b->rank < 0;
+    return a->reporter < b->reporter;
+}
+
+struct shoal_cause *shoal_causes_find(const struct shoal_causes *causes, uint64_t comm)
+{
+    struct shoal_cause *cause = causes->first;
+    while (cause && cause->comm != comm)
+        cause = cause->next;
+    return cause;
+}
+
+static void free_from(struct shoal_cause **link)
+{
+    while (*link) {
+        struct shoal_cause *cause = *link;
+        *link = cause->next;
+        free(cause);
+    }
+}
+
+void shoal_causes_fini(struct shoal_causes *causes)
+{
+    free_from(&causes->first);
+}
+
+/* The oldest decided one goes where there are too many. Those that are not decided are so within seconds. */
+static void forget_oldest(struct shoal_causes *causes)
+{
+    struct shoal_cause **oldest = NULL;
+    int count = 0;
+    for (struct shoal_cause **link = &causes->first; *link; link = &(*link)->next) {
+        if (!(*link)->is_decided)
+            continue;
+        oldest = link;
+        count++;
+    }
+    if (count <= SHOAL_CAUSES_KEPT)
+        return;
+    struct shoal_cause *cause = *oldest;
+    *oldest = cause->next;
+    free(cause);
+}
+
+static struct shoal_cause *add(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure)
+{
+    struct shoal_cause *cause = calloc(1, sizeof *cause);
+    if (!cause)
+        return NULL;
+    forget_oldest(causes);
+    cause->comm = comm;
+    cause->best = *failure;
+    cause->next = causes->first;
+    causes->first = cause;
+    return cause;
+}
+
+struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure,
+                                         bool is_own, uint64_t now_ns, bool *is_news_out)
+{
+    struct shoal_cause *cause = shoal_causes_find(causes, comm);
+    const bool is_first = !cause;
+    if (is_first && !(cause = add(causes, comm, failure)))
+        return NULL;
+    if (is_first)
+        cause->first_ns = now_ns;
+    *is_news_out = !cause->is_decided && (is_first || shoal_cause_is_before(failure, &cause->best));
+    if (*is_news_out) {
+        cause->best = *failure;
+        cause->is_own = is_own;
+    }
+    return cause;
+}
+
+struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure)
+{
+    struct shoal_cause *cause = shoal_causes_find(causes, comm);
+    if (!cause)
+        cause = add(causes, comm, failure);
+    if (!cause || cause->is_decided)
+        return NULL;
+    cause->best = *failure;
+    cause->is_decided = true;
+    return cause;
+}
+
+uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root)
+{
+    uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
+    if (is_root) /* an abort is wanted at once */
+        wait_ms = cause->best.status == SHOAL_ERR_ABORTED ? 0 : SHOAL_CAUSES_COLLECT_MS;
+    return cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
+}

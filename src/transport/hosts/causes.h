@@ -1,0 +1,54 @@
+/* How the ranks of a world agree on one first cause for each communicator that fails, whatever host finds what first.
+ *
+ * Each rank that knows of a failure proposes a candidate, which floods to every rank of the world. The root of the control tree
+ * collects candidates for a moment, decides for the best of them, and floods its decision; that is final. Without a root that
+ * answers, the rank that proposed the best candidate decides a second later, and the others a little after it.
+ *
+ * This keeps the candidates and says when to decide. It knows no clock, no thread and no connection: world.c does. */
+#ifndef SHOAL_TRANSPORT_HOSTS_CAUSES_H
+#define SHOAL_TRANSPORT_HOSTS_CAUSES_H
+
+#include "base/compiler.h"
+#include "shoal/shoal.h"
+
+#define SHOAL_CAUSES_COLLECT_MS 100 /* how long the root waits for candidates: at a deadline all hosts find theirs at once */
+#define SHOAL_CAUSES_SETTLE_MS 1000 /* how long the rank with the best candidate waits for the root */
+#define SHOAL_CAUSES_ALONE_MS 1300  /* and how long everybody else waits */
+#define SHOAL_CAUSES_KEPT 64        /* decided ones, for communicators that are made later */
+
+struct shoal_cause {
+    struct shoal_cause *next;
+    uint64_t comm;
+    uint64_t first_ns; /* when the first candidate was known here */
+    bool is_decided;
+    bool is_own; /* this rank proposed the best candidate */
+    struct shoal_failure best;
+};
+
+struct shoal_causes {
+    struct shoal_cause *first; /* the newest */
+};
+
+void shoal_causes_fini(struct shoal_causes *causes);
+
+/* A total order of the candidates for one communicator; true when a comes before b. What a rank found in its own calls or its
+ * memory comes before the loss of a rank, which may follow from it; that before an abort, which may answer it; that before a
+ * deadline, which any of them lets pass. Among equals the earlier operation counts, then a rank that is named, then the lower
+ * reporter. */
+bool shoal_cause_is_before(const struct shoal_failure *a, const struct shoal_failure *b);
+
+/* NULL: nothing is known of the communicator. */
+struct shoal_cause *shoal_causes_find(const struct shoal_causes *causes, uint64_t comm);
+
+/* Adds a candidate, from this rank (is_own) or another. Returns the communicator's cause, NULL without memory;
+ * *is_news_out: the candidate is the best so far, and nothing is decided. */
+struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure,
+                                         bool is_own, uint64_t now_ns, bool *is_news_out);
+
+/* Takes a decision. NULL when one was taken before, or without memory. */
+struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure);
+
+/* When this rank is to decide for the best candidate, if nobody else has by then. */
+uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root);
+
+#endif

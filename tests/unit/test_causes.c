@@ -1,0 +1,116 @@
+/* The order of the candidates for a first cause, and which rank decides between them at what time. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "transport/hosts/causes.h"
+
+#define COMM 77
+
+static struct shoal_failure failure(enum shoal_status status, uint64_t sequence, int rank, int reporter)
+{
+    return (struct shoal_failure){.struct_bytes = sizeof(struct shoal_failure),
+                                  .status = status,
+                                  .sequence = sequence,
+                                  .rank = rank,
+                                  .reporter = reporter};
+}
+
+/* Each comes before all after it. */
+static void causes_are_in_a_total_order(void **state)
+{
+    const struct shoal_failure ordered[] = {
+        failure(SHOAL_ERR_MEMORY, 0, 5, 5),    failure(SHOAL_ERR_MISMATCH, 7, 3, 0),  failure(SHOAL_ERR_MISMATCH, 7, 3, 1),
+        failure(SHOAL_ERR_PEER_LOST, 6, 2, 9), failure(SHOAL_ERR_PEER_LOST, 7, 4, 1), failure(SHOAL_ERR_ABORTED, 0, 1, 1),
+        failure(SHOAL_ERR_TIMEOUT, 6, 1, 3),   failure(SHOAL_ERR_TIMEOUT, 6, 1, 4),   failure(SHOAL_ERR_TIMEOUT, 6, -1, 0),
+        failure(SHOAL_ERR_TIMEOUT, 7, 1, 0),
+    };
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(ordered); i++) {
+        for (size_t j = 0; j < SHOAL_COUNT_OF(ordered); j++)
+            assert_int_equal(shoal_cause_is_before(&ordered[i], &ordered[j]), i < j);
+    }
+}
+
+/* Whatever order candidates come in, all keep the same one. */
+static void the_best_candidate_is_kept(void **state)
+{
+    const struct shoal_failure candidates[] = {failure(SHOAL_ERR_TIMEOUT, 5, 1, 0), failure(SHOAL_ERR_TIMEOUT, 5, 2, 1),
+                                               failure(SHOAL_ERR_PEER_LOST, 6, 3, 2)};
+    (void)state;
+    for (int first = 0; first < 3; first++) {
+        struct shoal_causes causes = {0};
+        bool is_news;
+        for (int i = 0; i < 3; i++)
+            assert_non_null(shoal_causes_propose(&causes, COMM, &candidates[(first + i) % 3], false, 1, &is_news));
+        assert_int_equal(shoal_causes_find(&causes, COMM)->best.status, SHOAL_ERR_PEER_LOST);
+        assert_null(shoal_causes_find(&causes, COMM + 1));
+        shoal_causes_fini(&causes);
+    }
+}
+
+static void a_decision_is_final(void **state)
+{
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 0), lost = failure(SHOAL_ERR_PEER_LOST, 5, 1, 0);
+    struct shoal_causes causes = {0};
+    bool is_news = true;
+    (void)state;
+    assert_non_null(shoal_causes_decide(&causes, COMM, &late));
+    assert_null(shoal_causes_decide(&causes, COMM, &lost));
+    assert_non_null(shoal_causes_propose(&causes, COMM, &lost, true, 1, &is_news));
+    assert_false(is_news);
+    assert_int_equal(shoal_causes_find(&causes, COMM)->best.status, SHOAL_ERR_TIMEOUT);
+    shoal_causes_fini(&causes);
+}
+
+/* The root comes first; without one, the rank that proposed the best candidate; then everybody. */
+static void somebody_decides_in_time(void **state)
+{
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3), better = failure(SHOAL_ERR_TIMEOUT, 5, 1, 2),
+                               aborted = failure(SHOAL_ERR_ABORTED, 0, 0, 0);
+    const uint64_t start_ns = SHOAL_NS_PER_S, ms = SHOAL_NS_PER_MS;
+    struct shoal_causes causes = {0};
+    bool is_news;
+    (void)state;
+    struct shoal_cause *cause = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
+    assert_int_equal(shoal_cause_due_ns(cause, true), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(cause, false), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    shoal_causes_propose(&causes, COMM, &better, false, start_ns + 5, &is_news);
+    assert_int_equal(shoal_cause_due_ns(cause, false), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
+    shoal_causes_propose(&causes, COMM, &aborted, false, start_ns + 6, &is_news);
+    assert_int_equal(shoal_cause_due_ns(cause, true), start_ns);
+    shoal_causes_fini(&causes);
+}
+
+static void old_decisions_are_forgotten_and_open_ones_are_not(void **state)
+{
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 0);
+    struct shoal_causes causes = {0};
+    bool is_news;
+    (void)state;
+    assert_non_null(shoal_causes_propose(&causes, COMM, &late, true, 1, &is_news));
+    for (uint64_t comm = 1000; comm < 1000 + 4 * SHOAL_CAUSES_KEPT; comm++)
+        assert_non_null(shoal_causes_decide(&causes, comm, &late));
+    assert_non_null(shoal_causes_find(&causes, COMM));
+    assert_null(shoal_causes_find(&causes, 1000));
+    assert_non_null(shoal_causes_find(&causes, 1000 + 4 * SHOAL_CAUSES_KEPT - 1));
+    shoal_causes_fini(&causes);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(causes_are_in_a_total_order),
+        cmocka_unit_test(the_best_candidate_is_kept),
+        cmocka_unit_test(a_decision_is_final),
+        cmocka_unit_test(somebody_decides_in_time),
+        cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
+    };
+    return cmocka_run_group_tests_name("causes", tests, NULL, NULL);
+}
