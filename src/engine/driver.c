@@ -351,12 +351,8 @@ static uint64_t nap_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
     return nap_ns < left_ns ? nap_ns : left_ns;
 }
 
-static void nap(struct shoal_driver *driver, uint64_t waited_ns, uint64_t left_ns)
+static void nap_at_network(struct shoal_driver *driver, uint64_t waited_ns, uint64_t left_ns)
 {
-    if (!shoal_network_has_descriptor(driver->network)) {
-        shoal_shm_node_sleep(driver->node, nap_length(waited_ns, DEAF_NAP_SHARE, left_ns));
-        return;
-    }
     if (!try_lock(driver))
         return;
     const bool may_wait = shoal_network_may_wait(driver->network);
@@ -380,21 +376,39 @@ static bool drain_before_sleep(struct shoal_driver *driver, bool is_nap)
     return did;
 }
 
+/* A sleeper at the network's descriptor does not hear the bell of this host. */
+static bool naps_at_network(const struct shoal_driver *driver)
+{
+    return atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed) && shoal_network_has_descriptor(driver->network);
+}
+
+/* To make all others pass a fence at each nap would interrupt every core of the host a thousand times a second and more. */
+static void sleep_at_bell(struct shoal_driver *driver, struct shoal_request *request, uint64_t waited_ns, uint64_t left_ns)
+{
+    const bool is_nap = atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
+    if (is_nap)
+        shoal_shm_node_doze_briefly(driver->node);
+    else
+        shoal_shm_node_doze(driver->node);
+    /* The last look: whatever is published after it rings the bell. */
+    if (drive_once(driver) != IDLE || drain_before_sleep(driver, is_nap) || is_over(driver, request))
+        return;
+    const bool must_nap = is_nap || atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
+    shoal_shm_node_sleep(driver->node, must_nap ? nap_length(waited_ns, DEAF_NAP_SHARE, left_ns) : left_ns);
+}
+
 static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
     const uint64_t check_ns = check_if_due(driver, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
-    atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
-    shoal_shm_node_doze(driver->node);
-    const bool is_nap = atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
-    /* The last look: whatever is published after it rings the bell. */
-    if (drive_once(driver) == IDLE && !drain_before_sleep(driver, is_nap) && !is_over(driver, request)) {
-        if (is_nap)
-            nap(driver, now_ns - idle_since_ns, left_ns);
-        else
-            shoal_shm_node_sleep(driver->node, left_ns);
+    if (naps_at_network(driver)) {
+        if (drive_once(driver) == IDLE && !drain_before_sleep(driver, true) && !is_over(driver, request))
+            nap_at_network(driver, now_ns - idle_since_ns, left_ns);
+        return;
     }
+    atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
+    sleep_at_bell(driver, request, now_ns - idle_since_ns, left_ns);
     if (atomic_fetch_sub_explicit(&driver->sleepers, 1, memory_order_seq_cst) == 1)
         shoal_shm_node_awake(driver->node);
 }

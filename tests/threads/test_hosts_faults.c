@@ -9,6 +9,7 @@
 #include <cmocka.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "comm/context.h"
 #include "memory_store.h"
@@ -25,7 +26,7 @@ struct world {
     pthread_barrier_t meeting; /* of the ranks, beside Shoal */
     int size;
     void (*body)(struct rank *rank);
-    const char *const *settings; /* beside the host's; NULL: none */
+    int ranks_per_host;
 };
 
 struct rank {
@@ -70,11 +71,9 @@ static void *run_rank(void *arg)
     struct shoal_context_options options = SHOAL_CONTEXT_OPTIONS_INIT;
     const struct shoal_store store = memory_store_callbacks(&rank->world->store);
     char host[32], timeout[32];
-    snprintf(host, sizeof host, "SHOAL_HOST_ID=host-%d", rank->rank);
+    snprintf(host, sizeof host, "SHOAL_HOST_ID=host-%d", rank->rank / rank->world->ranks_per_host);
     snprintf(timeout, sizeof timeout, "SHOAL_TIMEOUT_MS=%d", TIMEOUT_MS);
-    const char *settings[8] = {host, "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", timeout};
-    for (int i = 0; rank->world->settings && rank->world->settings[i]; i++)
-        settings[4 + i] = rank->world->settings[i];
+    const char *const settings[] = {host, "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", timeout, NULL};
     options.log = swallow;
     options.settings = settings;
     OK(rank, shoal_context_create(&options, &rank->context));
@@ -91,9 +90,9 @@ static void *run_rank(void *arg)
 
 static struct rank ranks[RANKS_MAX];
 
-static void run_world(int size, void (*body)(struct rank *rank), const char *const *settings)
+static void run_world(int size, int ranks_per_host, void (*body)(struct rank *rank))
 {
-    struct world world = {.size = size, .body = body, .settings = settings};
+    struct world world = {.size = size, .body = body, .ranks_per_host = ranks_per_host};
     pthread_t threads[RANKS_MAX];
     memory_store_init(&world.store);
     pthread_barrier_init(&world.meeting, NULL, (unsigned)size);
@@ -133,7 +132,7 @@ static void stalled_body(struct rank *rank)
 static void a_peer_that_takes_nothing_holds_up_no_other(void **state)
 {
     (void)state;
-    run_world(3, stalled_body, NULL);
+    run_world(3, 1, stalled_body);
 }
 
 /* ---- A peer that lives, but cannot be reached ---------------------------------------------------------------------------- */
@@ -184,9 +183,9 @@ static void cut_send_body(struct rank *rank)
 static void what_cannot_be_sent_is_no_success(void **state)
 {
     (void)state;
-    run_world(2, cut_small_broadcast_body, NULL);
-    run_world(2, cut_large_broadcast_body, NULL);
-    run_world(2, cut_send_body, NULL);
+    run_world(2, 1, cut_small_broadcast_body);
+    run_world(2, 1, cut_large_broadcast_body);
+    run_world(2, 1, cut_send_body);
 }
 
 /* ---- One cause, whoever finds what first --------------------------------------------------------------------------------- */
@@ -219,7 +218,7 @@ static void deadlines_that_pass_everywhere_at_once_are_one_failure(void **state)
 {
     (void)state;
     for (int round = 0; round < 5; round++) {
-        run_world(4, deadline_body, NULL);
+        run_world(4, 1, deadline_body);
         expect_same_failure(4);
     }
 }
@@ -241,10 +240,32 @@ static void failures_of_two_hosts_at_once_are_one_failure(void **state)
 {
     (void)state;
     for (int round = 0; round < 10; round++) {
-        run_world(4, aborts_body, NULL);
+        run_world(4, 1, aborts_body);
         expect_same_failure(4);
         assert_int_equal(ranks[0].failure.status, SHOAL_ERR_ABORTED);
     }
+}
+
+/* ---- What a wait costs others -------------------------------------------------------------------------------------------- */
+
+#define LATE_US 300000
+
+/* Three of two hosts nap for the last one. */
+static void late_body(struct rank *rank)
+{
+    struct shoal_shm_node *node = rank->context->node;
+    if (rank->rank == 3)
+        usleep(LATE_US);
+    const uint64_t before = atomic_load(&node->fences);
+    OK(rank, shoal_allreduce(rank->comm, rank->values, rank->values, COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    const uint64_t fences = atomic_load(&node->fences) - before;
+    CHECK(rank, fences <= 2, "%llu", (unsigned long long)fences);
+}
+
+static void naps_interrupt_nobody(void **state)
+{
+    (void)state;
+    run_world(4, 2, late_body);
 }
 
 int main(void)
@@ -254,6 +275,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
+        cmocka_unit_test(naps_interrupt_nobody),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

@@ -760,8 +760,15 @@ void shoal_shm_node_doze(struct shoal_shm_node *node)
     shoal_shm_node_fence_all(node);
 }
 
-void shoal_shm_node_fence_all(const struct shoal_shm_node *node)
+/* Without the others' fence a waker may look at `asleep` before its work is seen here: then it rings no bell. */
+void shoal_shm_node_doze_briefly(struct shoal_shm_node *node)
 {
+    atomic_store_explicit(&node->bell->asleep, 1, memory_order_seq_cst);
+}
+
+void shoal_shm_node_fence_all(struct shoal_shm_node *node)
+{
+    atomic_fetch_add_explicit(&node->fences, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
     if (node->bell->has_membarrier)
         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);

@@ -103,6 +103,7 @@ struct shoal_shm_node {
     struct shoal_shm_joining *joining;
     size_t joining_count;
     atomic_int rank; /* in the last communicator that was made; staggers memory */
+    _Atomic uint64_t fences; /* how often all other processes were made to pass a fence; for tests */
 };
 
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
@@ -172,13 +173,16 @@ void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
 /* Sleeping. shoal_shm_node_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for work
  * and, if there is none, sleeps. Any thread. */
 void shoal_shm_node_doze(struct shoal_shm_node *node);
+/* The same before a sleep of a millisecond at most: a peer that rings at this very moment may be missed until its end. It does
+ * not interrupt the other processes. */
+void shoal_shm_node_doze_briefly(struct shoal_shm_node *node);
 void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
 void shoal_shm_node_awake(struct shoal_shm_node *node);
 
 /* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's
  * membarrier, the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs
  * none. */
-void shoal_shm_node_fence_all(const struct shoal_shm_node *node);
+void shoal_shm_node_fence_all(struct shoal_shm_node *node);
 /* Whether the frequent side needs its own fence towards that peer. */
 static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_node *node, const struct shoal_shm_peer *peer)
 {
