@@ -199,7 +199,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
         fprintf(out, ",\"record\":%llu", (unsigned long long)i);
         print_what(record, out);
         print_when(record, &stamp, out);
-        if (i + 1 == recorder->next && recorder->rejections && shoal_rejections_total(recorder->rejections))
+        if (i + 1 == next && recorder->rejections && shoal_rejections_total(recorder->rejections))
             print_rejections(recorder->rejections, out);
         fputs("}\n", out);
     }

@@ -503,7 +503,8 @@ static void open_stranger(struct stranger *stranger, struct shoal_context *like,
 static void speak_for_rank_0(struct stranger *stranger, unsigned turn)
 {
     static const char body[600];
-    struct shoal_network_load load = {stranger->victim, &stranger->count, &stranger->total, true};
+    struct shoal_network_load load = {
+        .peer = stranger->victim, .count = &stranger->count, .total = &stranger->total, .is_messages = true};
     const struct shoal_network_head head = {.comm = 77,
                                             .completed = turn,
                                             .taken = turn,
@@ -525,7 +526,7 @@ static void strangers_change_nothing(void **state)
     open_stranger(&stranger, inner->contexts[0], inner->contexts[1]);
     for (unsigned turn = 0; turn < STRANGE; turn++)
         speak_for_rank_0(&stranger, turn);
-    UNTIL(&sources, (shoal_network_poll(stranger.network), rejections->counts[SHOAL_REJECTED_UNKNOWN] == STRANGE));
+    UNTIL(&sources.world, (shoal_network_poll(stranger.network), rejections->counts[SHOAL_REJECTED_UNKNOWN] == STRANGE));
     assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
     assert_null(taker->ops->peek(taker, 0));
     assert_null(taker->ops->arrival(taker, 0, 0));

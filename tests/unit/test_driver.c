@@ -26,7 +26,8 @@ int sched_yield(void)
 struct world {
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_shm_node node; /* of nobody: there is no peer and no bell */
+    struct shoal_shm_bell bell;
+    struct shoal_shm_node node; /* without peers */
     struct shoal_driver driver;
     struct shoal_sim *sims[PAIRS];
     struct shoal_engine *engines[PAIRS]; /* rank 0 of each pair; the driver's */
@@ -41,7 +42,7 @@ static struct shoal_engine *open_engine(struct world *world, int pair, int rank)
                                                  .settings = &world->settings,
                                                  .log = &world->log,
                                                  .driver = rank == 0 ? &world->driver : NULL,
-                                                 .ns_per_tick = shoal_clock_ns_per_tick(),
+                                                 .anchor = &world->driver.anchor,
                                                  .timeout_ms = 60000};
     struct shoal_engine *engine;
     assert_int_equal(shoal_engine_create(&options, &engine), SHOAL_OK);
@@ -55,7 +56,7 @@ static struct world *open_world(void)
     assert_non_null(world);
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
-    world->node.log = &world->log;
+    world->node = (struct shoal_shm_node){.log = &world->log, .bell = &world->bell};
     assert_int_equal(shoal_driver_init(&world->driver, &world->log, &world->settings, &world->node), SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
