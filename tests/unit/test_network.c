@@ -6,10 +6,10 @@
 
 #include <cmocka.h>
 
-#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc_limit.h"
 #include "hand_node.h"
 
 #define COMM 7
@@ -185,6 +185,26 @@ static void too_many_early_messages_fail_their_communicator(void **state)
     close_fixture(&fixture);
 }
 
+/* The record that could not be kept is the communicator's failure; where not even its number could be noted, that of all later
+ * ones. */
+static void early_messages_that_find_no_memory_fail_their_communicator(void **state)
+{
+    static struct fixture fixture;
+    (void)state;
+    for (long allowed = 1; allowed <= 2; allowed++) { /* the endpoint's copy; and the note of the communicator */
+        open_fixture(&fixture, 2);
+        const struct message *message = make(&fixture, 2, 0, 80);
+        alloc_left = allowed;
+        receive(&fixture, message, BARE + 80);
+        alloc_left = LONG_MAX;
+        assert_non_null(strstr(fixture.line, "no memory"));
+        open_channel(&fixture);
+        assert_int_equal(fixture.failed, SHOAL_ERR_MEMORY);
+        assert_non_null(strstr(fixture.text, allowed == 1 ? "that other hosts sent" : "that process 2 on there sent"));
+        close_fixture(&fixture);
+    }
+}
+
 /* ---- Strangers ---- */
 
 /* Garbage of all lengths, true messages that were cut, changed or sent again, guessed numbers of communicators: nothing is heard
@@ -198,7 +218,7 @@ static void strangers_take_no_room_and_change_nothing(void **state)
     open_fixture(&fixture, 2);
     struct message *captured = make(&fixture, 1, 0, 200);
     receive(&fixture, captured, BARE + 200);
-    const size_t before = mallinfo2().uordblks;
+    const long before = alloc_live;
     for (size_t bytes = 0; bytes < sizeof garbage; bytes += 11) {
         for (size_t i = 0; i < bytes; i++)
             garbage[i] = (unsigned char)rand_r(&random);
@@ -208,7 +228,7 @@ static void strangers_take_no_room_and_change_nothing(void **state)
         receive(&fixture, captured, bytes);
     captured->head.comm++;
     receive(&fixture, captured, BARE + 200);
-    assert_true(mallinfo2().uordblks < before + ((size_t)256 << 10)); /* of 13 MiB; what the allocator caches is counted, too */
+    assert_true(alloc_live == before);
     assert_true(count(&fixture, SHOAL_REJECTED_SHORT) == (BARE + 10) / 11 + BARE);
     assert_true(count(&fixture, SHOAL_REJECTED_UNKNOWN) == (sizeof garbage + 10) / 11 - (BARE + 10) / 11);
     assert_true(count(&fixture, SHOAL_REJECTED_FORGED) == 201);
@@ -309,6 +329,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(early_messages_arrive_whole),
         cmocka_unit_test(too_many_early_messages_fail_their_communicator),
+        cmocka_unit_test(early_messages_that_find_no_memory_fail_their_communicator),
         cmocka_unit_test(strangers_take_no_room_and_change_nothing),
         cmocka_unit_test(lines_say_who_and_what_to_do),
         cmocka_unit_test(peer_speaks_for_itself_alone),

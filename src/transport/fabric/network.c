@@ -374,15 +374,16 @@ static void hand_over(struct shoal_network *network, struct shoal_network_channe
 
 static void tell_lost(struct shoal_network_channel *channel, enum shoal_status status, const struct shoal_network_peer *from)
 {
-    char text[300];
+    char who[100] = "other hosts", text[300];
+    if (from)
+        snprintf(who, sizeof who, "process %d on %.63s", from->name.pid, from->name.host);
     if (status == SHOAL_ERR_MEMORY)
-        snprintf(text, sizeof text, "no memory for messages that %s sent before this rank had made the communicator",
-                 from ? from->name.host : "other hosts");
+        snprintf(text, sizeof text, "no memory for messages that %s sent before this rank had made the communicator", who);
     else
         snprintf(text, sizeof text,
-                 "process %d on %s sent more than %zu bytes before this rank had made the communicator, which it must not; do "
-                 "all hosts have the same build of Shoal?",
-                 from->name.pid, from->name.host, (size_t)SHOAL_NETWORK_EARLY_MAX);
+                 "%s sent more than %zu bytes before this rank had made the communicator, which it must not; do all hosts have "
+                 "the same build of Shoal?",
+                 who, (size_t)SHOAL_NETWORK_EARLY_MAX);
     channel->failed(channel->arg, status, text);
 }
 
