@@ -672,8 +672,11 @@ static void on_failed(void *arg, void *owner, const char *text)
     struct shoal_network_load *load = owner;
     char how[256];
     if (!load) {
-        if (is_told(++network->rejections.counts[SHOAL_REJECTED_BROKEN]))
-            shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "%s", text);
+        const uint64_t count = ++network->rejections.counts[SHOAL_REJECTED_BROKEN];
+        if (is_told(count))
+            shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
+                           "%s, %llu so far: %s; the message was too long for one of a job, or its sender ended",
+                           shoal_rejection_text(SHOAL_REJECTED_BROKEN), (unsigned long long)count, text);
         return;
     }
     count_failed(network, load);
