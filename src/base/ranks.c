@@ -7,7 +7,7 @@ enum shoal_status shoal_ranks_check(struct shoal_log *log, const char *room, con
                               "%s: the number of ranks is %ld, but may be 1 to %d (the limit of this build, SHOAL_RANKS_MAX)",
                               what, size, SHOAL_RANKS_MAX);
     if (rank < 0 || rank >= size)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, room, "%s: the rank is %ld, but with size %ld may be 0 to %ld", what,
-                              rank, size, size - 1);
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, room, "%s: rank %ld of %ld: ranks are 0 to %ld", what, rank, size,
+                              size - 1);
     return SHOAL_OK;
 }
