@@ -234,7 +234,7 @@ static int crew_run(const struct bench_options *options, struct bench_area *area
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;
     }
-    bind_make(&crew.bind, options->pin ? BIND_NONE : options->bind, (int)crew.ranks);
+    bind_make(&crew.bind, options->pin ? BIND_NONE : (enum bind_mode)options->bind, (int)crew.ranks);
     if (*crew.bind.text)
         fprintf(stderr, "shoal bench: %s\n", crew.bind.text);
     if (!crew_start(&crew, options, area)) {

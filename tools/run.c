@@ -521,7 +521,7 @@ static int run_prepare(struct run *run)
     if (code)
         return code;
     run->oom_kills = shoal_topology_oom_kills();
-    bind_make(&run->bind, run->options.bind, run->options.workers);
+    bind_make(&run->bind, (enum bind_mode)run->options.bind, run->options.workers);
     run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
     run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
     if (run->workers && run->polls && signals_open(run))
