@@ -1,4 +1,5 @@
 /* The command `shoal`: finds the subcommand and runs it. */
+#include "fold.h"
 #include "tool.h"
 
 #include <fcntl.h>
@@ -99,6 +100,8 @@ int main(int argc, char **argv)
         help_print(stderr);
         return TOOL_EXIT_USAGE;
     }
+    if (strcmp(argv[1], "top") != 0) /* it moves the cursor */
+        fold_begin();
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
         return help_command(argc, argv);
     if (!strcmp(argv[1], "--version")) {

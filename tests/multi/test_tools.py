@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
 """`shoal bench`, `shoal explain` and `shoal info` as a user meets them. (`shoal run` has test_run.py.)"""
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
+import struct
+import subprocess
 import tempfile
+import termios
 
 from tap import Skip, call, call_counted, expect, run_cases
 
@@ -420,6 +425,37 @@ def help_teaches():
         expect(max(map(len, out.splitlines())) <= 128, words, out)
 
 
+def on_terminal(columns, *words):
+    """The lines that a terminal of so many columns gets."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen([SHOAL, *words], stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL)
+    os.close(terminal)
+    text = b""
+    try:
+        while chunk := os.read(screen, 65536):
+            text += chunk
+    except OSError:  # all have closed it
+        pass
+    os.close(screen)
+    expect(process.wait() == 0, words, text)
+    return text.decode().replace("\r\n", "\n").splitlines()
+
+
+def narrow_terminals_break_no_words():
+    for words in (["info", "--algorithms"], ["info", "--settings"], ["explain", "allreduce"], ["sim", "allreduce"], ["--help"],
+                  *([command, "--help"] for command in ("run", "bench", "sim", "explain", "info", "doctor"))):
+        code, out, err = call(SHOAL, *words)
+        for columns in (80, 60):
+            lines = on_terminal(columns, *words)
+            expect(" ".join(lines).split() == out.split(), columns, words, "\n".join(lines))
+            expect(all(len(line) <= columns or " " not in line.strip() for line in lines), columns, words, "\n".join(lines))
+        expect(on_terminal(200, *words) == out.splitlines(), words)
+    rows = on_terminal(80, "info", "--algorithms")
+    indents = {len(row) - len(row.lstrip()) for row in rows if row.startswith(" ")}
+    expect(indents == {34, 38}, "the rest of a row goes on below its text:", "\n".join(rows))
+
+
 def bench_help_names_the_states_of_the_machine():
     code, out, err = call(SHOAL, "bench", "--help")
     for word in ("near, about 60 ns", "far, about 260 ns", "(crowded)"):
@@ -464,4 +500,5 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            info_prints_settings_machine_and_algorithms, info_tells_of_wrong_values_and_prints_the_rest,
            info_names_the_interface_and_the_providers, info_says_why_no_provider_is_taken,
            info_shows_a_setting_from_the_environment_and_hides_the_secret, help_teaches,
+           narrow_terminals_break_no_words,
            bench_help_names_the_states_of_the_machine, make_build_says_what_it_built])
