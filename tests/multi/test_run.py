@@ -158,7 +158,10 @@ def port_is_free_and_differs_between_runs():
 
 def default_count_is_cores():
     done = run("sh", "-c", "echo $WORLD_SIZE")
-    equal(len(done.out.splitlines()), min(len(os.sched_getaffinity(0)), 1024))
+    workers = len(done.out.splitlines())
+    cores = int(re.search(r"^cores +(\d+) usable", command("info", "--topology").out, re.M).group(1))
+    equal(workers, min(cores, 1024))
+    assert workers <= len(os.sched_getaffinity(0)), workers
 
 
 def streams_stay_apart():
@@ -290,6 +293,18 @@ def more_workers_than_cores_are_not_bound():
     masks, err = masks_of(len(all_cores) + 1)
     equal(masks, [all_cores] * (len(all_cores) + 1))
     within(err, "shoal run: %d workers share %d core" % (len(all_cores) + 1, len(all_cores)))
+
+
+def quota_of_a_container_counts():
+    """A quota of one core, where there are more: workers that share it would wait for cores that they may not use."""
+    if len(os.sched_getaffinity(0)) < 2:
+        raise Skip("this process may use one core only")
+    quota = ("cd /sys/fs/cgroup && mkdir cpu && echo 100000 | tee cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us > /dev/null && "
+             "echo 100000 100000 > cpu.max && echo > cpu.stat && exec \"$@\"")
+    code, out, err = call_counted("sh", "-c", quota, "sh", SHOAL, "run", "-n", "2", "true")
+    equal((code, out, err), (0, "", "shoal run: 2 workers share 1 core (the quota of a container): they are not bound\n"))
+    code, out, err = call_counted("sh", "-c", quota, "sh", SHOAL, "run", "sh", "-c", "echo $WORLD_SIZE")
+    equal((code, out, err), (0, "0| 1\n", ""))
 
 
 def waits_spin_where_each_worker_has_a_core():
@@ -802,7 +817,7 @@ TESTS = [
     carriage_returns_are_kept_in_files, long_lines_stay_whole, slow_reader_gets_everything,
     closed_reader_ends_the_run, output_files_hold_each_rank, standard_input_goes_to_rank_0,
     workers_have_cores_of_their_own, one_worker_keeps_all_cores, mask_of_the_caller_counts,
-    more_workers_than_cores_are_not_bound, waits_spin_where_each_worker_has_a_core, many_workers,
+    more_workers_than_cores_are_not_bound, quota_of_a_container_counts, waits_spin_where_each_worker_has_a_core, many_workers,
     few_descriptors_are_enough, too_few_descriptors_are_named, launcher_leaves_descriptors_closed,
     first_failure_is_reported, killed_worker_is_reported, lack_of_memory_is_told, cause_that_ranks_share_is_named,
     absent_rank_is_named, first_death_wins_at_once, success_beside_others_is_fine,
