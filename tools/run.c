@@ -525,7 +525,7 @@ static int run_prepare(struct run *run)
     run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
     run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
     if (run->workers && run->polls && signals_open(run))
-        return run_environment_set(run->options.workers, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
+        return run_environment_set(run->options.workers, run->bind.masks != NULL, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
     fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
     return RUN_EXIT_LAUNCHER;
 }

@@ -65,9 +65,10 @@ struct run_spawn {
     int outputs[2]; /* the ends of its stdout and stderr to read from, non-blocking */
 };
 
-/* Prepares the environment all workers share: the variables of the rendezvous, the secret. Takes *lock_fd_out, which keeps the
- * ports from other launchers while it is open. Prints one line and returns false when it cannot. */
-bool run_environment_set(int workers, int *lock_fd_out);
+/* Prepares the environment all workers share: the variables of the rendezvous, the secret, and one thread each where several
+ * workers share all cores. Takes *lock_fd_out, which keeps the ports from other launchers while it is open. Prints one line and
+ * returns false when it cannot. */
+bool run_environment_set(int workers, bool is_bound, int *lock_fd_out);
 
 /* Starts one worker, in a process group of its own. Returns 0, or an exit code after one line on stderr; then nothing is left
  * of it. */

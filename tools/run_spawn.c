@@ -115,15 +115,15 @@ static bool secret_set(void)
     return setenv("SHOAL_SECRET", text, 1) == 0;
 }
 
-bool run_environment_set(int workers, int *lock_fd_out)
+bool run_environment_set(int workers, bool is_bound, int *lock_fd_out)
 {
     int port, lock_fd;
     if (!port_choose(&port, &lock_fd))
         return false;
     bool is_done = secret_set() && setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && number_set("MASTER_PORT", port) &&
                    number_set("WORLD_SIZE", workers) && number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", 0);
-    /* One worker may use all cores; several would each start as many threads as there are cores. */
-    if (is_done && workers > 1 && !is_set("OMP_NUM_THREADS"))
+    /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
+    if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);
     /* Workers write to pipes; this tells them that what they write is shown on a terminal, where a bar may redraw itself. */
     if (is_done && isatty(STDOUT_FILENO))
