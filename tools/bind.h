@@ -1,6 +1,6 @@
-/* Which cores each worker of `shoal run` and `shoal bench` may use. Each gets a share of the cores that this process may use, so
- * that the kernel cannot put two workers that wait for each other on one core. The workers' memory follows: a page lies in the
- * NUMA node of the core that first touches it.
+/* Which cores each worker of `shoal run` and `shoal bench` may use. Each gets a share of the cores that this process may use,
+ * so that the kernel cannot put two workers that wait for each other on one core. The workers' memory follows: a page lies in
+ * the NUMA node of the core that first touches it.
  *
  *     2 workers, 2 sockets of 2 cores of 2 threads:   node 0: 0+4 1+5   node 1: 2+6 3+7
  *     --bind slice   worker 0: 0-1+4-5   worker 1: 2-3+6-7

@@ -25,7 +25,8 @@ static size_t columns_of(const char *text, size_t bytes)
     return columns;
 }
 
-/* The column where a line goes on: below its text, which in a table begins behind the last gap of two blanks in its left half. */
+/* The column where a line goes on: below its text, which in a table begins behind the last gap of two blanks in its left
+ * half. */
 static size_t indent_of(const char *line, size_t bytes, size_t width)
 {
     size_t lead = 0, indent;

@@ -1,6 +1,6 @@
-/* Long lines on a terminal: the commands print lines of up to 128 columns, and a narrower terminal would break them in the middle
- * of words. From fold_begin on, what is printed to stdout is broken between words; the rest of a line goes on below the column
- * where its text began. Files and pipes get every line as it is. Main thread. */
+/* Long lines on a terminal: the commands print lines of up to 128 columns, and a narrower terminal would break them in the
+ * middle of words. From fold_begin on, what is printed to stdout is broken between words; the rest of a line goes on below the
+ * column where its text began. Files and pipes get every line as it is. Main thread. */
 #ifndef SHOAL_TOOLS_FOLD_H
 #define SHOAL_TOOLS_FOLD_H
 

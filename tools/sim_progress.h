@@ -1,6 +1,6 @@
-/* Says on stderr what `shoal sim` is at while a prediction takes long: on a terminal in one line that is written anew each second
- * and erased in the end, elsewhere as a line after half a minute and then each minute. Its own thread does it, as the prediction is
- * one call of the library; start and stop belong to the main thread. */
+/* Says on stderr what `shoal sim` is at while a prediction takes long: on a terminal in one line that is written anew each
+ * second and erased in the end, elsewhere as a line after half a minute and then each minute. Its own thread does it, as the
+ * prediction is one call of the library; start and stop belong to the main thread. */
 #ifndef SHOAL_TOOLS_SIM_PROGRESS_H
 #define SHOAL_TOOLS_SIM_PROGRESS_H
 
