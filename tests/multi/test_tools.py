@@ -111,6 +111,8 @@ def bench_binds_its_workers():
         expect(code == 0 and err.startswith(told) and err.count("\n") == bool(told), words, out, err)
     code, out, err = call("taskset", "-c", str(min(os.sched_getaffinity(0))), SHOAL, *small, "-n", "2")
     expect(code == 0 and err == "shoal bench: 2 workers share 1 core: they are not bound\n", out, err)
+    code, out, err = call(SHOAL, *small, env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})  # its launcher has placed it
+    expect(code == 0 and not err, out, err)
 
 
 def lack_of_shared_memory_is_told_in_the_callers_numbers():
