@@ -452,9 +452,8 @@ static int failure_report(struct run *run)
     }
     others_report(run, cause);
     if (said->has_failed)
-        run_output_say(&run->output,
-                       "`shoal trace` says from the ranks' flight recorders who was late (SHOAL_RECORDER_FILE says where "
-                       "they are); docs/errors.md explains each error");
+        run_output_say(&run->output, "`shoal trace` says from the ranks' flight recorders (SHOAL_RECORDER_FILE) who was late; "
+                                     "docs/errors.md explains each error");
     return exit_code(&run->workers[cause >= 0 && has_failed(&run->workers[cause]) ? cause : run->first]);
 }
 
