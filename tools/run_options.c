@@ -41,7 +41,7 @@ static const char help[] =
     "    shoal run -n 4 python3 train.py\n"
     "    shoal run -n 2 --output logs ./train         as on the screen, and a file for each rank\n"
     "    shoal run -n 2 sh -c 'echo I am $RANK of $WORLD_SIZE'\n"
-    "    shoal run -n 2 sh -c 'exec taskset -c $RANK ./train'\n"
+    "    shoal run -n 2 --bind core ./train           each worker stays on one core\n"
     "\n"
     "Environment of the workers (torchrun's names; all else is inherited):\n"
     "    RANK, LOCAL_RANK               0 to N-1\n"
