@@ -13,15 +13,14 @@ static void look_up(void *data)
     struct shoal_lookup *lookup = data;
     struct shoal_log log;
     shoal_log_init_quiet(&log);
-    lookup->status = shoal_address_list_find(lookup->host, lookup->what, 0, &log, &lookup->list);
+    lookup->status = shoal_address_list_find(lookup->host, lookup->what, lookup->until_ns, &log, &lookup->list);
     (void)shoal_log_last_error(&log, lookup->error, sizeof lookup->error);
     shoal_log_fini(&log);
 }
 
-void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
+static void run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
 {
     const uint64_t begin_ns = shoal_clock_ns();
-    memset(lookup_out, 0, sizeof *lookup_out);
     snprintf(lookup_out->host, sizeof lookup_out->host, "%s", host);
     lookup_out->what = what;
     const enum shoal_status status = shoal_errand_run(look_up, lookup_out, sizeof *lookup_out, timeout_ms);
@@ -31,6 +30,25 @@ void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, s
     lookup_out->status = status;
     snprintf(lookup_out->error, sizeof lookup_out->error, "the host name \"%.200s\" in %s cannot be looked up: %s", host, what,
              status == SHOAL_ERR_TIMEOUT ? "no answer in time" : "no memory or thread for it");
+}
+
+void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
+{
+    memset(lookup_out, 0, sizeof *lookup_out);
+    run(host, what, timeout_ms, lookup_out);
+}
+
+enum shoal_status shoal_lookup_list(const char *host, const char *what, uint64_t deadline_ns, struct shoal_log *log,
+                                    struct shoal_address_list *list_out)
+{
+    const uint64_t now_ns = shoal_clock_ns();
+    const uint32_t timeout_ms = deadline_ns > now_ns ? (uint32_t)((deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1 : 1;
+    struct shoal_lookup lookup = {.until_ns = deadline_ns};
+    run(host, what, timeout_ms, &lookup);
+    if (lookup.status != SHOAL_OK)
+        return shoal_log_fail(log, lookup.status, "bootstrap", "%s", lookup.error);
+    *list_out = lookup.list;
+    return SHOAL_OK;
 }
 
 int shoal_port_try(const struct shoal_address *address, uint16_t port)

@@ -9,6 +9,7 @@
 #include <pmix.h>
 
 #include "base/clock.h"
+#include "base/errand.h"
 #include "bootstrap/sources.h"
 
 /* PMIx as Open MPI's mpirun and Slurm's srun offer it. A value belongs to the rank that put it, so a key names its rank:
@@ -16,6 +17,9 @@
  * fence). */
 #define RETRY_MS 10
 #define FAREWELL_S 1
+/* What a server may take beyond what it was asked to wait; and to end. */
+#define ANSWER_MS 10000
+#define FINALIZE_MS 5000
 
 struct pmix {
     struct shoal_log *log;
@@ -32,6 +36,7 @@ struct pmix {
     pmix_proc_t me;
     uint32_t size;
     uint32_t generation; /* this is the process's n-th use of PMIx; keys of different ones must differ */
+    pmix_status_t init_status, size_status;
     bool is_open;
     enum shoal_status failure;
 };
@@ -165,12 +170,33 @@ static int store_set(void *arg, const char *key, const void *data, size_t bytes)
     return status == PMIX_SUCCESS ? 0 : -1;
 }
 
+struct getting {
+    pmix_status_t (*get)(const pmix_proc_t *owner, const char *key, const pmix_info_t info[], size_t info_count,
+                         pmix_value_t **value);
+    pmix_proc_t owner;
+    char key[PMIX_MAX_KEYLEN + 1];
+    pmix_value_t *value;
+    pmix_status_t status;
+};
+
 /* The server waits for the key for us, a second at most (0 would be for ever): a request that met an earlier commit of its
  * owner may not see the next one, so it is asked again, past what was cached. */
+static void get_value(void *data)
+{
+    struct getting *getting = data;
+    const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, 1), info_true(PMIX_GET_REFRESH_CACHE)};
+    getting->status = getting->get(&getting->owner, getting->key, infos, SHOAL_COUNT_OF(infos), &getting->value);
+}
+
+/* A server that does not answer at all is given up; its errand may end at any time. */
 static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, pmix_value_t **value)
 {
-    const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, 1), info_true(PMIX_GET_REFRESH_CACHE)};
-    return pmix->get(owner, full, infos, SHOAL_COUNT_OF(infos), value);
+    struct getting getting = {.get = pmix->get, .owner = *owner};
+    put_text(getting.key, sizeof getting.key, full);
+    if (shoal_errand_run(get_value, &getting, sizeof getting, ANSWER_MS) != SHOAL_OK)
+        return PMIX_ERR_UNREACH;
+    *value = getting.value;
+    return getting.status;
 }
 
 static bool is_absent(pmix_status_t status)
@@ -263,6 +289,19 @@ static void say_farewell(struct pmix *pmix)
     free(fence);
 }
 
+static void call_finalize(void *data)
+{
+    pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count);
+    memcpy(&finalize, data, sizeof finalize);
+    finalize(NULL, 0);
+}
+
+/* False: it had not ended in time, and goes on alone. */
+static bool end_use(pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count))
+{
+    return shoal_errand_run(call_finalize, &finalize, sizeof finalize, FINALIZE_MS) != SHOAL_ERR_TIMEOUT;
+}
+
 /* In a forked child that exits, the connection is its parent's. */
 static void finalize_at_exit(void)
 {
@@ -271,7 +310,7 @@ static void finalize_at_exit(void)
     void *found = library ? dlsym(library, "PMIx_Finalize") : NULL;
     memcpy(&finalize, &found, sizeof found);
     if (finalize && getpid() == atomic_load(&exit_process))
-        finalize(NULL, 0);
+        (void)end_use(finalize);
 }
 
 static bool is_mpi_to_come(void)
@@ -291,46 +330,60 @@ static void store_close(void *state)
     if (pmix->is_open && pmix->size > 1)
         say_farewell(pmix);
     atomic_store(&exit_process, getpid());
-    if (pmix->is_open && (!is_mpi_to_come() || atexit(finalize_at_exit) != 0))
-        pmix->finalize(NULL, 0);
+    const bool ends_now = pmix->is_open && (!is_mpi_to_come() || atexit(finalize_at_exit) != 0);
+    if (ends_now && !end_use(pmix->finalize))
+        shoal_log_line(pmix->log, SHOAL_LOG_WARN, "bootstrap",
+                       "PMIx_Finalize has not ended within %d ms and is left alone; is the launcher still there, or stopped?",
+                       FINALIZE_MS);
     free(pmix);
 }
 
-static enum shoal_status find_size(struct pmix *pmix)
+/* On a thread of its own; touches nothing but what is here. */
+static void join_server(void *data)
 {
+    struct pmix *pmix = data;
+    pmix_value_t *value = NULL;
+    pmix->init_status = pmix->init(&pmix->me, NULL, 0);
+    if (pmix->init_status != PMIX_SUCCESS)
+        return;
     pmix_proc_t job = pmix->me;
     job.rank = PMIX_RANK_WILDCARD;
-    pmix_value_t *value = NULL;
-    const pmix_status_t status = pmix->get(&job, PMIX_JOB_SIZE, NULL, 0, &value);
-    if (status != PMIX_SUCCESS || value->type != PMIX_UINT32)
-        return fail(pmix, "PMIx_Get", PMIX_JOB_SIZE, status);
-    pmix->size = value->data.uint32;
-    free_value(value);
-    return SHOAL_OK;
+    pmix->size_status = pmix->get(&job, PMIX_JOB_SIZE, NULL, 0, &value);
+    if (pmix->size_status == PMIX_SUCCESS && value->type == PMIX_UINT32)
+        pmix->size = value->data.uint32;
+    if (pmix->size_status == PMIX_SUCCESS)
+        free_value(value);
 }
 
-static enum shoal_status open_parts(struct pmix *pmix)
+static enum shoal_status open_parts(struct pmix *pmix, uint32_t timeout_ms)
 {
     SHOAL_TRY(load(pmix));
-    const pmix_status_t status = pmix->init(&pmix->me, NULL, 0);
-    if (status != PMIX_SUCCESS)
+    const enum shoal_status done = shoal_errand_run(join_server, pmix, sizeof *pmix, timeout_ms);
+    if (done != SHOAL_OK)
+        return shoal_log_fail(
+            pmix->log, done, "bootstrap",
+            done == SHOAL_ERR_TIMEOUT
+                ? "the launcher's PMIx server does not answer PMIx_Init and PMIx_Get(\"%s\") within %u ms "
+                  "(SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); is the launcher still there, or stopped?"
+                : "no memory or thread for PMIx_Init and PMIx_Get(\"%s\") (%u ms)",
+            PMIX_JOB_SIZE, timeout_ms);
+    if (pmix->init_status != PMIX_SUCCESS)
         return shoal_log_fail(
             pmix->log, SHOAL_ERR_SYSTEM, "bootstrap",
             "PMIX_NAMESPACE is set, but PMIx_Init failed: %s (%d); start through mpirun or srun, or unset PMIX_NAMESPACE",
-            pmix->error_text(status), status);
+            pmix->error_text(pmix->init_status), pmix->init_status);
     pmix->is_open = true;
     pmix->generation = atomic_fetch_add(&generation_count, 1);
-    return find_size(pmix);
+    return pmix->size > 0 ? SHOAL_OK : fail(pmix, "PMIx_Get", PMIX_JOB_SIZE, pmix->size_status);
 }
 
 enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
-    (void)timeout_ms;
     struct pmix *pmix = calloc(1, sizeof *pmix);
     if (!pmix)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for PMIx");
     pmix->log = log;
-    enum shoal_status status = open_parts(pmix);
+    enum shoal_status status = open_parts(pmix, timeout_ms);
     if (status == SHOAL_OK)
         status = shoal_ranks_check(log, "bootstrap", "PMIx", pmix->me.rank, pmix->size);
     if (status != SHOAL_OK) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "bootstrap/lookup.h"
 #include "bootstrap/sources.h"
 #include "bootstrap/tcp_tree.h"
 
@@ -293,7 +294,7 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_address_list list;
-    SHOAL_TRY(shoal_address_list_find(place->host, place->what, deadline_ns, store->client.log, &list));
+    SHOAL_TRY(shoal_lookup_list(place->host, place->what, deadline_ns, store->client.log, &list));
     struct search search = {
         .client = &store->client, .place = place, .list = &list, .identity = identity, .deadline_ns = deadline_ns};
     if (bootstrap->rank != 0)

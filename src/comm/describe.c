@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/lookup.h"
 #include "comm/members.h"
 #include "topology/limits.h"
 #include "topology/nic.h"
@@ -229,12 +230,15 @@ enum shoal_status shoal_print_algorithms(FILE *out)
     return status;
 }
 
+#define LOOKUP_MS 3000
+
 /* The address that the route to MASTER_ADDR begins with: NULL where that is not set, or leads nowhere. */
 static const struct sockaddr *find_source(struct sockaddr_storage *storage, struct shoal_log *log)
 {
     struct shoal_address_list list;
     const char *master = shoal_bootstrap_master();
-    if (!master || shoal_address_list_find(master, "MASTER_ADDR", 0, log, &list) != SHOAL_OK)
+    if (!master ||
+        shoal_lookup_list(master, "MASTER_ADDR", shoal_clock_ns() + LOOKUP_MS * SHOAL_NS_PER_MS, log, &list) != SHOAL_OK)
         return NULL;
     const struct sockaddr *peer = (const struct sockaddr *)(const void *)&list.at[0].socket;
     if (!shoal_nic_route(peer, list.at[0].bytes, storage))

@@ -27,7 +27,9 @@ static enum shoal_status exchange_all(struct shoal_bootstrap *bootstrap, struct 
 static enum shoal_status probe(struct shoal_settings *settings, struct shoal_log *log, int round, bool is_last)
 {
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(shoal_bootstrap_from_environment(settings, log, 20000, &bootstrap));
+    const bool has_time = getenv("SHOAL_BOOTSTRAP_TIMEOUT_MS") != NULL;
+    SHOAL_TRY(shoal_bootstrap_from_environment(settings, log, has_time ? (uint32_t)settings->bootstrap_timeout_ms : 20000,
+                                               &bootstrap));
     static int first[16384], second[16384];
     enum shoal_status status = exchange_all(&bootstrap, log, "probe", round, first);
     if (status == SHOAL_OK)

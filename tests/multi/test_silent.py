@@ -1,0 +1,78 @@
+"""What never answers while ranks join: a name server, the launcher's PMIx, a program at rank 0's port. Each is a clear error
+within the time that was set.
+
+Prints TAP. SHOAL_PROBE names launcher_probe, SHOAL_TEST_RESOLVER and SHOAL_TEST_PMIX the mocks. Exit code 0: none failed."""
+import os
+import socket
+import subprocess
+import time
+
+from tap import Skip, expect, run_cases
+
+PROBE = os.environ["SHOAL_PROBE"]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_", "LOCAL_", "SLURM_", "OMPI_", "TORCHELASTIC_")
+
+
+def probe(within, **variables):
+    """Its exit code and what it said. It ends within so many seconds."""
+    env = {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)},
+           "SHOAL_BOOTSTRAP_TIMEOUT_MS": "700", **variables}
+    begin = time.monotonic()
+    done = subprocess.run([PROBE], env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    took = time.monotonic() - begin
+    expect(took < within, f"it took {took:.1f} s", done.stderr)
+    return done.returncode, done.stdout + done.stderr
+
+
+def refused(*said, within=6, **variables):
+    code, text = probe(within, **variables)
+    expect(code == 1, code, text)
+    for words in said:
+        expect(words in text, words, text)
+
+
+def pmix(hangs, size="2"):
+    folder = os.environ.get("SHOAL_TEST_PMIX")
+    if not folder:
+        raise Skip("built without PMIx")
+    return {"LD_LIBRARY_PATH": folder, "PMIX_NAMESPACE": "mock", "MOCK_PMIX_HANGS": hangs, "MOCK_PMIX_SIZE": size}
+
+
+def a_name_server_that_does_not_answer_is_an_error():
+    for rank in "01":
+        refused('the host name "far" in MASTER_ADDR cannot be looked up: no answer in time', RANK=rank, WORLD_SIZE="2",
+                MASTER_ADDR="far", MASTER_PORT="29500", LD_PRELOAD=os.environ["SHOAL_TEST_RESOLVER"],
+                MOCK_RESOLVER_MS="30000", MOCK_NAMES="far=127.0.0.1")
+
+
+def a_pmix_server_that_does_not_answer_is_an_error():
+    for hangs in ("init", "size"):
+        refused("the launcher's PMIx server does not answer PMIx_Init and PMIx_Get", "within 700 ms", **pmix(hangs))
+
+
+def a_pmix_server_that_stops_to_answer_is_an_error():
+    refused("PMIx_Get", "is the launcher still there", within=20, **pmix("get"))
+
+
+def a_pmix_server_that_does_not_let_go_is_left_alone():
+    code, text = probe(9, **pmix("finalize", "1"))
+    expect(code == 0 and "PMIx_Finalize has not ended within 5000 ms and is left alone" in text, code, text)
+
+
+def a_pmix_of_too_many_ranks_names_the_limit():
+    refused("PMIx: the number of ranks is 16385, but may be 1 to 4096", **pmix("", "16385"))
+
+
+def a_program_that_never_answers_at_rank_0s_port_is_an_error():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        port = silent.getsockname()[1]
+        there = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "SHOAL_PORT": str(port)}
+        refused("rank 0 of 2 did not come within 700 ms", "no answer in time", RANK="1", **there)
+        refused(f"port {port} in use by other programs", RANK="0", **there)
+
+
+run_cases([a_name_server_that_does_not_answer_is_an_error, a_pmix_server_that_does_not_answer_is_an_error,
+           a_pmix_server_that_stops_to_answer_is_an_error, a_pmix_server_that_does_not_let_go_is_left_alone,
+           a_pmix_of_too_many_ranks_names_the_limit, a_program_that_never_answers_at_rank_0s_port_is_an_error])
