@@ -17,7 +17,8 @@ struct shoal_lookup {
 
 void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out);
 
-/* The same for who needs the addresses: asks again until deadline_ns, and logs why there are none (ERR_ARGUMENT, ERR_TIMEOUT). */
+/* The same for who needs the addresses: asks again until deadline_ns, and logs why there are none: ERR_ARGUMENT,
+ * ERR_TIMEOUT. */
 SHOAL_MUST_USE enum shoal_status shoal_lookup_list(const char *host, const char *what, uint64_t deadline_ns,
                                                    struct shoal_log *log, struct shoal_address_list *list_out);
 

@@ -14,7 +14,8 @@ enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct 
     core->identity = *identity;
     core->log = log;
     core->epoll = -1;
-    core->session_max = identity->side.hello.size + SHOAL_TCP_STRANGERS_MAX;
+    core->stranger_max = identity->side.hello.size + SHOAL_TCP_STRANGERS_MAX;
+    core->session_max = identity->side.hello.size + core->stranger_max;
     core->sessions = calloc(core->session_max, sizeof *core->sessions);
     core->ranks = calloc(identity->side.hello.size, 1);
     shoal_key_table_init(&core->table);
@@ -61,21 +62,32 @@ void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
     core->session_count = kept;
 }
 
-bool shoal_tcp_core_drop_stranger(struct shoal_tcp_core *core)
+/* The oldest one; NULL: there is none. */
+static struct shoal_tcp_session *find_stranger(const struct shoal_tcp_core *core, bool has_said_hello)
 {
     for (size_t i = 0; i < core->session_count; i++) {
-        if (!core->sessions[i]->is_member) {
-            core->sessions[i]->state = SHOAL_TCP_DEAD;
-            shoal_tcp_core_sweep(core);
-            return true;
-        }
+        struct shoal_tcp_session *session = core->sessions[i];
+        if (!session->is_member && (has_said_hello || session->state == SHOAL_TCP_EXPECT_HELLO))
+            return session;
     }
-    return false;
+    return NULL;
+}
+
+bool shoal_tcp_core_drop_stranger(struct shoal_tcp_core *core)
+{
+    struct shoal_tcp_session *stranger = find_stranger(core, false);
+    if (!stranger)
+        stranger = find_stranger(core, true);
+    if (!stranger)
+        return false;
+    stranger->state = SHOAL_TCP_DEAD;
+    shoal_tcp_core_sweep(core);
+    return true;
 }
 
 struct shoal_tcp_session *shoal_tcp_session_open(struct shoal_tcp_core *core, int fd, uint64_t now_ns)
 {
-    if (core->session_count - core->member_count >= SHOAL_TCP_STRANGERS_MAX)
+    if (core->session_count - core->member_count >= core->stranger_max)
         shoal_tcp_core_drop_stranger(core);
     if (core->session_count >= core->session_max)
         return NULL;

@@ -5,7 +5,8 @@
 
 #include "bootstrap/tcp_wire.h"
 
-/* Connections that have not proved who they are; the oldest goes when one more comes. */
+/* Connections that have not proved who they are, beside one for each rank, as all may come at once. When one more comes, the
+ * oldest that has not said hello goes, else the oldest. */
 #define SHOAL_TCP_STRANGERS_MAX 64
 #define SHOAL_TCP_HANDSHAKE_MS 5000
 /* Refusals of one server that are logged. */
@@ -47,7 +48,7 @@ struct shoal_tcp_core {
     int epoll; /* -1 where there are no sockets; else connections are taken out of it before they are closed */
     struct shoal_key_table table;
     struct shoal_tcp_session **sessions; /* session_max places, the first session_count in use, oldest first */
-    size_t session_count, session_max;
+    size_t session_count, session_max, stranger_max;
     unsigned char *ranks; /* enum shoal_tcp_rank_state per rank */
     size_t member_count;
     enum shoal_tcp_verdict failure;    /* LOST or MIXED: who waits for a key learns it; OK: none */
@@ -65,7 +66,7 @@ uint64_t shoal_tcp_core_expire(struct shoal_tcp_core *core, uint64_t now_ns);
 /* Frees the dead, and closes their sockets. */
 void shoal_tcp_core_sweep(struct shoal_tcp_core *core);
 
-/* Marks the oldest stranger dead and sweeps. False when there is none. */
+/* Marks the stranger dead that has to make room, and sweeps. False when there is none. */
 bool shoal_tcp_core_drop_stranger(struct shoal_tcp_core *core);
 
 /* Takes fd (-1 for tests) over. NULL without memory; then fd stays the caller's. */

@@ -10,7 +10,8 @@
 #include "bootstrap/sources.h"
 #include "bootstrap/tcp_tree.h"
 
-#define ATTEMPT_MS 1000
+#define ATTEMPT_MS 1000 /* and twice as long at the next, as thousands may ask one server at once */
+#define ATTEMPT_MS_MAX 4000
 #define PAUSE_MS_MIN 5
 #define PAUSE_MS_MAX 100
 
@@ -203,13 +204,13 @@ struct search {
 };
 
 /* Tries every port at every address once. */
-static enum shoal_tcp_join search_once(struct search *search)
+static enum shoal_tcp_join search_once(struct search *search, uint32_t attempt_ms)
 {
     for (int p = 0; p < search->place->port_count; p++) {
         for (int i = 0; i < search->list->count; i++) {
             struct shoal_address address = search->list->at[i];
             shoal_address_port_put(&address, (uint16_t)(search->place->port + p));
-            const uint64_t attempt_ns = shoal_clock_ns() + ATTEMPT_MS * SHOAL_NS_PER_MS;
+            const uint64_t attempt_ns = shoal_clock_ns() + attempt_ms * SHOAL_NS_PER_MS;
             char reason[SHOAL_TCP_REASON_MAX];
             const enum shoal_tcp_join join =
                 shoal_tcp_client_join(search->client, &address, search->identity, attempt_ns, search->deadline_ns, reason);
@@ -227,8 +228,10 @@ static enum shoal_tcp_join search_once(struct search *search)
 static enum shoal_status join(struct search *search, uint32_t timeout_ms)
 {
     int pause_ms = PAUSE_MS_MIN;
+    uint32_t attempt_ms = ATTEMPT_MS;
     for (;;) {
-        const enum shoal_tcp_join join = search_once(search);
+        const enum shoal_tcp_join join = search_once(search, attempt_ms);
+        attempt_ms = attempt_ms * 2 < ATTEMPT_MS_MAX ? attempt_ms * 2 : ATTEMPT_MS_MAX;
         if (join == SHOAL_TCP_JOIN_DONE)
             return SHOAL_OK;
         if (join == SHOAL_TCP_JOIN_REFUSED)

@@ -18,6 +18,7 @@
 #include "bootstrap/tcp_tree.h"
 
 #define SIZE 4
+#define CROWD 700
 #define LINES_BYTES 65536
 
 /* Every line logged, by the server and by all clients. */
@@ -100,6 +101,15 @@ static int set_up_many(void **state)
     set_up_identity(state);
     struct fixture *f = *state;
     f->identity.side.hello.size = 70;
+    start(f);
+    return 0;
+}
+
+static int set_up_crowd(void **state)
+{
+    set_up_identity(state);
+    struct fixture *f = *state;
+    f->identity.side.hello.size = CROWD;
     start(f);
     return 0;
 }
@@ -326,6 +336,82 @@ static void tcp_store_is_not_held_up_by_silent_connections(void **state)
     expect_alive(f, 0);
 }
 
+struct challenge {
+    struct shoal_tcp_head head;
+    struct shoal_tcp_challenge value;
+};
+
+static int send_hello(const struct fixture *f, const struct shoal_tcp_hello *hello)
+{
+    const int fd = connect_raw(f);
+    send_head(fd, SHOAL_TCP_HELLO, 0, sizeof *hello);
+    assert_int_equal(send(fd, hello, sizeof *hello, MSG_NOSIGNAL), sizeof *hello);
+    return fd;
+}
+
+static void hear_challenge(int fd, struct challenge *challenge)
+{
+    assert_int_equal(recv(fd, challenge, sizeof *challenge, MSG_WAITALL), sizeof *challenge);
+    assert_int_equal(challenge->head.verdict, SHOAL_TCP_OK);
+}
+
+static int say_hello(const struct fixture *f, const struct shoal_tcp_hello *hello, struct challenge *challenge)
+{
+    const int fd = send_hello(f, hello);
+    hear_challenge(fd, challenge);
+    return fd;
+}
+
+static void send_proof(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
+{
+    send_head(fd, SHOAL_TCP_PROOF, 0, SHOAL_AUTH_MAC_BYTES);
+    assert_int_equal(send(fd, proof, SHOAL_AUTH_MAC_BYTES, MSG_NOSIGNAL), SHOAL_AUTH_MAC_BYTES);
+}
+
+static uint8_t hear_welcome(int fd)
+{
+    struct shoal_tcp_head head;
+    assert_int_equal(recv(fd, &head, sizeof head, MSG_WAITALL), sizeof head);
+    return head.verdict;
+}
+
+static uint8_t prove(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
+{
+    send_proof(fd, proof);
+    return hear_welcome(fd);
+}
+
+/* All have said hello before the first one proves itself, and who says nothing makes room first. */
+static void tcp_store_takes_all_ranks_at_once(void **state)
+{
+    struct fixture *f = *state;
+    static int fds[CROWD], silent[SHOAL_TCP_STRANGERS_MAX * 2];
+    const unsigned char none[SHOAL_AUTH_MAC_BYTES] = {0};
+    struct rlimit before;
+    getrlimit(RLIMIT_NOFILE, &before);
+    const struct rlimit enough = {before.rlim_max, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &enough);
+    for (int i = 0; i < CROWD; i++) {
+        struct shoal_tcp_hello hello = f->identity.side.hello;
+        hello.rank = (uint32_t)i;
+        fds[i] = send_hello(f, &hello);
+    }
+    struct challenge challenge;
+    for (int i = 0; i < CROWD; i++)
+        hear_challenge(fds[i], &challenge);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(silent); i++)
+        silent[i] = connect_raw(f);
+    for (int i = 0; i < CROWD; i++)
+        send_proof(fds[i], none);
+    for (int i = 0; i < CROWD; i++)
+        assert_int_equal(hear_welcome(fds[i]), SHOAL_TCP_OK);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(silent); i++)
+        close(silent[i]);
+    for (int i = 0; i < CROWD; i++)
+        close(fds[i]);
+    setrlimit(RLIMIT_NOFILE, &before);
+}
+
 static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
 {
     struct fixture *f = *state;
@@ -441,30 +527,6 @@ static void tcp_store_without_secret_refuses_one(void **state)
     expect_both_say(f, "it has a secret and rank 0 has none");
 }
 
-struct challenge {
-    struct shoal_tcp_head head;
-    struct shoal_tcp_challenge value;
-};
-
-static int say_hello(const struct fixture *f, const struct shoal_tcp_hello *hello, struct challenge *challenge)
-{
-    const int fd = connect_raw(f);
-    send_head(fd, SHOAL_TCP_HELLO, 0, sizeof *hello);
-    assert_int_equal(send(fd, hello, sizeof *hello, MSG_NOSIGNAL), sizeof *hello);
-    assert_int_equal(recv(fd, challenge, sizeof *challenge, MSG_WAITALL), sizeof *challenge);
-    assert_int_equal(challenge->head.verdict, SHOAL_TCP_OK);
-    return fd;
-}
-
-static uint8_t send_proof(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
-{
-    struct shoal_tcp_head head;
-    send_head(fd, SHOAL_TCP_PROOF, 0, SHOAL_AUTH_MAC_BYTES);
-    assert_int_equal(send(fd, proof, SHOAL_AUTH_MAC_BYTES, MSG_NOSIGNAL), SHOAL_AUTH_MAC_BYTES);
-    assert_int_equal(recv(fd, &head, sizeof head, MSG_WAITALL), sizeof head);
-    return head.verdict;
-}
-
 static void tcp_store_refuses_a_recorded_proof(void **state)
 {
     struct fixture *f = *state;
@@ -478,10 +540,10 @@ static void tcp_store_refuses_a_recorded_proof(void **state)
     const int b = say_hello(f, &f->identity.side.hello, &second);
     assert_memory_not_equal(first.value.server.nonce, second.value.server.nonce, sizeof first.value.server.nonce);
     assert_true(shoal_tcp_proof_build(f->identity.secret, false, &f->identity.side.hello, &first.value.server, proof));
-    assert_int_equal(send_proof(b, proof), SHOAL_TCP_SECRET_WRONG);
+    assert_int_equal(prove(b, proof), SHOAL_TCP_SECRET_WRONG);
     const int c = say_hello(f, &f->identity.side.hello, &second);
-    assert_int_equal(send_proof(c, second.value.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
-    assert_int_equal(send_proof(a, proof), SHOAL_TCP_OK);
+    assert_int_equal(prove(c, second.value.proof), SHOAL_TCP_SECRET_WRONG); /* the server's own, reflected */
+    assert_int_equal(prove(a, proof), SHOAL_TCP_OK);
     close(a);
     close(b);
     close(c);
@@ -680,6 +742,7 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 #define SECRET_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_secret, tear_down)
+#define CROWD_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_crowd, tear_down)
 #define MANY_CASE(name) cmocka_unit_test_setup_teardown(name, set_up_many, tear_down)
     const struct CMUnitTest tests[] = {
         CASE(tcp_store_keeps_any_bytes_up_to_64_kib),
@@ -690,6 +753,7 @@ int main(void)
         CASE(tcp_store_survives_garbage),
         CASE(tcp_store_ends_frames_out_of_turn_or_size),
         CASE(tcp_store_is_not_held_up_by_silent_connections),
+        CROWD_CASE(tcp_store_takes_all_ranks_at_once),
         CASE(tcp_store_ends_a_handshake_that_takes_too_long),
         CASE(tcp_store_refuses_another_version),
         CASE(tcp_store_refuses_other_settings),
