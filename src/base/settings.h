@@ -20,7 +20,7 @@
     X(DUMP_SIGNAL, dump_signal, TEXT, "no", 0,                                                                                 \
       "USR1 or USR2: this signal writes the flight recorder at once, to SHOAL_RECORDER_FILE or the temporary folder")          \
     X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
-    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation without progress for so long logs who is missing")                   \
+    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "what waits so long, an operation or ranks at the start, logs who is missing")     \
     X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \
     X(PORT, port, NUMBER, "0", 0, "port where rank 0 listens at the start; 0: the first free one of the 16 after MASTER_PORT") \
     X(JOB_ID, job_id, TEXT, "", 0,                                                                                             \

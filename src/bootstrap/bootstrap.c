@@ -37,7 +37,8 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
     SHOAL_TRY(check_ranks("the address's caller", rank, size, log));
     place.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
     place.is_named = settings->job_id[0] != 0;
-    struct shoal_bootstrap bootstrap = {.rank = rank, .size = size, .launcher = "address", .phase_begun_ns = shoal_clock_ns()};
+    struct shoal_bootstrap bootstrap = {
+        .rank = rank, .size = size, .launcher = "address", .warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
                         : shoal_tcp_store_open(&place, settings, log, timeout_ms, &bootstrap));
@@ -52,8 +53,12 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
     if (!store || !store->set || !store->get || !store->erase)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
     SHOAL_TRY(check_ranks("the store's caller", rank, size, log));
-    struct shoal_bootstrap bootstrap = {
-        .rank = rank, .size = size, .launcher = "store", .store = *store, .phase_begun_ns = shoal_clock_ns()};
+    struct shoal_bootstrap bootstrap = {.rank = rank,
+                                        .size = size,
+                                        .launcher = "store",
+                                        .store = *store,
+                                        .warn_ms = settings->warn_ms,
+                                        .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(shoal_bootstrap_agree(&bootstrap, settings, log, timeout_ms));
     *bootstrap_out = bootstrap;

@@ -282,7 +282,7 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
 enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
                                                    uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
-    struct shoal_bootstrap bootstrap = {.phase_begun_ns = shoal_clock_ns()};
+    struct shoal_bootstrap bootstrap = {.warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};
     SHOAL_TRY(open_any(settings, log, timeout_ms, &bootstrap));
     *bootstrap_out = bootstrap;
     return SHOAL_OK;

@@ -20,7 +20,8 @@ struct exchange {
     unsigned char *all;
     size_t bytes; /* of each rank */
     uint32_t timeout_ms;
-    uint64_t deadline_ns;
+    uint64_t begun_ns, deadline_ns;
+    uint64_t *warn_ns; /* when it says next for whom it waits; 0: never */
 };
 
 /* What rank 0 says when it has all values, or cannot have them. */
@@ -66,21 +67,6 @@ struct wanted {
     uint64_t deadline_ns;
 };
 
-/* That it is not there in time is no error here. */
-static enum shoal_status get_value(const struct exchange *exchange, const struct shoal_store *store,
-                                   const struct wanted *wanted, bool *is_there_out)
-{
-    const long got = store->get(store->arg, wanted->key, wanted->value, wanted->bytes, left_ms(wanted->deadline_ns));
-    if (got < -1)
-        return fail_store(exchange, "get", wanted->key, got);
-    *is_there_out = got >= 0;
-    if (got >= 0 && (size_t)got != wanted->bytes)
-        return shoal_log_fail(exchange->log, SHOAL_ERR_MISMATCH, "bootstrap",
-                              "rank %d put %ld bytes under \"%s\", but %zu were expected", wanted->owner, got, wanted->key,
-                              wanted->bytes);
-    return SHOAL_OK;
-}
-
 /* ---- who is missing ---- */
 
 /* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
@@ -108,6 +94,65 @@ static int print_missing(const unsigned char *missing, int size, char *text, siz
         snprintf(text + used, text_bytes - used, " and perhaps more");
     return missing_count;
 }
+
+/* The store is asked again for who else is missing, for a second at most; `from` is known to be. */
+static void find_missing(const struct exchange *exchange, int from, unsigned char *missing)
+{
+    const struct shoal_store *store = &exchange->bootstrap->store;
+    const uint64_t end_ns = shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS;
+    char key[SHOAL_KEY_BYTES_MAX + 1];
+    missing[from] = 1;
+    for (int r = from + 1; r < exchange->bootstrap->size && shoal_clock_ns() < end_ns; r++) {
+        snprintf(key, sizeof key, "shoal/%s/%d", exchange->name, r);
+        missing[r] = store->get(store->arg, key, exchange->all + (size_t)r * exchange->bytes, exchange->bytes, 1) == -1;
+    }
+}
+
+/* Rank 0 knows who is missing; the others wait for what it says. */
+static void warn(const struct exchange *exchange, int owner)
+{
+    struct shoal_bootstrap *bootstrap = exchange->bootstrap;
+    const uint64_t waited_ns = shoal_clock_ns() - exchange->begun_ns;
+    SHOAL_SCOPED(free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
+    char ranks[640] = "rank 0 to say that all have come; it names who is missing";
+    int count = 1;
+    if (missing) {
+        find_missing(exchange, owner, missing);
+        count = print_missing(missing, bootstrap->size, ranks, sizeof ranks);
+    }
+    shoal_log_line(exchange->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s", bootstrap->size,
+                   (unsigned long long)(waited_ns / SHOAL_NS_PER_MS), ranks,
+                   !missing     ? ""
+                   : count == 1 ? "; did it start, and call shoal_comm_create?"
+                                : "; did they start, and call shoal_comm_create?");
+    *exchange->warn_ns += waited_ns;
+}
+
+/* That it is not there in time is no error here. */
+static enum shoal_status get_value(const struct exchange *exchange, const struct shoal_store *store,
+                                   const struct wanted *wanted, bool *is_there_out)
+{
+    long got = -1;
+    while (got == -1) {
+        const bool is_last = *exchange->warn_ns == 0 || wanted->deadline_ns <= *exchange->warn_ns;
+        const uint64_t until_ns = is_last ? wanted->deadline_ns : *exchange->warn_ns;
+        got = store->get(store->arg, wanted->key, wanted->value, wanted->bytes, left_ms(until_ns));
+        if (is_last)
+            break;
+        if (got == -1 && shoal_clock_ns() >= until_ns)
+            warn(exchange, wanted->owner);
+    }
+    if (got < -1)
+        return fail_store(exchange, "get", wanted->key, got);
+    *is_there_out = got >= 0;
+    if (got >= 0 && (size_t)got != wanted->bytes)
+        return shoal_log_fail(exchange->log, SHOAL_ERR_MISMATCH, "bootstrap",
+                              "rank %d put %ld bytes under \"%s\", but %zu were expected", wanted->owner, got, wanted->key,
+                              wanted->bytes);
+    return SHOAL_OK;
+}
+
+/* ---- the roll ---- */
 
 static enum shoal_status fail_missing(const struct exchange *exchange, const unsigned char *missing)
 {
@@ -251,13 +296,17 @@ static enum shoal_status exchange_through_store(const struct exchange *exchange,
 enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name,
                                            const void *mine, void *all, size_t bytes, uint32_t timeout_ms)
 {
+    const uint64_t begun_ns = shoal_clock_ns();
+    uint64_t warn_ns = bootstrap->warn_ms ? begun_ns + bootstrap->warn_ms * SHOAL_NS_PER_MS : 0;
     const struct exchange exchange = {.bootstrap = bootstrap,
                                       .log = log,
                                       .name = name,
                                       .all = all,
                                       .bytes = bytes,
                                       .timeout_ms = timeout_ms,
-                                      .deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS};
+                                      .begun_ns = begun_ns,
+                                      .deadline_ns = begun_ns + timeout_ms * SHOAL_NS_PER_MS,
+                                      .warn_ns = &warn_ns};
     if (strlen(name) > 128 || bytes > SHOAL_VALUE_BYTES_MAX)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "an exchange of %zu bytes under \"%.40s\" is too long",
                               bytes, name);

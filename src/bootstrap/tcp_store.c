@@ -201,6 +201,7 @@ struct search {
     uint64_t deadline_ns;
     char reason[SHOAL_TCP_REASON_MAX]; /* why the most telling attempt failed */
     bool met_secret;                   /* a job was met whose secret is not this one's */
+    uint64_t begun_ns, warn_ns;        /* when it says what it waits for; 0: never */
 };
 
 /* Tries every port at every address once. */
@@ -225,6 +226,20 @@ static enum shoal_tcp_join search_once(struct search *search, uint32_t attempt_m
     return SHOAL_TCP_JOIN_ELSEWHERE;
 }
 
+static void warn_that_it_waits(struct search *search)
+{
+    char ports[48];
+    const uint64_t now_ns = shoal_clock_ns();
+    if (search->warn_ns == 0 || now_ns < search->warn_ns)
+        return;
+    port_text(search->place, ports, sizeof ports);
+    shoal_log_line(search->client->log, SHOAL_LOG_WARN, "bootstrap",
+                   "has waited %llu ms for rank 0 of %u: nothing of this job listens at %s, %s (last: %s); did it start?",
+                   (unsigned long long)((now_ns - search->begun_ns) / SHOAL_NS_PER_MS), search->identity->side.hello.size,
+                   search->place->host, ports, search->reason);
+    search->warn_ns += now_ns - search->begun_ns;
+}
+
 static enum shoal_status join(struct search *search, uint32_t timeout_ms)
 {
     int pause_ms = PAUSE_MS_MIN;
@@ -238,6 +253,7 @@ static enum shoal_status join(struct search *search, uint32_t timeout_ms)
             return search->client->failure;
         if (shoal_clock_ns() >= search->deadline_ns)
             break;
+        warn_that_it_waits(search);
         poll(NULL, 0, pause_ms);
         pause_ms = pause_ms * 2 < PAUSE_MS_MAX ? pause_ms * 2 : PAUSE_MS_MAX;
     }
@@ -298,8 +314,14 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_address_list list;
     SHOAL_TRY(shoal_lookup_list(place->host, place->what, deadline_ns, store->client.log, &list));
-    struct search search = {
-        .client = &store->client, .place = place, .list = &list, .identity = identity, .deadline_ns = deadline_ns};
+    const uint64_t begun_ns = shoal_clock_ns();
+    struct search search = {.client = &store->client,
+                            .place = place,
+                            .list = &list,
+                            .identity = identity,
+                            .deadline_ns = deadline_ns,
+                            .begun_ns = begun_ns,
+                            .warn_ns = bootstrap->warn_ms ? begun_ns + bootstrap->warn_ms * SHOAL_NS_PER_MS : 0};
     if (bootstrap->rank != 0)
         return join(&search, timeout_ms);
     struct shoal_address bound;

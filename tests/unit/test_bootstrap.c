@@ -261,6 +261,29 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     expect_line(ranks[0].lines, "rank 0 of 4 did not come within 300 ms");
 }
 
+static void bootstrap_says_whom_it_waits_for_long_before_the_deadline(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    struct rank first = {.size = 5, .address = address_of("127.0.0.1", address), .timeout_ms = 1500, .rounds = 1, .bytes = 8};
+    first.overrides[0] = "SHOAL_WARN_MS=300";
+    for (int r = 0; r < 3; r++)
+        ranks[r] = first;
+    ranks[1].rank = 2;
+    ranks[2].rank = 3;
+    run_given(ranks, 3); /* 0, 2 and 3 */
+    expect_line(ranks[0].lines, "ms for ranks 1 and 4; did they start, and call shoal_comm_create?");
+    expect_line(ranks[1].lines, "ms for rank 0 to say that all have come");
+    const char *again = strstr(ranks[0].lines, "joining 5 ranks has waited");
+    assert_non_null(again);
+    assert_non_null(strstr(again + 1, "joining 5 ranks has waited"));
+    ranks[0] = first;
+    ranks[0].rank = 3;
+    run_given(ranks, 1);
+    expect_line(ranks[0].lines, "ms for rank 0 of 5: nothing of this job listens at 127.0.0.1");
+}
+
 static void bootstrap_joins_ranks_below_others(void **state)
 {
     (void)state;
@@ -1087,6 +1110,7 @@ int main(void)
         cmocka_unit_test(bootstrap_exchange_takes_0_bytes_to_64_kib),
         cmocka_unit_test(bootstrap_address_can_be_used_again_at_once),
         cmocka_unit_test(bootstrap_names_the_ranks_that_did_not_come),
+        cmocka_unit_test(bootstrap_says_whom_it_waits_for_long_before_the_deadline),
         cmocka_unit_test(bootstrap_joins_ranks_below_others),
         cmocka_unit_test(bootstrap_names_a_missing_rank_that_others_are_below),
         cmocka_unit_test(bootstrap_address_in_use_says_so),
