@@ -200,9 +200,22 @@ struct search {
     const struct shoal_tcp_identity *identity;
     uint64_t deadline_ns;
     char reason[SHOAL_TCP_REASON_MAX]; /* why the most telling attempt failed */
+    int weight;                        /* how telling that is */
     bool met_secret;                   /* a job was met whose secret is not this one's */
     uint64_t begun_ns, warn_ns;        /* when it says what it waits for; 0: never */
 };
+
+/* What a Shoal job said tells more than silence, and silence more than that nobody listens. */
+static void note_reason(struct search *search, const char reason[SHOAL_TCP_REASON_MAX])
+{
+    const enum shoal_tcp_verdict refusal = search->client->refusal;
+    const int weight = refusal != SHOAL_TCP_OK ? 3 : strstr(reason, strerror(ECONNREFUSED)) ? 1 : 2;
+    if (weight < search->weight)
+        return;
+    search->weight = weight;
+    search->met_secret |= refusal == SHOAL_TCP_SECRET_WRONG || refusal == SHOAL_TCP_SECRET_ONE_SIDED;
+    memcpy(search->reason, reason, sizeof search->reason);
+}
 
 /* Tries every port at every address once. */
 static enum shoal_tcp_join search_once(struct search *search, uint32_t attempt_ms)
@@ -217,10 +230,7 @@ static enum shoal_tcp_join search_once(struct search *search, uint32_t attempt_m
                 shoal_tcp_client_join(search->client, &address, search->identity, attempt_ns, search->deadline_ns, reason);
             if (join != SHOAL_TCP_JOIN_ELSEWHERE)
                 return join;
-            search->met_secret |=
-                search->client->refusal == SHOAL_TCP_SECRET_WRONG || search->client->refusal == SHOAL_TCP_SECRET_ONE_SIDED;
-            if (!search->reason[0] || !strstr(reason, strerror(ECONNREFUSED)))
-                memcpy(search->reason, reason, sizeof reason);
+            note_reason(search, reason);
         }
     }
     return SHOAL_TCP_JOIN_ELSEWHERE;
@@ -234,7 +244,7 @@ static void warn_that_it_waits(struct search *search)
         return;
     port_text(search->place, ports, sizeof ports);
     shoal_log_line(search->client->log, SHOAL_LOG_WARN, "bootstrap",
-                   "has waited %llu ms for rank 0 of %u: nothing of this job listens at %s, %s (last: %s); did it start?",
+                   "has waited %llu ms for rank 0 of %u: nothing of this job listens at %s, %s (%s); did it start?",
                    (unsigned long long)((now_ns - search->begun_ns) / SHOAL_NS_PER_MS), search->identity->side.hello.size,
                    search->place->host, ports, search->reason);
     search->warn_ns += now_ns - search->begun_ns;
@@ -262,7 +272,7 @@ static enum shoal_status join(struct search *search, uint32_t timeout_ms)
     return shoal_log_fail(
         search->client->log, search->met_secret ? SHOAL_ERR_AUTH : SHOAL_ERR_TIMEOUT, "bootstrap",
         "rank 0 of %u did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms): nothing of "
-        "this job listens at %s, %s (last: %s)",
+        "this job listens at %s, %s (%s)",
         search->identity->side.hello.size, timeout_ms, search->place->host, ports, search->reason);
 }
 
