@@ -39,6 +39,9 @@ static void session_destroy(const struct shoal_tcp_core *core, struct shoal_tcp_
 
 void shoal_tcp_core_fini(struct shoal_tcp_core *core)
 {
+    if (core->stray_count > 1)
+        shoal_log_line(core->log, SHOAL_LOG_INFO, "bootstrap", "%u connections to rank %u's store were no ranks",
+                       core->stray_count, core->identity.side.hello.rank);
     for (size_t i = 0; i < core->session_count; i++)
         session_destroy(core, core->sessions[i]);
     free(core->sessions);
@@ -227,12 +230,23 @@ static enum shoal_tcp_verdict judge_hello(const struct shoal_tcp_core *core, con
     return verdict == SHOAL_TCP_TAKEN ? SHOAL_TCP_OK : verdict;
 }
 
+/* Said once; how many there were in the end says shoal_tcp_core_fini. */
+static void end_stray(struct shoal_tcp_core *core, struct shoal_tcp_session *session)
+{
+    if (!session->is_member && core->stray_count++ == 0)
+        shoal_log_line(
+            core->log, SHOAL_LOG_WARN, "bootstrap",
+            "something that is no rank of Shoal writes to rank %u's store; such connections are ended, and disturb nobody",
+            core->identity.side.hello.rank);
+    shoal_tcp_session_close(core, session);
+}
+
 /* The server proves itself only to those who come with its job's number: a stranger gets no sample of the secret's use
  * otherwise. */
 static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
 {
     if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_side_parse(frame, &session->client)) {
-        shoal_tcp_session_close(core, session);
+        end_stray(core, session);
         return;
     }
     session->server = core->identity.side.hello;
@@ -390,7 +404,7 @@ bool shoal_tcp_session_step(struct shoal_tcp_core *core, struct shoal_tcp_sessio
     if (parsed == SHOAL_TCP_PARSED_MORE)
         return false;
     if (parsed == SHOAL_TCP_PARSED_BAD) {
-        shoal_tcp_session_close(core, session);
+        end_stray(core, session);
         return false;
     }
     if (session->state == SHOAL_TCP_EXPECT_HELLO)

@@ -54,6 +54,7 @@ struct shoal_tcp_core {
     enum shoal_tcp_verdict failure;    /* LOST or MIXED: who waits for a key learns it; OK: none */
     char cause[SHOAL_TCP_CAUSE_BYTES]; /* names the first rank that was lost, or the two processes that came as one */
     unsigned refusal_count;
+    unsigned stray_count; /* connections that brought what no rank says */
 };
 
 SHOAL_MUST_USE enum shoal_status shoal_tcp_core_init(struct shoal_tcp_core *core, const struct shoal_tcp_identity *identity,

@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -282,6 +283,67 @@ static void bootstrap_says_whom_it_waits_for_long_before_the_deadline(void **sta
     ranks[0].rank = 3;
     run_given(ranks, 1);
     expect_line(ranks[0].lines, "ms for rank 0 of 5: nothing of this job listens at 127.0.0.1");
+}
+
+/* Writes anything to a port, over and over, until told to stop. */
+struct flood {
+    uint16_t port;
+    atomic_bool is_over;
+    atomic_int connections;
+};
+
+static void *flood_port(void *arg)
+{
+    struct flood *flood = arg;
+    const struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(flood->port)};
+    unsigned seed = (unsigned)(uintptr_t)&seed;
+    while (!atomic_load(&flood->is_over)) {
+        unsigned char bytes[2000];
+        const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        for (size_t i = 0; i < sizeof bytes; i++)
+            bytes[i] = (unsigned char)(rand_r(&seed) >> 4);
+        if (fd >= 0 && connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 &&
+            send(fd, bytes, 1 + (size_t)rand_r(&seed) % sizeof bytes, MSG_NOSIGNAL) > 0)
+            atomic_fetch_add(&flood->connections, 1);
+        if (fd >= 0)
+            close(fd);
+    }
+    return NULL;
+}
+
+/* While ranks join, while they wait for the last one, and while they exchange. */
+static void bootstrap_is_not_disturbed_by_a_flood(void **state)
+{
+    (void)state;
+    static struct rank ranks[RANKS_MAX];
+    char address[64];
+    pthread_t floods[3], last;
+    struct rank first = {
+        .size = RANKS_MAX, .address = address_of("127.0.0.1", address), .timeout_ms = 20000, .rounds = 8, .bytes = 20000};
+    struct flood flood = {.port = (uint16_t)atoi(strchr(address, ':') + 1)};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(floods); i++)
+        assert_int_equal(pthread_create(&floods[i], NULL, flood_port, &flood), 0);
+    for (int r = 0; r < RANKS_MAX; r++) {
+        ranks[r] = first;
+        ranks[r].rank = r;
+    }
+    pthread_t threads[RANKS_MAX];
+    for (int r = 0; r < RANKS_MAX - 1; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
+    usleep(500000);
+    assert_int_equal(pthread_create(&last, NULL, run_rank, &ranks[RANKS_MAX - 1]), 0);
+    pthread_join(last, NULL);
+    for (int r = 0; r < RANKS_MAX - 1; r++)
+        pthread_join(threads[r], NULL);
+    atomic_store(&flood.is_over, true);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(floods); i++)
+        pthread_join(floods[i], NULL);
+    assert_true(atomic_load(&flood.connections) > 10);
+    expect_all(ranks, RANKS_MAX, SHOAL_OK);
+    expect_line(ranks[0].lines, "something that is no rank of Shoal writes to rank 0's store");
+    for (int r = 1; r < RANKS_MAX; r++)
+        assert_string_equal(ranks[r].lines, "");
 }
 
 static void bootstrap_joins_ranks_below_others(void **state)
@@ -1111,6 +1173,7 @@ int main(void)
         cmocka_unit_test(bootstrap_address_can_be_used_again_at_once),
         cmocka_unit_test(bootstrap_names_the_ranks_that_did_not_come),
         cmocka_unit_test(bootstrap_says_whom_it_waits_for_long_before_the_deadline),
+        cmocka_unit_test(bootstrap_is_not_disturbed_by_a_flood),
         cmocka_unit_test(bootstrap_joins_ranks_below_others),
         cmocka_unit_test(bootstrap_names_a_missing_rank_that_others_are_below),
         cmocka_unit_test(bootstrap_address_in_use_says_so),
