@@ -222,12 +222,28 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
     return SHOAL_OK;
 }
 
+/* torchrun's agent keeps a store for its workers, and says so. */
+static void take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
+{
+    struct shoal_torch_place place = {.host = variable("MASTER_ADDR")};
+    const char *run = variable("TORCHELASTIC_RUN_ID"), *restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    bool is_set = false;
+    long port = 0;
+    if (bootstrap->has_secret || bootstrap->size == 1 || !place.host || !is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
+        shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &port) != SHOAL_OK || !is_set)
+        return;
+    place.port = (uint16_t)port;
+    snprintf(place.name, sizeof place.name, "%.60s/%.20s", run ? run : "", restarts ? restarts : "0");
+    shoal_torch_secret_load(&place, log, timeout_ms, bootstrap);
+}
+
 static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_settings *settings,
                                         struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_tcp_place place;
     SHOAL_TRY(find_self(recipe, log, bootstrap));
     SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
+    take_secret_of_agent(log, timeout_ms, bootstrap);
     if (bootstrap->size == 1)
         return shoal_single_store_open(log, bootstrap);
     SHOAL_TRY(recipe->find_place(settings, bootstrap->size, log, &place));

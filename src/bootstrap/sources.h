@@ -50,6 +50,17 @@ SHOAL_MUST_USE enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, ui
 SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_settings *settings, struct shoal_log *log,
                                                    struct shoal_bootstrap *bootstrap);
 
+struct shoal_torch_place {
+    const char *host;
+    uint16_t port;
+    char name[100]; /* the secret's in the store */
+};
+
+/* A secret that ranks share through torchrun's store; whoever reaches the store can read it. Without libsodium, or where the
+ * store does not answer, has_secret stays false. */
+void shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log, uint32_t timeout_ms,
+                             struct shoal_bootstrap *bootstrap);
+
 /* For sources without a handshake of their own: compares versions, settings and secrets, and hands out one that rank 0 drew
  * where none was set. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,

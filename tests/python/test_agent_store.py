@@ -1,0 +1,64 @@
+"""A C program takes its job's secret from torchrun's store: torch's TCPStore, with either of its backends, and torchrun itself.
+
+Prints TAP. SHOAL_PROBE names launcher_probe. Exit code 0: none failed, 1: some did."""
+import os
+import socket
+import subprocess
+import sys
+
+from torch.distributed import TCPStore
+
+from tap import expect, run_cases
+
+PROBE = os.environ["SHOAL_PROBE"]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_SECRET", "SHOAL_JOB", "LOCAL_", "SLURM_", "OMPI_", "TORCHELASTIC_")
+
+
+def environment(**more):
+    return {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}, **more}
+
+
+def start(rank, port, **more):
+    return subprocess.Popen([PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(
+        RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="none", **more))
+
+
+def join(port, *others):
+    ranks = [start(0, port), start(1, port, **dict(others))]
+    told = [rank.communicate(timeout=60) for rank in ranks]
+    return [rank.returncode for rank in ranks], "".join(out + err for out, err in told)
+
+
+def a_secret_comes_from_the_store():
+    for uses_libuv in (True, False):
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=uses_libuv)
+        for _ in range(2):
+            codes, text = join(store.port)
+            expect(codes == [0, 0] and text.count("with a secret") == 2, uses_libuv, codes, text)
+        store.set("other", "value")
+        expect(store.get("other") == b"value", "the store is disturbed")
+
+
+def a_rank_that_took_another_secret_is_refused():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    codes, text = join(store.port, ("SHOAL_SECRET", "another"), ("SHOAL_BOOTSTRAP_TIMEOUT_MS", "2000"))
+    expect(codes[1] == 1 and "secret is not rank 0's" in text, codes, text)
+
+
+def without_a_store_ranks_join_without_a_secret():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    codes, text = join(min(port, 65000))
+    expect(codes == [0, 0] and "with a secret" not in text, codes, text)
+
+
+def torchrun_hands_one_out():
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2", PROBE],
+                          capture_output=True, text=True, timeout=120, env=environment())
+    expect(done.returncode == 0 and done.stdout.count("with a secret") == 2, done.returncode, done.stdout, done.stderr)
+
+
+run_cases([a_secret_comes_from_the_store, a_rank_that_took_another_secret_is_refused,
+           without_a_store_ranks_join_without_a_secret, torchrun_hands_one_out])
