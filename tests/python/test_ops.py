@@ -802,6 +802,13 @@ def memory_of_shoal(world):
     dist.all_gather_into_tensor(given, output.fill_(world.rank))
     check(given, torch.arange(world.size).repeat_interleave(4096).to(torch.float32))
     expect(shoal.torch.empty(0).numel() == 0)
+    expect(shoal.torch.empty(2, device="cpu").shape == (2,) and shoal.torch.empty(2, device=torch.device("cpu")).shape == (2,))
+    try:
+        shoal.torch.empty(2, device="cuda")
+    except ValueError as error:
+        expect("of the CPU, not of cuda" in str(error) and "cpu:shoal,cuda:nccl" in str(error), error)
+    else:
+        raise AssertionError("memory of a GPU was promised")
     expect(shoal.torch.shim() == world.shim, shoal.torch.shim())
 
 

@@ -35,11 +35,15 @@ def register(name: str = "shoal") -> None:
     _registered.add(name)
 
 
-def empty(*size, dtype: torch.dtype | None = None) -> torch.Tensor:
+def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.Tensor:
     """A tensor like torch.empty's in memory that the other ranks of the host map: collectives on it copy nothing. Freed with
-    the last tensor that views it."""
+    the last tensor that views it. There is such memory on the CPU alone."""
+    if device is not None and torch.device(device).type != "cpu":
+        raise ValueError(f"shoal: shoal.torch.empty gives memory of the CPU, not of {device}: write torch.empty(..., "
+                         f"device=\"{device}\") for a tensor there, and init_process_group(\"cpu:shoal,cuda:nccl\") for groups "
+                         "that serve both")
     shape = torch.Size(size[0] if len(size) == 1 and hasattr(size[0], "__len__") else size)
-    plain = torch.empty((), dtype=dtype)
+    plain = torch.empty((), dtype=dtype, device="cpu")
     return _shim(0)[1].empty(shape.numel() * plain.element_size()).view(plain.dtype).view(shape)
 
 
