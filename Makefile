@@ -46,7 +46,7 @@ demo-torch: build build/torch/bin/python3
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
-test: build/torch/bin/python3
+test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
@@ -69,13 +69,16 @@ build/torch/bin/python3:
 	@echo "installing PyTorch $(TORCH) at build/torch"
 	@python3 -m venv build/torch
 	@build/torch/bin/pip install --quiet torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
-	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
+
+# For tests and for measurements. Tried again by the next target that wants it where pip could not have it.
+build/torch/deepspeed: build/torch/bin/python3
+	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench
 	@dev/bench.py 'hosts-*' $(ARGS)
 
-bench-torch: build build/torch/bin/python3
+bench-torch: build build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh bench
 	@build/torch/bin/python3 dev/bench_torch.py $(ARGS)
 
