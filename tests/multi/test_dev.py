@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""What the front door does before a test runs: dev/test.py and the Makefile."""
+import importlib.util
+import os
+import pathlib
+import shutil
+import tempfile
+
+from tap import Skip, call, expect, run_cases
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def dev_test(top):
+    """dev/test.py as a module, whose builds lie under another folder."""
+    spec = importlib.util.spec_from_file_location("dev_test", TOP / "dev/test.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.TOP = pathlib.Path(top)
+    module.BUILDS = {"plain": ("build", "cc", [], None)}
+    module.NEEDED = {"shoal-test-dependency": "libshoal-test-dev"}
+    return module
+
+
+def a_dependency_that_comes_later_is_found():
+    """`make demo` configures build/ without the packages of the tests; `make test` installs them."""
+    if not shutil.which("meson") or not shutil.which("pkg-config"):
+        raise Skip("no meson, or no pkg-config")
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "meson.build").write_text(
+            "project('later', 'c')\ndependency('shoal-test-dependency', required: false)\n")
+        packages = pathlib.Path(folder) / "packages"
+        packages.mkdir()
+        os.environ["PKG_CONFIG_PATH"] = str(packages)
+        dev = dev_test(folder)
+        expect(dev.configure("plain") == {"shoal-test-dependency"}, "not missing at first")
+        expect(not dev.build("plain"), "a build without the tests' dependency counts as one")
+        (packages / "shoal-test-dependency.pc").write_text("Name: later\nDescription: none\nVersion: 1\n")
+        expect(dev.configure("plain") == set(), "not found once it is there")
+
+
+def make_in_a_fresh_checkout(target):
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(TOP / "Makefile", folder)
+        code, out, err = call("make", "-n", "-C", folder, target)
+        expect(code == 0, out, err)
+        return out
+
+
+def the_demo_for_torch_installs_no_deepspeed():
+    if not shutil.which("make"):
+        raise Skip("no make")
+    told = make_in_a_fresh_checkout("demo-torch")
+    expect("torch==" in told and "deepspeed" not in told.lower(), told)
+    for target in ("test", "bench-torch"):
+        told = make_in_a_fresh_checkout(target)
+        expect("torch==" in told and "deepspeed==" in told, told)
+
+
+if __name__ == "__main__":
+    run_cases([a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
