@@ -6,6 +6,7 @@
   symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
   headers   each header compiles alone, as C11 and (the public one) as C++17
   python    what users install or run as an example is Python 3.9
+  figures   the tables of README.md are those of docs/figures
   words     getenv, printf to stdout, abort and exit stay in their rooms; memory order is written at each atomic of shared memory
 """
 import ast
@@ -14,6 +15,8 @@ import re
 import shutil
 import subprocess
 import sys
+
+import readme
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 ALLOWED = {
@@ -140,7 +143,12 @@ def check_python():
             say(path, error.lineno, "python", f"newer than 3.9: {error.msg}")
 
 
-CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_words)
+def check_figures():
+    for line, mend in readme.differences():
+        say(readme.README, line, "figures", mend)
+
+
+CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_figures, check_words)
 
 
 def main():

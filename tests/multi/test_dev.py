@@ -57,5 +57,25 @@ def the_demo_for_torch_installs_no_deepspeed():
         expect("torch==" in told and "deepspeed==" in told, told)
 
 
+def tables_of_the_readme_are_the_records():
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name in ("README.md", "dev/readme.py", "dev/bench_report.py", *(path.relative_to(TOP) for path in TOP.glob("docs/figures/*.json"))):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, top / name)
+        readme, check = top / "README.md", (top / "dev/readme.py", "--check")
+        expect(call(*check) == (0, "", ""), "README.md differs from docs/figures", *call(*check))
+        text = readme.read_text()
+        wrong = text.replace("| 8 B |", "| 8 B | 0.01 us |", 1)
+        readme.write_text(wrong)
+        line = wrong[:wrong.index("| 8 B |")].count("\n") + 1
+        code, out, _ = call(*check)
+        expect(code == 1 and out.startswith(f"README.md:{line}: "), "a wrong figure is not told", code, out)
+        expect(call(top / "dev/readme.py")[0] == 0 and readme.read_text() == text, "it is not written again as it was")
+        readme.write_text(text.replace("<!-- end -->", "", 1))
+        code, out, _ = call(*check)
+        expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
+
+
 if __name__ == "__main__":
-    run_cases([a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
+    run_cases([tables_of_the_readme_are_the_records, a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
