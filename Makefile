@@ -7,7 +7,7 @@
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
 #   make build   the command at build/shoal, the libraries beside it
-#   make docs    renders the public header and docs/ at build/docs/html/index.html
+#   make docs    renders the public header, docs/, the commands and examples at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
 #   make check   the checks that need no build: arrows between rooms, symbols, format
 #   make clean   removes build directories
@@ -82,9 +82,9 @@ bench-torch: build build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh bench
 	@build/torch/bin/python3 dev/bench_torch.py $(ARGS)
 
-docs:
+docs: build
 	@dev/deps.sh docs
-	@dev/docs.py build/docs/html
+	@dev/docs.py build/docs/html build/shoal
 
 check:
 	@dev/check.py

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Renders the public header and the pages of docs/ as HTML.
+"""Renders the public header, the pages of docs/ and the examples as HTML, with a search that needs no server.
 
-  dev/docs.py build/docs/html
+  dev/docs.py build/docs/html                  all but the commands
+  dev/docs.py build/docs/html build/shoal      also a page for each of its commands, from their help texts, and its settings
 
 The header stays as it is read in an editor: its sections, its order, plain comments. A comment tells of the declarations that
 follow it, up to the next one. In it, lines at the margin are paragraphs, "  - " begins an item of a list, what is indented by
@@ -9,6 +10,7 @@ four is shown as it is. Names become links, as do paths of pages. Wrong is, and 
 without a text, a text that names what is not declared, a symbol of src/shoal.map without a place, a link to nothing."""
 import html
 import html.parser
+import json
 import os
 import pathlib
 import re
@@ -17,9 +19,16 @@ import subprocess
 import sys
 import textwrap
 
+import man
+
 TOP = pathlib.Path(__file__).resolve().parent.parent
 HEADER, MANUAL, NAMES = "include/shoal/shoal.h", "manual.html", "names.html"
-GROUPS = (("Guides", "docs/*.md"), ("Decisions", "docs/decisions/*.md"), ("Figures", "docs/figures/*.md"))
+COMMANDS, SETTINGS = "commands", "commands/settings.html"
+# Shown in the list of pages one by one; and those that are many, which have a page with all of them.
+GROUPS = (("Guides", "docs/*.md"), ("Examples", "examples/*.c"), ("", "examples/fashion_mnist/fashion_mnist.c"),
+          ("", "examples/torch/*/README.md"))
+LISTS = (("Decisions", "docs/decisions"), ("Figures", "docs/figures"))
+CODE = ("examples/**/*.[ch]", "examples/**/*.py")  # these have pages, too: texts and other examples link to them
 wrong = []
 
 
@@ -250,6 +259,78 @@ def manual_html(introduction, sections, links):
     return "\n".join(out)
 
 
+# ---- Commands and examples --------------------------------------------------------------------------------------------------
+
+def rows_html(lines):
+    rows = "".join(f"<dt><code>{html.escape(term)}</code></dt><dd>{html.escape(text, False)}</dd>\n" for term, text in man.rows_of(lines))
+    return f"<dl>\n{rows}</dl>"
+
+
+def block_html(lines, is_code=False):
+    """Lines below a heading of a help text."""
+    if is_code:
+        return f"<pre>{html.escape(textwrap.dedent(chr(10).join(lines)), False)}</pre>"
+    if man.is_table(lines) or lines[0].lstrip().startswith("-"):
+        return rows_html(lines)
+    return f"<p>{html.escape(' '.join(line.strip() for line in lines), False)}</p>"
+
+
+def help_html(title, text):
+    """A help text, whose shape dev/man.py describes."""
+    out = [f"<h1>{html.escape(title)}</h1>"]
+    for lines in (chunk.splitlines() for chunk in re.split(r"\n\s*\n", text.strip("\n"))):
+        heading = re.match(r"(\S[^:]*):$", lines[0])
+        depth = next((i for i, line in enumerate(lines) if man.indent_of(line)), len(lines))
+        if heading and len(lines) > 1:
+            out += [f'<h2 id="{slug(heading[1])}">{html.escape(heading[1])}</h2>',
+                    block_html(lines[1:], man.NAMES.get(heading[1]) in ("EXAMPLES", "SYNOPSIS"))]
+        elif lines[0].startswith("Usage:"):
+            out.append(block_html(lines, True))
+        else:
+            is_options = lines[0].lstrip().startswith("-") or depth == 0 and man.is_table(lines)
+            out += [block_html(part, is_code) for part, is_code in ((lines[:depth], False), (lines[depth:], not is_options)) if part]
+    return "\n".join(out)
+
+
+def settings_html(text):
+    """`shoal info --settings`: a line with name, value, default; below it, indented, what it means."""
+    found = re.findall(r"^(SHOAL_\w+)\b.*\((default [^)]*)\)\n((?:[ \t]+\S.*\n)+)", text, re.M)
+    rows = [f'<dt id="{name}"><code>{name}</code> ({html.escape(default, False)})</dt>'
+            f"<dd>{html.escape(' '.join(meaning.split()), False)}</dd>" for name, default, meaning in found]
+    return "<h1>Settings</h1>\n<p>Variables of the environment that the library reads, in every program that uses it.</p>\n<dl>\n" + (
+        "\n".join(rows) + "\n</dl>")
+
+
+def command_pages(command):
+    """Page -> (what the list calls it, HTML)."""
+    own = man.ask(command, "--help")
+    pages = {f"{COMMANDS}/shoal.html": ("shoal", help_html("shoal", own))}
+    for name in man.commands_of(own):
+        pages[f"{COMMANDS}/{name}.html"] = (f"shoal {name}", help_html(f"shoal {name}", man.ask(command, name, "--help")))
+    pages[SETTINGS] = ("Settings", settings_html(man.ask(command, "info", "--settings")))
+    return pages
+
+
+def example_html(source, links, page):
+    text = (TOP / source).read_text()
+    if source.endswith(".py"):
+        code = html.escape(text, False)
+    else:
+        def replace(match):
+            href = match[2] and links.to_name(match[2], page)
+            return f"<i>{html.escape(match[1], False)}</i>" if match[1] else f'<a href="{href}">{match[2]}</a>' if href else match[2]
+        code = marked(r"(/\*.*?\*/|//[^\n]*)|\b((?:shoal|SHOAL)_\w+)\b", replace, text)
+    return f"<h1>{source}</h1>\n<pre>{code}</pre>"
+
+
+def list_html(title, folder, pages):
+    """A page of all pages of a folder."""
+    page = f"{folder}/index.html"
+    rows = [f'<li><a href="{relative(place, page)}">{html.escape(title_of(source), False)}</a></li>'
+            for source, place in pages.items() if pathlib.PurePath(source).match(f"{folder}/*.md")]
+    return f"<h1>{title}</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>"
+
+
 def names_html(names):
     rows = [f'<li><a href="{MANUAL}#{name}"><code>{name}</code></a></li>' for name in sorted(names, key=str.lower)]
     return "<h1>Names</h1>\n<ul>\n" + "\n".join(rows) + "\n</ul>"
@@ -263,8 +344,14 @@ def markdown_html(source, page, links):
     text = re.sub(r"(?<!<pre>)<code>([^<]*)</code>(?!</a>)", lambda m: links.code(html.unescape(m[1]), page), result.stdout)
     text = re.sub(r"<h(\d)>(.*?)</h\1>", lambda m: f'<h{m[1]} id="{slug(m[2])}">{m[2]}</h{m[1]}>', text)
     text = re.sub(r'href="([^":#]+)\.md(#[^"]*)?"', r'href="\1.html\2"', text)
+    text = re.sub(r"<pre>(?=<code[^>]*>([^<]*))", lambda m: f"<pre{' class=drawing' if is_drawing(html.unescape(m[1])) else ''}>", text)
     plot = (TOP / source).with_suffix(".svg")
     return text + (f'<p><img src="{plot.name}" alt="{plot.stem}"></p>' if plot.exists() else "")
+
+
+def is_drawing(code):
+    """Columns that stand below one another: its lines are not to be broken. A comment behind a command is none."""
+    return sum(bool(re.search(r"\S {3,}(?![#/ ])|[|/\\] +[|/\\]|^ *[|+]--", line)) for line in code.splitlines()) > 1
 
 
 def slug(heading):
@@ -272,13 +359,16 @@ def slug(heading):
 
 
 def title_of(source):
-    return re.search(r"^#+ (.*)", (TOP / source).read_text(), re.M)[1]
+    if not source.endswith(".md"):
+        return source.removeprefix("examples/")
+    return re.search(r"^#+ (.*)", (TOP / source).read_text(), re.M)[1].replace("`", "")
 
 
 def pages_find():
     """Source path -> path below the output folder; plots are copied as they are."""
     sources = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
-    sources += [path.relative_to(TOP).as_posix() for _, pattern in GROUPS for path in sorted(TOP.glob(pattern))]
+    patterns = [pattern for _, pattern in GROUPS] + [f"{folder}/*.md" for _, folder in LISTS] + list(CODE)
+    sources += [path.relative_to(TOP).as_posix() for pattern in patterns for path in sorted(TOP.glob(pattern))]
     pages = {source: source.removesuffix(".md") + ".html" for source in sources}
     plots = {path.relative_to(TOP).as_posix() for path in TOP.glob("docs/figures/*.svg")}
     return {**pages, "README.md": "index.html", HEADER: MANUAL, **{plot: plot for plot in plots}}
@@ -286,7 +376,7 @@ def pages_find():
 
 # ---- The whole --------------------------------------------------------------------------------------------------------------
 
-def nav_html(page, pages, sections):
+def nav_html(page, pages, sections, commands):
     def link(target, text):
         current = ' aria-current="page"' if target == page else ""
         return f'<a href="{relative(target, page) if "#" not in target else target}"{current}>{html.escape(text)}</a>'
@@ -294,15 +384,22 @@ def nav_html(page, pages, sections):
     out = [link("index.html", "Shoal"), "<b>Manual</b>"]
     out += [link(f'{own}#section-{title.split(".")[0]}', title) for title, _ in sections] + [link(NAMES, "All names")]
     for group, pattern in GROUPS:
-        out.append(f"<b>{group}</b>")
+        if group == "Examples" and commands:
+            out += ["<b>Commands</b>", *(link(place, text) for place, (text, _) in commands.items())]
+        out += [f"<b>{group}</b>"] if group else []
         out += [link(pages[source], title_of(source)) for source in pages if pathlib.PurePath(source).match(pattern)
                 and len(pathlib.PurePath(source).parts) == len(pathlib.PurePath(pattern).parts)]
-    out += ["<b>Project</b>", link("CHANGELOG.html", "Changelog"), link("CONTRIBUTING.html", "Contributing")]
+    out += ["<b>Project</b>", *(link(f"{folder}/index.html", title) for title, folder in LISTS),
+            link("CHANGELOG.html", "Changelog"), link("CONTRIBUTING.html", "Contributing")]
     return "\n".join(out)
 
 
-def write(out, page, body, pages, sections):
-    title = re.sub(r"<[^>]*>", "", re.search(r"<h\d[^>]*>(.*?)</h\d>", body)[1])
+def page_title(body):
+    return html.unescape(re.sub(r"<[^>]*>", "", re.search(r"<h\d[^>]*>(.*?)</h\d>", body)[1]))
+
+
+def write(out, page, body, nav):
+    title, top = html.escape(page_title(body), False), relative("index.html", page).removesuffix("index.html")
     path = out / page
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"""<!DOCTYPE html>
@@ -312,17 +409,48 @@ def write(out, page, body, pages, sections):
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}{'' if title == 'Shoal' else ' - Shoal'}</title>
 <link rel="stylesheet" href="{relative('docs.css', page)}">
+<script src="{relative('docs.js', page)}" data-top="{top}" defer></script>
 </head>
 <body>
-<nav>
-{nav_html(page, pages, sections)}
-</nav>
+<header>
+<a href="{relative('index.html', page)}">Shoal</a>
+<input type="search" placeholder="Search" aria-label="Search these pages" autocomplete="off">
+<a href="#pages">Pages</a>
+<ol hidden></ol>
+</header>
 <main>
 {body}
 </main>
+<nav id="pages">
+{nav}
+</nav>
 </body>
 </html>
 """)
+
+
+# ---- The search -------------------------------------------------------------------------------------------------------------
+
+PLACE = r'<h\d id="([^"]*)"[^>]*>|<b id="(\w+)">|<dt id="(\w+)">|<tr id="(\w+)">'
+
+
+def entries_of(page, body):
+    """[page#place, title, where, text] for each part of a page that a link can lead to."""
+    title, starts = page_title(body), [(0, "")]
+    starts += [(match.start(), next(filter(None, match.groups()), "")) for match in re.finditer(PLACE, body)]
+    ends = [start for start, _ in starts[1:]] + [len(body)]
+    for (start, place), end in zip(starts, ends):
+        text = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body[start:end])).split())
+        heading = re.match(r"<h\d[^>]*>(.*?)</h\d>", body[start:end], re.S)
+        name = html.unescape(re.sub(r"<[^>]*>", "", heading[1])) if heading else place or title
+        if text:
+            yield [f"{page}#{place}" if place else page, name, "" if name == title else title, text]
+
+
+def search_write(out, bodies):
+    """A script that sets a variable: pages that are opened as files may not fetch."""
+    entries = [entry for page, body in bodies.items() for entry in entries_of(page, body)]
+    (out / "search.js").write_text(f"shoalSearch({json.dumps(entries, ensure_ascii=False, separators=(',', ':'))});\n")
 
 
 class Page(html.parser.HTMLParser):
@@ -357,7 +485,7 @@ def check(out, symbols):
 
 
 def main():
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
         print(__doc__)
         return 0 if sys.argv[1:] == ["--help"] else 2
     if not shutil.which("cmark-gfm"):
@@ -373,17 +501,25 @@ def main():
     shutil.rmtree(out, ignore_errors=True)
     introduction, sections = header_read((TOP / HEADER).read_text())
     names, pages = names_of(sections), pages_find()
-    links = Links(names, pages)
-    write(out, MANUAL, manual_html(introduction, sections, links), pages, sections)
-    write(out, NAMES, names_html(names), pages, sections)
+    links, commands = Links(names, pages), command_pages(sys.argv[2]) if len(sys.argv) == 3 else {}
+    bodies = {MANUAL: manual_html(introduction, sections, links), NAMES: names_html(names)}
+    bodies |= {place: text for place, (_, text) in commands.items()}
+    bodies |= {f"{folder}/index.html": list_html(title, folder, pages) for title, folder in LISTS}
     for source, page in pages.items():
         if source.endswith(".md"):
-            write(out, page, markdown_html(source, page, links), pages, sections)
+            bodies[page] = markdown_html(source, page, links)
         elif source.endswith(".svg"):
+            (out / page).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / source, out / page)
-    shutil.copy(TOP / "dev/docs.css", out / "docs.css")
+        elif source != HEADER:
+            bodies[page] = example_html(source, links, page)
+    for page, body in bodies.items():
+        write(out, page, body, nav_html(page, pages, sections, commands))
+    search_write(out, {page: body for page, body in bodies.items() if page != NAMES and not page.startswith("docs/figures/bench")})
+    for asset in ("docs.css", "docs.js"):
+        shutil.copy(TOP / "dev" / asset, out / asset)
     check(out, re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
-    print("\n".join(wrong) if wrong else f"{len(pages) + 1} pages, {len(names)} names: {out / 'index.html'}")
+    print("\n".join(wrong) if wrong else f"{len(bodies)} pages, {len(names)} names: {out / 'index.html'}")
     return 1 if wrong else 0
 
 

@@ -192,4 +192,5 @@ def main():
     page(f"shoal-{command}", commands[command], version, sections, commands)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -13,13 +13,14 @@ from tap import Skip, call, expect, run_cases
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
 PAGES = ROOT / "html"
+COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 HEADER = TOP / "include/shoal/shoal.h"
 
 
 def render(tree=TOP, out=PAGES, env=None):
     if not shutil.which("cmark-gfm"):
         raise Skip("cmark-gfm is not installed")
-    return call(tree / "dev/docs.py", out, env=env)
+    return call(tree / "dev/docs.py", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), env=env)
 
 
 def manual():
@@ -114,6 +115,64 @@ def no_link_is_dead():
     expect(count > 1000, count)
 
 
+def search_entries():
+    text = (PAGES / "search.js").read_text()
+    expect(text.startswith("shoalSearch([") and text.endswith("]);\n"), text[:80])
+    return json.loads(text[len("shoalSearch("):-len(");\n")])
+
+
+def commands_settings_and_examples_have_pages():
+    manual()
+    for source in [path.relative_to(TOP) for path in TOP.glob("examples/*.c")] + ["examples/torch/gpt/train.py"]:
+        expect((PAGES / f"{source}.html").is_file(), source)
+    expect((PAGES / "examples/torch/gpt/README.html").is_file(), "the README of an example")
+    if not COMMAND.exists():
+        raise Skip(f"{COMMAND} is not built")
+    own, settings = call(COMMAND, "--help")[1], call(COMMAND, "info", "--settings")[1]
+    names = re.findall(r"^\s+shoal ([a-z]+)\s{2,}", own, re.M)
+    expect(len(names) >= 7, own)
+    for name in names:
+        page = html.unescape(re.sub(r"<[^>]*>", " ", (PAGES / f"commands/{name}.html").read_text()))
+        for option in re.findall(r"^\s+(--[a-z-]+)", call(COMMAND, name, "--help")[1], re.M):
+            expect(option in page, f"{option} of shoal {name}")
+    page = (PAGES / "commands/settings.html").read_text()
+    for name in re.findall(r"^(SHOAL_\w+)", settings, re.M):
+        expect(f'<dt id="{name}">' in page, name)
+
+
+def what_is_read_stands_before_the_list_of_pages():
+    """On a phone the list comes below; there are not so many pages in it that none is found."""
+    for page in PAGES.rglob("*.html"):
+        text = page.read_text()
+        expect(text.index('<input type="search"') < text.index("<main>") < text.index('<nav id="pages">'), page)
+        links = text[text.index("<nav"):].count("<a ")
+        expect(10 < links < 60, page, links)
+    lists = (PAGES / "docs/figures/index.html").read_text()
+    expect(all(f'href="{path.stem}.html"' in lists for path in TOP.glob("docs/figures/*.md")), "a figure is in no list")
+
+
+def search_finds_names_and_settings():
+    manual()
+    places = {}
+    for place, name, _, text in search_entries():
+        page, _, part = place.partition("#")
+        expect((PAGES / page).is_file() and text, place)
+        expect(not part or f' id="{part}"' in (PAGES / page).read_text(), place)
+        places.setdefault(name, place)
+    for name in ("shoal_allreduce", "SHOAL_ERR_TIMEOUT", "How fast", *(["SHOAL_TIMEOUT_MS", "shoal run"] if COMMAND.exists() else [])):
+        expect(name in places, name)
+    if shutil.which("node"):
+        expect(call("node", "--check", TOP / "dev/docs.js")[0] == 0, "dev/docs.js")
+
+
+def long_lines_are_broken_but_not_those_of_drawings():
+    manual()
+    expect("<pre class=drawing>" in (PAGES / "docs/architecture.html").read_text(), "the drawing of the architecture")
+    hello = (PAGES / "index.html").read_text()
+    expect("<pre><code class=\"language-c\">#include" in hello, "C is no drawing")
+    expect(re.search(r"^pre \{.*white-space: pre-wrap", (PAGES / "docs.css").read_text(), re.M), "docs.css")
+
+
 def texts_link_to_names_and_pages():
     errors = (PAGES / "docs/errors.html").read_text()
     expect('<a href="../manual.html#SHOAL_ERR_TIMEOUT"><code>ERR_TIMEOUT</code></a>' in errors, errors)
@@ -123,7 +182,7 @@ def texts_link_to_names_and_pages():
 
 def copy_with(name, path, old, new):
     tree = ROOT / name
-    for source in ("dev/docs.py", "dev/docs.css", "src/shoal.map", "include/shoal/shoal.h", "README.md", "CHANGELOG.md",
+    for source in ("dev/docs.py", "dev/docs.css", "dev/docs.js", "dev/man.py", "src/shoal.map", "include/shoal/shoal.h", "README.md", "CHANGELOG.md",
                    "CONTRIBUTING.md"):
         (tree / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TOP / source, tree / source)
@@ -177,7 +236,9 @@ def what_is_missing_is_told():
 try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns,
-               sections_keep_their_order, no_link_is_dead, texts_link_to_names_and_pages, faults_of_the_sources_are_told,
+               sections_keep_their_order, no_link_is_dead, commands_settings_and_examples_have_pages,
+               what_is_read_stands_before_the_list_of_pages, search_finds_names_and_settings,
+               long_lines_are_broken_but_not_those_of_drawings, texts_link_to_names_and_pages, faults_of_the_sources_are_told,
                a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)
