@@ -20,7 +20,7 @@ BUILD_TIMEOUT_S = 400
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
 PACKAGE = {"__init__.py", "__main__.py", "_entry_point.py", "_library.py", "torch/__init__.py", "torch/_compile.py",
-           "torch/_python.py",
+           "torch/_python.py", "torch/_rendezvous.py",
            "torch/backend.cpp", "include/shoal/shoal.h", "bin/shoal", "lib/libshoal.so.0"}
 CARRIED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}

@@ -10,6 +10,7 @@ A process does this once; each later group gets the same store with another pref
 from __future__ import annotations
 
 import ctypes
+import datetime
 import fcntl
 import importlib
 import ipaddress
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from .. import _library
 
 MESSAGE_BYTES = 8192  # what rank 0 broadcasts
+TIMEOUT = getattr(dist, "default_pg_timeout", datetime.timedelta(minutes=30))
 REACHED_S = 3  # to connect to one address of rank 0's host
 SIOCGIFADDR = 0x8915
 LAUNCHERS = (("PMIX_NAMESPACE",), ("PMI_FD", "PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
@@ -65,7 +67,7 @@ def _from_any(from_variables, url, **options):
     return _from_launcher(url, **options)
 
 
-def _from_launcher(url, timeout=dist.default_pg_timeout, **_):
+def _from_launcher(url, timeout=TIMEOUT, **_):
     global _met, _groups
     if _met is None or _met[0] != os.getpid():
         _met, _groups = (os.getpid(), *_meet(timeout)), 0
