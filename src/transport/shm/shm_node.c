@@ -24,7 +24,7 @@
 /* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one
  * after the other, begins a page apart modulo this many pages. */
 #define STAGGER_PAGES 61
-#define KEPT_MAX 256 /* pieces of freed memory: all are looked through for each operand */
+#define KEPT_MAX 256 /* pieces of freed memory: all are looked through for each shoal_mem_alloc */
 
 static void no_lock(void *arg)
 {
@@ -102,14 +102,16 @@ void shoal_shm_node_destroy(struct shoal_shm_node *node)
     for (size_t i = 0; i < node->peer_count; i++)
         destroy_peer(node->peers[i]);
     for (size_t i = 0; i < node->export_count; i++) {
-        shoal_segment_put(node->exports[i].segment);
-        free(node->exports[i].is_told);
+        shoal_segment_put(node->exports[i]->segment);
+        free(node->exports[i]->is_told);
+        free(node->exports[i]);
     }
     for (size_t i = 0; i < node->joining_count; i++)
         shoal_segment_put(node->joining[i].segment);
     shoal_segment_put(node->bell_segment);
     free(node->peers);
     free(node->exports);
+    free(node->numbered);
     free(node->joining);
     free(node);
 }
@@ -122,15 +124,35 @@ static void *grow(void *array, size_t count, size_t element_bytes)
     return reallocarray(array, count + 1, element_bytes);
 }
 
+/* How many of the peer's have lower numbers. */
+static size_t mapped_below(const struct shoal_shm_peer *peer, uint64_t id)
+{
+    size_t low = 0, high = peer->mapped_count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (peer->mapped[middle].id < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* NULL: it has not sent it. */
+static struct shoal_shm_mapped *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
+{
+    const size_t at = mapped_below(peer, id);
+    return at < peer->mapped_count && peer->mapped[at].id == id ? &peer->mapped[at] : NULL;
+}
+
 static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
 {
-    for (size_t i = 0; i < peer->mapped_count; i++) {
-        if (peer->mapped[i].id != id)
-            continue;
-        shoal_segment_put(peer->mapped[i].segment);
-        peer->mapped[i] = peer->mapped[--peer->mapped_count];
+    struct shoal_shm_mapped *mapped = find_mapped(peer, id);
+    if (!mapped)
         return;
-    }
+    shoal_segment_put(mapped->segment);
+    const size_t after = (size_t)(&peer->mapped[--peer->mapped_count] - mapped);
+    memmove(mapped, mapped + 1, after * sizeof *mapped);
 }
 
 static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id, struct shoal_segment *segment)
@@ -143,7 +165,9 @@ static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer
         return;
     }
     peer->mapped = mapped;
-    peer->mapped[peer->mapped_count++] = (struct shoal_shm_mapped){id, segment};
+    const size_t at = mapped_below(peer, id);
+    memmove(mapped + at + 1, mapped + at, (peer->mapped_count++ - at) * sizeof *mapped);
+    mapped[at] = (struct shoal_shm_mapped){id, segment};
 }
 
 static void keep_joining(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *segment)
@@ -404,33 +428,76 @@ enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_
 
 /* ---- Memory for peers ---------------------------------------------------------------------------------------------------- */
 
-static bool is_number_used(const struct shoal_shm_node *node, uint64_t id)
+typedef uint64_t (*key_fn)(const struct shoal_shm_export *export);
+
+static uint64_t begin_of(const struct shoal_shm_export *export)
 {
-    for (size_t i = 0; i < node->export_count; i++) {
-        if (node->exports[i].id == id)
-            return true;
+    return (uintptr_t) export->begin;
+}
+
+static uint64_t id_of(const struct shoal_shm_export *export)
+{
+    return export->id;
+}
+
+/* How many of those sorted by a key have it at most so high. */
+static size_t count_up_to(struct shoal_shm_export *const *sorted, size_t count, key_fn key_of, uint64_t key)
+{
+    size_t low = 0, high = count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (key_of(sorted[middle]) <= key)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    return false;
+    return low;
+}
+
+static void put_in(struct shoal_shm_export **sorted, size_t count, key_fn key_of, struct shoal_shm_export *export)
+{
+    const size_t at = count_up_to(sorted, count, key_of, key_of(export));
+    memmove(sorted + at + 1, sorted + at, (count - at) * sizeof(struct shoal_shm_export *));
+    sorted[at] = export;
+}
+
+static void take_out(struct shoal_shm_export **sorted, size_t count, key_fn key_of, const struct shoal_shm_export *export)
+{
+    size_t after = count_up_to(sorted, count, key_of, key_of(export));
+    while (sorted[after - 1] != export) /* another begins there: memory that was unmapped and is still registered */
+        after--;
+    memmove(sorted + after - 1, sorted + after, (count - after) * sizeof(struct shoal_shm_export *));
+}
+
+static struct shoal_shm_export *find_number(const struct shoal_shm_node *node, uint64_t id)
+{
+    const size_t after = count_up_to(node->numbered, node->export_count, id_of, id);
+    return after && node->numbered[after - 1]->id == id ? node->numbered[after - 1] : NULL;
 }
 
 static uint64_t next_number(struct shoal_shm_node *node)
 {
     do
         node->next_export = node->next_export < EXPORT_MAX ? node->next_export + 1 : 1;
-    while (is_number_used(node, node->next_export));
+    while (find_number(node, node->next_export));
     return node->next_export;
 }
 
 static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_segment *segment, char *begin, size_t bytes)
 {
-    struct shoal_shm_export *exports = grow(node->exports, node->export_count, sizeof *exports);
-    if (!exports) {
+    struct shoal_shm_export *export = calloc(1, sizeof *export);
+    struct shoal_shm_export **exports = grow(node->exports, node->export_count, sizeof *exports);
+    node->exports = exports ? exports : node->exports;
+    struct shoal_shm_export **numbered = grow(node->numbered, node->export_count, sizeof *numbered);
+    node->numbered = numbered ? numbered : node->numbered;
+    if (!export || !exports || !numbered) {
+        free(export);
         shoal_segment_put(segment);
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
     }
-    node->exports = exports;
-    const struct shoal_shm_export export = {.id = next_number(node), .segment = segment, .begin = begin, .bytes = bytes};
-    exports[node->export_count++] = export;
+    *export = (struct shoal_shm_export){.id = next_number(node), .segment = segment, .begin = begin, .bytes = bytes};
+    put_in(exports, node->export_count, begin_of, export);
+    put_in(numbered, node->export_count++, id_of, export);
     return SHOAL_OK;
 }
 
@@ -449,8 +516,10 @@ static void end_export(struct shoal_shm_node *node, struct shoal_shm_export *exp
 {
     forget_told(node, export);
     shoal_segment_release(export->segment, &node->budget);
+    take_out(node->exports, node->export_count, begin_of, export);
+    take_out(node->numbered, node->export_count--, id_of, export);
     free(export->is_told);
-    *export = node->exports[--node->export_count];
+    free(export);
 }
 
 /* The bytes from where the user's begin to the segment's end. */
@@ -469,7 +538,7 @@ static void end_oldest(struct shoal_shm_node *node)
 {
     struct shoal_shm_export *oldest = NULL;
     for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = &node->exports[i];
+        struct shoal_shm_export *export = node->exports[i];
         if (export->freed && (!oldest || export->freed < oldest->freed))
             oldest = export;
     }
@@ -489,7 +558,7 @@ static void *take_kept(struct shoal_shm_node *node, size_t bytes)
 {
     struct shoal_shm_export *best = NULL;
     for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = &node->exports[i];
+        struct shoal_shm_export *export = node->exports[i];
         if (export->freed && room_of(export) >= bytes && room_of(export) - bytes <= SHOAL_PAGE + bytes / 4 &&
             (!best || room_of(export) < room_of(best)))
             best = export;
@@ -545,9 +614,11 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes
     return status;
 }
 
-static bool overlaps(const struct shoal_shm_export *export, const char *begin, size_t bytes)
+/* What is known before the end of these bytes ends before they begin. */
+static bool overlaps_none(const struct shoal_shm_node *node, const char *begin, size_t bytes)
 {
-    return begin < export->begin + export->bytes && export->begin < begin + bytes;
+    const size_t before_end = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)begin + bytes - 1);
+    return !before_end || node->exports[before_end - 1]->begin + node->exports[before_end - 1]->bytes <= begin;
 }
 
 enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd, uint64_t offset)
@@ -555,11 +626,9 @@ enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *mem
     const size_t within = (uintptr_t)memory % SHOAL_PAGE;
     struct shoal_segment *segment;
     struct stat file;
-    for (size_t i = 0; i < node->export_count; i++) {
-        if (overlaps(&node->exports[i], memory, bytes))
-            return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
-                                  memory);
-    }
+    if (!overlaps_none(node, memory, bytes))
+        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
+                              memory);
     if (fd < 0) /* remembered, so that deregister finds it; peers cannot map it */
         return add_export(node, NULL, memory, bytes);
     if (fstat(fd, &file) != 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < bytes)
@@ -580,9 +649,10 @@ enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *mem
 /* The one in use that begins there; NULL: there is none. */
 static struct shoal_shm_export *find_begin(struct shoal_shm_node *node, const void *memory, bool is_registered)
 {
-    for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = &node->exports[i];
-        if (export->begin == memory && !export->freed && (!export->segment || export->segment->is_foreign) == is_registered)
+    size_t after = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)memory);
+    for (; after && node->exports[after - 1]->begin == memory; after--) {
+        struct shoal_shm_export *export = node->exports[after - 1];
+        if (!export->freed && (!export->segment || export->segment->is_foreign) == is_registered)
             return export;
     }
     return NULL;
@@ -618,7 +688,6 @@ enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory)
     if (!export || room_of(export) > most)
         return shoal_shm_node_free(node, memory);
     keep_at_most(node, most - room_of(export), KEPT_MAX - 1);
-    export = find_begin(node, memory, false); /* what ended may have moved it */
     export->freed = ++node->frees;
     count_kept(node, export, true);
     shoal_shm_node_drain(node);
@@ -632,18 +701,16 @@ static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
     if (status != SHOAL_OK)
         return; /* said; the memory stays where it is */
     forget_told(node, export);
+    take_out(node->numbered, node->export_count, id_of, export);
     export->id = next_number(node);
+    put_in(node->numbered, node->export_count - 1, id_of, export);
 }
 
 void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location)
 {
-    for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = &node->exports[i];
-        if (export->id == shoal_location_segment(location) && export->segment && !export->segment->is_foreign) {
-            renew(node, export);
-            return;
-        }
-    }
+    struct shoal_shm_export *export = find_number(node, shoal_location_segment(location));
+    if (export && export->segment && !export->segment->is_foreign)
+        renew(node, export);
 }
 
 static bool is_room_for_told(struct shoal_shm_node *node, struct shoal_shm_export *export)
@@ -680,10 +747,13 @@ static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *expor
     return is_known;
 }
 
-static bool contains(const struct shoal_shm_export *export, const char *address, size_t bytes)
+/* The one in use in which all these bytes lie; NULL: there is none. */
+static struct shoal_shm_export *find_holder(const struct shoal_shm_node *node, const char *address, size_t bytes)
 {
-    return !export->freed && address >= export->begin && bytes <= export->bytes &&
-           address <= export->begin + (export->bytes - bytes);
+    const size_t after = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)address);
+    struct shoal_shm_export *export = after ? node->exports[after - 1] : NULL;
+    const bool holds = export && !export->freed && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
+    return holds ? export : NULL;
 }
 
 shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,
@@ -691,58 +761,35 @@ shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct s
 {
     if (++node->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
         shoal_shm_node_drain(node);
-    for (size_t i = 0; i < node->export_count; i++) {
-        const size_t at = (node->export_hint + i) % node->export_count;
-        struct shoal_shm_export *export = &node->exports[at];
-        if (!contains(export, address, bytes))
-            continue;
-        node->export_hint = at;
-        if (!export->segment || !announce(node, export, group))
-            return 0;
-        return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
-    }
-    return 0;
+    struct shoal_shm_export *export = find_holder(node, address, bytes);
+    if (!export || !export->segment || !announce(node, export, group))
+        return 0;
+    return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
 }
 
 const struct shoal_shm_export *shoal_shm_node_find(const struct shoal_shm_node *node, const void *address, size_t bytes)
 {
-    for (size_t i = 0; i < node->export_count; i++) {
-        const struct shoal_shm_export *export = &node->exports[i];
-        if (export->segment && !export->segment->is_foreign && contains(export, address, bytes))
-            return export;
-    }
-    return NULL;
-}
-
-static struct shoal_segment *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
-{
-    for (size_t i = 0; i < peer->mapped_count; i++) {
-        if (peer->mapped[i].id == id)
-            return peer->mapped[i].segment;
-    }
-    return NULL;
+    const struct shoal_shm_export *export = find_holder(node, address, bytes);
+    return export && export->segment && !export->segment->is_foreign ? export : NULL;
 }
 
 void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes)
 {
     const uint64_t offset = location & OFFSET_MASK;
-    struct shoal_segment *segment = find_mapped(peer, shoal_location_segment(location));
-    if (!segment) {
+    const struct shoal_shm_mapped *mapped = find_mapped(peer, shoal_location_segment(location));
+    if (!mapped) {
         drain_peer(node, peer);
-        segment = find_mapped(peer, shoal_location_segment(location));
+        mapped = find_mapped(peer, shoal_location_segment(location));
     }
-    if (!segment || offset > segment->bytes || bytes > segment->bytes - offset)
+    if (!mapped || offset > mapped->segment->bytes || bytes > mapped->segment->bytes - offset)
         return NULL;
-    return segment->base + offset;
+    return mapped->segment->base + offset;
 }
 
 void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location)
 {
-    for (size_t i = 0; i < node->export_count; i++) {
-        if (node->exports[i].id == shoal_location_segment(location))
-            return node->exports[i].segment->base + (location & OFFSET_MASK);
-    }
-    return NULL;
+    const struct shoal_shm_export *export = find_number(node, shoal_location_segment(location));
+    return export ? export->segment->base + (location & OFFSET_MASK) : NULL;
 }
 
 /* ---- Sleeping and waking ------------------------------------------------------------------------------------------------- */

@@ -44,7 +44,7 @@ struct shoal_shm_peer {
     bool is_same_process;
     struct shoal_segment *bell_segment;
     struct shoal_shm_bell *bell;
-    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here */
+    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
     size_t unsaid_count;
@@ -91,9 +91,9 @@ struct shoal_shm_node {
     struct shoal_shm_peer **peers;
     size_t peer_count;
     uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
-    struct shoal_shm_export *exports;
+    struct shoal_shm_export **exports;  /* by where they begin: no two overlap */
+    struct shoal_shm_export **numbered; /* the same, by their numbers */
     size_t export_count;
-    size_t export_hint;
     uint64_t next_export;
     uint64_t frees;
     uint64_t kept_bytes; /* of exports that are kept */
