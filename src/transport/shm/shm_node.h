@@ -90,7 +90,7 @@ struct shoal_shm_node {
     struct shoal_shm_bell *bell;
     struct shoal_shm_peer **peers;
     size_t peer_count;
-    uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
+    uint64_t oom_kills;                 /* of shoal_topology_oom_kills, at the beginning */
     struct shoal_shm_export **exports;  /* by where they begin: no two overlap */
     struct shoal_shm_export **numbered; /* the same, by their numbers */
     size_t export_count;
@@ -102,7 +102,7 @@ struct shoal_shm_node {
     atomic_uint staggers;
     struct shoal_shm_joining *joining;
     size_t joining_count;
-    atomic_int rank; /* in the last communicator that was made; staggers memory */
+    atomic_int rank;         /* in the last communicator that was made; staggers memory */
     _Atomic uint64_t fences; /* how often all other processes were made to pass a fence; for tests */
 };
 
