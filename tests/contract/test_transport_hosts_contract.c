@@ -17,6 +17,7 @@
 #include "comm/context.h"
 #include "comm/members.h"
 #include "memory_store.h"
+#include "mock/mock_ways.h"
 #include "transport_contract.h"
 
 /* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
@@ -429,6 +430,81 @@ static void sources_stay_registered_when_the_process_forks(void **state)
     destroy(&sources.world);
 }
 
+/* ---- Raises that overtake each other ------------------------------------------------------------------------------------- */
+
+#define RAISES_MANY 300
+#define PUMPS 500
+
+static void hinder_taker(struct sources *sources, enum mock_way way)
+{
+    void (*hinder)(uint64_t number, enum mock_way way);
+    uint64_t number;
+    const struct inner *inner = sources->world.inner;
+    memcpy(&number, shoal_network_address(inner->contexts[1]->network)->at, sizeof number);
+    find_in_mock("mock_hinder", &hinder);
+    hinder(number, way);
+}
+
+/* Puts as many bytes as are taken, from number `first` on. Returns the number of the next one. */
+static int put_while_taken(struct sources *sources, const unsigned char *bytes, int first)
+{
+    struct shoal_transport *giver = sources->world.ranks[0];
+    for (int idle = 0; first < RAISES_MANY && idle < PUMPS; idle++) {
+        const enum shoal_status status = giver->ops->put(giver, 1, 0, (size_t)first, &bytes[first], 1);
+        pump(&sources->world);
+        if (status == SHOAL_PENDING)
+            continue;
+        assert_int_equal(status, SHOAL_OK);
+        idle = 0;
+        first++;
+    }
+    return first;
+}
+
+/* The first write is still under way when all others could have come: none of them is taken for it. */
+static void a_write_that_is_late_is_not_taken_for_another(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    struct shoal_transport *taker = sources.world.ranks[1];
+    unsigned char *bytes = allocate(&sources, 0);
+    for (int i = 0; i < RAISES_MANY; i++)
+        bytes[i] = (unsigned char)(i % 255 + 1);
+    hinder_taker(&sources, MOCK_HELD);
+    const int put = put_while_taken(&sources, bytes, 0);
+    assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
+    hinder_taker(&sources, MOCK_OPEN);
+    assert_int_equal(put_while_taken(&sources, bytes, put), RAISES_MANY);
+    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY);
+    assert_memory_equal(taker->ops->window(taker, 1, 0), bytes, RAISES_MANY);
+    release(&sources, bytes);
+    destroy(&sources.world);
+}
+
+/* The same of signals, which cannot be refused; a put comes after those before it. */
+static void a_signal_that_is_late_is_not_lost(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    struct shoal_transport *giver = sources.world.ranks[0], *taker = sources.world.ranks[1];
+    unsigned char *byte = allocate(&sources, 7);
+    hinder_taker(&sources, MOCK_HELD);
+    for (int i = 0; i < RAISES_MANY; i++)
+        giver->ops->signal(giver, 1, 0);
+    for (int i = 0; i < PUMPS; i++)
+        pump(&sources.world);
+    assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
+    assert_false(giver->ops->is_flushed(giver));
+    assert_int_equal(giver->ops->put(giver, 1, 0, 0, byte, 1), SHOAL_PENDING);
+    hinder_taker(&sources, MOCK_OPEN);
+    UNTIL(&sources.world, giver->ops->put(giver, 1, 0, 0, byte, 1) == SHOAL_OK);
+    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY + 1);
+    assert_int_equal(*(unsigned char *)taker->ops->window(taker, 1, 0), 7);
+    UNTIL(&sources.world, giver->ops->is_flushed(giver));
+    release(&sources, byte);
+    destroy(&sources.world);
+}
+
 static int run_sources(struct contract_factory *factory)
 {
     const struct CMUnitTest tests[] = {
@@ -439,6 +515,8 @@ static int run_sources(struct contract_factory *factory)
         cmocka_unit_test_prestate(sources_may_be_many_segments, factory),
         cmocka_unit_test_prestate(sources_that_cannot_be_locked_are_copied, factory),
         cmocka_unit_test_prestate(sources_stay_registered_when_the_process_forks, factory),
+        cmocka_unit_test_prestate(a_write_that_is_late_is_not_taken_for_another, factory),
+        cmocka_unit_test_prestate(a_signal_that_is_late_is_not_lost, factory),
     };
     return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
 }

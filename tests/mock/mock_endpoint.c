@@ -61,7 +61,7 @@ enum state { POSTED, LANDED, HEARD };
 
 struct operation {
     enum state state;
-    bool is_write;
+    bool is_write, is_held;
     uint64_t dest, key, at, data;
     char *buffer;
     size_t bytes;
@@ -80,6 +80,7 @@ struct endpoint {
     struct operation *under_way, *receives;
     unsigned count;
     enum mock_way way;
+    bool has_held; /* the one that MOCK_HELD is about */
     struct endpoint *next;
 };
 
@@ -244,8 +245,10 @@ __attribute__((visibility("default"))) void mock_hinder(uint64_t number, enum mo
 {
     pthread_mutex_lock(&lock);
     struct endpoint *endpoint = find_endpoint(number);
-    if (endpoint)
+    if (endpoint) {
         endpoint->way = way;
+        endpoint->has_held = false;
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -291,7 +294,7 @@ static bool step(const struct endpoint *from, struct operation *operation)
     struct endpoint *to = find_endpoint(operation->dest);
     const uint64_t access = operation->is_write ? FI_WRITE : FI_SEND;
     int error = 0;
-    if (to && to->way == MOCK_STALLED)
+    if (to && (to->way == MOCK_STALLED || (to->way == MOCK_HELD && operation->is_held)))
         return false;
     if (!is_local_right(from->domain, operation->descriptor, operation->buffer, operation->bytes, access))
         error = FI_EINVAL;
@@ -343,6 +346,10 @@ static ssize_t post(struct endpoint *endpoint, const struct operation *wanted, u
         free(operation);
     } else {
         *operation = *wanted;
+        struct endpoint *to = find_endpoint(operation->dest);
+        operation->is_held = to && to->way == MOCK_HELD && !to->has_held;
+        if (operation->is_held)
+            to->has_held = true;
         operation->next = endpoint->under_way;
         endpoint->under_way = operation;
         endpoint->count++;

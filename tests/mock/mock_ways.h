@@ -6,7 +6,8 @@
 enum mock_way {
     MOCK_OPEN,
     MOCK_STALLED, /* it stays under way */
-    MOCK_CUT      /* it fails */
+    MOCK_CUT,     /* it fails */
+    MOCK_HELD     /* the next one stays under way, what is posted after it does not */
 };
 
 #endif

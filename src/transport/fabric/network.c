@@ -71,6 +71,7 @@ struct shoal_network {
     size_t peer_count, peer_capacity;
     struct shoal_links links;
     struct shoal_network_channel *channels;
+    unsigned turns_wanted;     /* by channels */
     struct counters *counters; /* [COUNTERS_MAX], when the first are given; the first of all are never given away */
     uint32_t counters_given;
     struct shoal_siphash_key random; /* what is drawn follows from it */
@@ -84,10 +85,10 @@ struct shoal_network {
     unsigned closed_next;
     struct orphan *orphans;
     struct shoal_network_load *failed; /* those with failed ones */
-    bool writes;           /* into peers' windows; else messages go there */
-    bool is_unsealed;      /* connections were made: children that exec shall not keep them (fork.h) */
-    uint64_t next_seal_ns; /* not before */
-    atomic_bool was_woken; /* by the descriptor, since the last poll */
+    bool writes;                       /* into peers' windows; else messages go there */
+    bool is_unsealed;                  /* connections were made: children that exec shall not keep them (fork.h) */
+    uint64_t next_seal_ns;             /* not before */
+    atomic_bool was_woken;             /* by the descriptor, since the last poll */
     unsigned false_wakes;
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
 };
@@ -436,8 +437,25 @@ static void drop_waiting(struct shoal_network *network, uint64_t comm)
     }
 }
 
+void shoal_network_want_turns(struct shoal_network *network, struct shoal_network_channel *channel, bool wants)
+{
+    if (channel->wants_turns == wants)
+        return;
+    channel->wants_turns = wants;
+    network->turns_wanted += wants ? 1 : -1u;
+}
+
+static void take_turns(struct shoal_network *network)
+{
+    for (struct shoal_network_channel *channel = network->channels; channel; channel = channel->next) {
+        if (channel->wants_turns)
+            channel->turn(channel->arg);
+    }
+}
+
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel)
 {
+    shoal_network_want_turns(network, channel, false);
     struct shoal_network_channel **link = &network->channels;
     while (*link && *link != channel)
         link = &(*link)->next;
@@ -923,6 +941,8 @@ bool shoal_network_poll(struct shoal_network *network)
         shoal_fabric_sources_tidy(&network->sources);
     if (SHOAL_UNLIKELY(network->failed != NULL))
         forgive_ended(network);
+    if (SHOAL_UNLIKELY(network->turns_wanted))
+        take_turns(network);
     return send_waiting(network) || did;
 }
 

@@ -118,6 +118,8 @@ struct shoal_network_channel {
     bool (*written)(void *arg, int source, unsigned slot, unsigned raise);
     /* Messages for the communicator were lost before it was made: it cannot work. Called in shoal_network_channel_open. */
     void (*failed)(void *arg, enum shoal_status status, const char *text);
+    void (*turn)(void *arg); /* after each poll while it wants turns */
+    bool wants_turns;
     struct shoal_network_channel *next;
 };
 
@@ -150,6 +152,9 @@ const struct shoal_network_rejections *shoal_network_rejections(const struct sho
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);
 /* Messages of it that wait to be sent are dropped. */
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel);
+
+/* Has the channel's `turn` called after each poll, or no more: something may have left. */
+void shoal_network_want_turns(struct shoal_network *network, struct shoal_network_channel *channel, bool wants);
 
 /* Counters of the channel that `source` may raise by writes, as an immediate for it; 0 when there are none left. */
 uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source);

@@ -6,7 +6,8 @@
 
 #include "base/clock.h"
 
-/* So many raises of one counter may be under way: fewer than an immediate tells apart. */
+/* A raise is posted while so few before it may not have left: fewer than an immediate tells apart. What has left comes before
+ * what is posted later; what has not may be overtaken by all that is. */
 #define RAISES (1u << SHOAL_NETWORK_RAISE_BITS)
 #define RAISES_UNDER_WAY (RAISES / 2)
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
@@ -25,8 +26,10 @@
 /* A counter that a rank elsewhere raises here, and the one that this rank raises there. */
 struct counter {
     uint64_t raised; /* there, by this rank */
+    uint64_t left;   /* of those, all up to it have left */
     uint64_t heard;  /* here: all raises up to it */
     uint64_t ahead;  /* bit i: raise heard + 1 + i was heard too */
+    unsigned owed;   /* signals to there that wait for those before them to leave; counted as under way */
 };
 
 /* Of a put that comes in messages: how many are missing. */
@@ -56,8 +59,8 @@ struct remote {
     uint32_t raises;                            /* immediate of raise 0 there */
     uint32_t counters_given;                    /* the same for raises here */
     struct counter *counters;                   /* [slots] */
-    struct shoal_network_load *loads;           /* [slots], of writes; then that of messages */
-    unsigned *under_way;                        /* [slots], and of messages */
+    struct shoal_network_load *loads;           /* [slots] of writes; [slots] of messages that raise; then of other messages */
+    unsigned *under_way;                        /* [slots] of raises; and of other messages */
     struct parts *parts;                        /* [slots], when the first message of a put is heard */
     uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
     uint64_t popped, popped_bytes, told_popped; /* packets here */
@@ -89,7 +92,8 @@ struct hosts {
     uint64_t said_waits; /* how often */
     bool has_window;
     struct shoal_fabric_memory window;
-    unsigned *under_way;     /* [slots] of all ranks, what has not left; and of messages */
+    unsigned *under_way;     /* [slots] of all ranks, writes that have not left; and of all messages */
+    unsigned owed;           /* signals, to all ranks */
     unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told, on whichever thread drove */
     char error_text[SHOAL_LOG_TEXT_MAX];
@@ -122,7 +126,9 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     head.source = (uint32_t)hosts->transport.rank;
     head.completed = remote->told = hosts->completed;
     head.taken = remote->told_popped = remote->popped_bytes;
-    return shoal_network_send(hosts->network, &remote->loads[hosts->slots], &head, body, body_count);
+    const bool is_raise = head.kind == SHOAL_NETWORK_RAISE || head.kind == SHOAL_NETWORK_DATA;
+    struct shoal_network_load *load = &remote->loads[is_raise ? hosts->slots + head.slot : 2 * hosts->slots];
+    return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
 /* Of calls that cannot fail; the next one that can does. */
@@ -340,13 +346,19 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
     return origin;
 }
 
-/* Writes that are not at their end yet could be taken for later ones. */
+/* Else one that is under way could be taken for a later one, or a later one for it. */
+static bool may_raise(struct remote *remote, unsigned slot)
+{
+    struct counter *counter = &remote->counters[slot];
+    if (remote->under_way[slot] == counter->owed)
+        counter->left = counter->raised;
+    return counter->raised - counter->left < RAISES_UNDER_WAY;
+}
+
 static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
 {
     struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
-    if (remote->under_way[slot] >= RAISES_UNDER_WAY)
-        return SHOAL_PENDING;
     const uint32_t raise = (uint32_t)(counter->raised + 1) % RAISES;
     const struct shoal_network_write write = {.load = &remote->loads[slot],
                                               .to = &remote->window,
@@ -390,6 +402,8 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
                               offset);
+    if (remote_of(hosts, peer)->counters[slot].owed || !may_raise(remote_of(hosts, peer), slot))
+        return SHOAL_PENDING;
     const struct origin origin = find_origin(hosts, source, bytes);
     if (remote_of(hosts, peer)->has_window && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
@@ -417,6 +431,24 @@ static bool is_sending(struct shoal_transport *transport, int peer)
     return count > 0;
 }
 
+static void send_raise(struct hosts *hosts, int peer, unsigned slot)
+{
+    const struct shoal_network_head head = {
+        .kind = SHOAL_NETWORK_RAISE, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    note(hosts, send_message(hosts, peer, head, NULL, 0));
+}
+
+/* One signal more, or (-1) less. Like a message that waits to be sent it is not flushed. */
+static void owe(struct hosts *hosts, int peer, unsigned slot, int change)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    remote->counters[slot].owed += (unsigned)change;
+    remote->under_way[slot] += (unsigned)change;
+    hosts->under_way[hosts->slots] += (unsigned)change;
+    hosts->owed += (unsigned)change;
+    shoal_network_want_turns(hosts->network, &hosts->channel, hosts->owed > 0);
+}
+
 static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -424,9 +456,30 @@ static void signal_peer(struct shoal_transport *transport, int peer, unsigned sl
         hosts->local->ops->signal(hosts->local, hosts->local_of[peer], slot);
         return;
     }
-    const struct shoal_network_head head = {
-        .kind = SHOAL_NETWORK_RAISE, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
-    note(hosts, send_message(hosts, peer, head, NULL, 0));
+    struct counter *counter = &remote_of(hosts, peer)->counters[slot];
+    if (!counter->owed && may_raise(remote_of(hosts, peer), slot))
+        send_raise(hosts, peer, slot);
+    else
+        owe(hosts, peer, slot, 1);
+}
+
+static void pay_owed(struct hosts *hosts, int peer, unsigned slot)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    while (remote->counters[slot].owed && may_raise(remote, slot)) {
+        owe(hosts, peer, slot, -1);
+        send_raise(hosts, peer, slot);
+    }
+}
+
+/* Rarely: a plan signals one rank many times only where one host has far fewer ranks than another. */
+static void pay_all_owed(void *arg)
+{
+    struct hosts *hosts = arg;
+    for (int r = 0; r < hosts->transport.size && hosts->owed; r++) {
+        for (unsigned slot = 0; slot < hosts->slots; slot++)
+            pay_owed(hosts, r, slot);
+    }
 }
 
 static uint64_t counter_value(struct shoal_transport *transport, int peer, unsigned slot)
@@ -967,6 +1020,8 @@ static void destroy(struct shoal_transport *transport, bool finalized)
         shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, hosts->completed);
     shoal_world_leave(hosts->world, &hosts->membership);
     shoal_network_channel_close(hosts->network, &hosts->channel);
+    if (hosts->owed) /* nobody sends them any more */
+        hosts->under_way[hosts->slots] -= hosts->owed;
     leave_network(hosts, is_broken);
     if (hosts->local)
         hosts->local->ops->destroy(hosts->local, finalized);
@@ -1024,24 +1079,27 @@ static const struct shoal_transport_ops ops = {
  * under way. */
 static bool make_loads(struct hosts *hosts)
 {
-    const size_t size = (size_t)hosts->transport.size, kinds = hosts->slots + 1u; /* writes of each slot; messages */
-    hosts->loads = calloc(size + 1, kinds * (sizeof(struct shoal_network_load) + sizeof(unsigned)));
+    const size_t size = (size_t)hosts->transport.size, slots = hosts->slots;
+    const size_t kinds = 2 * slots + 1, counted = slots + 1; /* see struct remote */
+    const size_t bytes = kinds * sizeof(struct shoal_network_load) + counted * sizeof(unsigned);
+    hosts->loads = calloc(size + 1, bytes);
     if (!hosts->loads)
         return false;
     struct shoal_network_load *loads = (struct shoal_network_load *)(void *)hosts->loads;
     unsigned *counts = (unsigned *)(void *)(loads + size * kinds);
-    hosts->under_way = counts + size * kinds;
+    hosts->under_way = counts + size * counted;
     for (size_t r = 0; r < size; r++) {
         struct remote *remote = &hosts->remotes[r];
         remote->peer = hosts->members[r].there;
-        remote->counters = hosts->counters + r * hosts->slots;
+        remote->counters = hosts->counters + r * slots;
         remote->loads = loads + r * kinds;
-        remote->under_way = counts + r * kinds;
-        for (size_t i = 0; i < kinds; i++)
+        remote->under_way = counts + r * counted;
+        for (size_t i = 0; i < kinds; i++) {
             remote->loads[i] = (struct shoal_network_load){.peer = remote->peer,
-                                                           .count = &remote->under_way[i],
-                                                           .total = &hosts->under_way[i],
-                                                           .is_messages = i == hosts->slots};
+                                                           .count = &remote->under_way[i < slots ? i : i - slots],
+                                                           .total = &hosts->under_way[i < slots ? i : slots],
+                                                           .is_messages = i >= slots};
+        }
     }
     return true;
 }
@@ -1062,7 +1120,8 @@ static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
         for (unsigned i = 0; i < hosts->slots; i++)
-            hosts->remotes[r].counters[i].raised = hosts->remotes[r].counters[i].heard = options->shm.counter_start;
+            hosts->remotes[r].counters[i].raised = hosts->remotes[r].counters[i].left = hosts->remotes[r].counters[i].heard =
+                options->shm.counter_start;
         hosts->remotes[r].completed = hosts->remotes[r].told = options->shm.counter_start;
         hosts->remotes[r].last_sent = options->shm.counter_start;
         atomic_store_explicit(&hosts->remotes[r].left_completed, options->shm.counter_start, memory_order_relaxed);
@@ -1119,7 +1178,12 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
     /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
-    hosts->channel = (struct shoal_network_channel){options->shm.comm, hosts, hear, hear_written, hear_lost, NULL};
+    hosts->channel = (struct shoal_network_channel){.comm = options->shm.comm,
+                                                    .arg = hosts,
+                                                    .message = hear,
+                                                    .written = hear_written,
+                                                    .failed = hear_lost,
+                                                    .turn = pay_all_owed};
     hosts->membership = (struct shoal_world_member){
         .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hear_left};
     hosts->completed = options->shm.counter_start;
