@@ -505,6 +505,40 @@ static void a_signal_that_is_late_is_not_lost(void **state)
     destroy(&sources.world);
 }
 
+/* While the taker computes, peers write more than its completion queue holds, as two all-to-alls of 1,024 ranks do. */
+#define WRITES_MANY 6000
+
+static void more_writes_than_the_queue_holds_come(void **state)
+{
+    struct sources sources;
+    open_sources(&sources, state);
+    struct shoal_transport *giver = sources.world.ranks[0], *taker = sources.world.ranks[1];
+    unsigned char *byte = allocate(&sources, 7);
+    unsigned written = 0;
+    uint64_t heard = 0;
+    sources.world.is_idle[1] = true;
+    for (int idle = 0; written < WRITES_MANY && idle < PUMPS; idle++) {
+        const unsigned slot = written % SHOAL_DEPTH_MAX;
+        pump(&sources.world);
+        if (giver->ops->put(giver, 1, slot, 0, byte, 1) != SHOAL_OK)
+            continue;
+        idle = 0;
+        written++;
+    }
+    assert_true(written > 4096);
+    sources.world.is_idle[1] = false;
+    const uint64_t until_ns = shoal_clock_ns() + 10 * SHOAL_NS_PER_S;
+    while (heard < written && shoal_clock_ns() < until_ns) {
+        pump(&sources.world);
+        heard = 0;
+        for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++)
+            heard += taker->ops->counter(taker, 0, slot);
+    }
+    assert_int_equal(heard, written);
+    release(&sources, byte);
+    destroy(&sources.world);
+}
+
 static int run_sources(struct contract_factory *factory)
 {
     const struct CMUnitTest tests[] = {
@@ -517,6 +551,7 @@ static int run_sources(struct contract_factory *factory)
         cmocka_unit_test_prestate(sources_stay_registered_when_the_process_forks, factory),
         cmocka_unit_test_prestate(a_write_that_is_late_is_not_taken_for_another, factory),
         cmocka_unit_test_prestate(a_signal_that_is_late_is_not_lost, factory),
+        cmocka_unit_test_prestate(more_writes_than_the_queue_holds_come, factory),
     };
     return cmocka_run_group_tests_name(factory->name, tests, NULL, NULL);
 }

@@ -5,7 +5,8 @@
  *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no bytes;
  *   - a region's memory has to be there until the region is closed;
  *   - a write has to lie in the region of its key, in a domain that still has it;
- *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on.
+ *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on;
+ *   - a full completion queue keeps peers' writes under way where FI_RM_ENABLED was asked for; else what they say is lost.
  * A breach by the sender fails its call, one that shows later fails the completion. */
 #include "mock_fabric.h"
 
@@ -28,6 +29,7 @@
 struct domain {
     struct fid_domain fid;
     uint64_t modes;
+    bool manages_resources;
 };
 
 struct region {
@@ -48,6 +50,7 @@ struct completion {
 struct queue {
     struct fid_cq fid;
     struct completion *first, **end;
+    size_t count, size;
 };
 
 struct peers {
@@ -218,6 +221,7 @@ static void complete(struct queue *queue, struct fi_cq_data_entry entry, int err
     *completion = (struct completion){.entry = entry, .error = error};
     *queue->end = completion;
     queue->end = &completion->next;
+    queue->count++;
 }
 
 static struct completion pop(struct queue *queue)
@@ -228,6 +232,7 @@ static struct completion pop(struct queue *queue)
     if (!queue->first)
         queue->end = &queue->first;
     free(first);
+    queue->count--;
     return copy;
 }
 
@@ -282,7 +287,7 @@ static int hand_over(const struct operation *operation, struct endpoint *to)
     if (!operation->is_write)
         return hand_message(operation, to);
     const int error = land(operation, to);
-    if (error == 0)
+    if (error == 0 && to->queue->count < to->queue->size)
         complete(to->queue,
                  (struct fi_cq_data_entry){.flags = FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, .data = operation->data}, 0);
     return error;
@@ -304,6 +309,9 @@ static bool step(const struct endpoint *from, struct operation *operation)
         error = land(operation, to);
     else if (operation->state != HEARD && !operation->is_write && !to->receives)
         return false; /* until there is one */
+    else if (operation->state == LANDED && operation->is_write && to->domain->manages_resources &&
+             to->queue->count >= to->queue->size)
+        return false; /* until there is room */
     else if (operation->state == LANDED)
         error = hand_over(operation, to);
     if (error == 0 && operation->state != HEARD) {
@@ -472,6 +480,7 @@ static int open_queue(struct fid_domain *domain, struct fi_cq_attr *attr, struct
     if (!queue)
         return -FI_ENOMEM;
     queue->end = &queue->first;
+    queue->size = attr->size;
     queue->fid.fid.fclass = FI_CLASS_CQ;
     queue->fid.fid.ops = &queue_fid_ops;
     queue->fid.ops = &queue_ops;
@@ -645,6 +654,7 @@ static int open_domain(struct fid_fabric *fabric, struct fi_info *info, struct f
     if (!domain)
         return -FI_ENOMEM;
     domain->modes = (uint64_t)info->domain_attr->mr_mode;
+    domain->manages_resources = info->domain_attr->resource_mgmt == FI_RM_ENABLED;
     domain->fid.fid.fclass = FI_CLASS_DOMAIN;
     domain->fid.fid.ops = &plain_ops;
     domain->fid.ops = &domain_ops;

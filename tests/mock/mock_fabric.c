@@ -168,6 +168,7 @@ EXPORT int fi_getinfo(uint32_t version, const char *node, const char *service, u
         if (!is_asked_for(&devices[i], hints))
             continue;
         *end = info_of(&devices[i]);
+        (*end)->domain_attr->resource_mgmt = hints->domain_attr->resource_mgmt;
         end = &(*end)->next;
     }
     return *info ? 0 : -FI_ENODATA;
