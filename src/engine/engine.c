@@ -34,11 +34,12 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->sources = calloc(size, sizeof(const void *));
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
+    engine->nobody = calloc(size, 1);
     const enum shoal_status status =
         engine->driver ? shoal_recorder_open(&engine->recorder) : shoal_recorder_init(&engine->recorder);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || status != SHOAL_OK)
+    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -52,6 +53,10 @@ static void count_hosts(struct shoal_engine *engine)
         engine->hosts = host[r] >= engine->hosts ? host[r] + 1 : engine->hosts;
     while (!shoal_engine_is_here(engine, engine->leader))
         engine->leader++;
+    for (int r = 0; r < engine->size; r++) {
+        engine->local += r < engine->rank && shoal_engine_is_here(engine, r);
+        engine->locals += shoal_engine_is_here(engine, r);
+    }
 }
 
 enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
@@ -370,7 +375,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
-    request->payload_bytes = is_with_notices(call) ? (size_t)engine->size * sizeof *call->layout->notices
+    request->payload_bytes = is_with_notices(call) ? (size_t)engine->locals * sizeof *call->layout->notices
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                    : 0;
     push_queue(engine, request);
@@ -458,6 +463,19 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
+/* Behind the notices for all, in a row. */
+static const struct shoal_part_notice *pick_local_notices(const struct shoal_engine *engine, struct shoal_layout *layout)
+{
+    struct shoal_part_notice *picked = layout->notices + layout->size;
+    if (engine->hosts == 1)
+        return layout->notices;
+    for (int r = 0, count = 0; r < engine->size; r++) {
+        if (shoal_engine_is_here(engine, r))
+            picked[count++] = layout->notices[r];
+    }
+    return picked;
+}
+
 /* What goes beside the arrival record; NULL: nothing. */
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
@@ -465,7 +483,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     if (!request->payload_bytes)
         return NULL;
     if (is_with_notices(call))
-        return call->layout->notices;
+        return pick_local_notices(engine, call->layout);
     return call->layout && call->layout->tensors ? shoal_engine_pack(engine, request) : call->input;
 }
 
@@ -480,12 +498,24 @@ static uint32_t detail_of(const struct shoal_call *call)
     return detail;
 }
 
-/* Who elsewhere gets the record now; NULL: all. In rounds they get it later, with what has been gathered. */
+/* Who elsewhere gets the record now; NULL: all. In rounds they get it later, with what has been gathered; with notices each
+ * gets its own. */
 static const uint8_t *find_receivers(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    if (request->in_rounds)
+    if (request->in_rounds || is_with_notices(&request->call))
         return engine->nobody;
     return request->circle ? request->circle->has : NULL;
+}
+
+/* Beginning with the next rank, so that not all send to the same one first. */
+static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_part_notice *notices = request->call.layout->notices;
+    for (int i = 1; i < engine->size; i++) {
+        const int peer = (engine->rank + i) % engine->size;
+        if (!shoal_engine_is_here(engine, peer) && shoal_circle_has(request->circle, peer))
+            engine->ops->arrive_at(engine->transport, peer, &request->arrival, &notices[peer], sizeof notices[peer]);
+    }
 }
 
 static void announce(struct shoal_engine *engine, struct shoal_request *request)
@@ -511,6 +541,8 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
     engine->met[request->sequence % SHOAL_ARRIVALS] = request->circle;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
                         find_receivers(engine, request));
+    if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
+        send_notices(engine, request);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
 }

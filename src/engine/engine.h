@@ -149,6 +149,8 @@ struct shoal_engine {
     int size;
     int hosts;
     int leader; /* the lowest rank of this host */
+    int local;  /* this rank's number among those of its host, */
+    int locals; /* and how many they are */
     unsigned depth;
     size_t part_bytes; /* of one part of a window slot */
     const struct shoal_clock_anchor *anchor;
@@ -231,6 +233,15 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
 /* The same for several messages in one request. ERR_MEMORY: nothing was posted. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls,
                                                          size_t count, struct shoal_request *request);
+
+/* What a rank of an all-to-all with parts of different lengths tells: to ranks of its host a row of notices, one for each of
+ * them, to each rank elsewhere its own. So many bytes come from the peer, and this rank's notice is number *index_out. */
+static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engine, int peer, int *index_out)
+{
+    const bool is_here = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
+    *index_out = is_here ? engine->local : 0;
+    return (size_t)(is_here ? engine->locals : 1) * sizeof(struct shoal_part_notice);
+}
 
 /* Does what can be done now; true when anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);

@@ -88,7 +88,7 @@ static bool fill_parts(struct shoal_layout *layout, const size_t *given, const s
 
 static bool fill_notices(struct shoal_layout *layout)
 {
-    layout->notices = malloc((size_t)layout->size * sizeof *layout->notices);
+    layout->notices = malloc(2 * (size_t)layout->size * sizeof *layout->notices);
     layout->peer_at = calloc((size_t)layout->size, sizeof *layout->peer_at);
     if (!layout->notices || !layout->peer_at)
         return false;

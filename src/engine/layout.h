@@ -30,7 +30,7 @@ struct shoal_layout {
     size_t *taken_at;
     size_t *taken_row; /* as taken_at, were the parts in a row */
     size_t *peer_at;   /* where each peer's part for this rank begins in its input: known when all have arrived */
-    struct shoal_part_notice *notices;
+    struct shoal_part_notice *notices; /* [2 * size]: for each rank; then room for those of the own host in a row */
     bool is_taken_in_row;
     uint32_t detail; /* for the descriptor */
 };

@@ -176,9 +176,10 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 /* What the peer gives to this rank. */
 static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
-    const struct shoal_part_notice *notices =
-        engine->ops->payload(engine->transport, peer, sequence, (size_t)engine->size * sizeof *notices);
-    return notices[engine->rank];
+    int index;
+    const size_t bytes = shoal_engine_notices_bytes(engine, peer, &index);
+    const struct shoal_part_notice *notices = engine->ops->payload(engine->transport, peer, sequence, bytes);
+    return notices[index];
 }
 
 /* Notes where the peer's part is. */

@@ -9,11 +9,9 @@
 
 static bool allocate_scratch(struct shoal_engine *engine)
 {
-    if (!engine->nobody)
-        engine->nobody = calloc((size_t)engine->size, 1);
     if (!engine->rounds_scratch)
         engine->rounds_scratch = malloc(SHOAL_PAYLOAD_MAX);
-    return engine->nobody && engine->rounds_scratch;
+    return engine->rounds_scratch;
 }
 
 static void mark_circle(struct shoal_engine *engine, struct shoal_circle *circle)

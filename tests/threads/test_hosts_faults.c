@@ -15,7 +15,7 @@
 #include "memory_store.h"
 #include "mock/mock_ways.h"
 
-#define RANKS_MAX 4
+#define RANKS_MAX 8
 #define COUNT ((size_t)20000)
 #define TIMEOUT_MS 20000
 
@@ -268,6 +268,50 @@ static void naps_interrupt_nobody(void **state)
     run_world(4, 2, late_body);
 }
 
+/* ---- What an all-to-all of different lengths costs ----------------------------------------------------------------------- */
+
+/* From rank a to rank b go 1 + (a + 2 b) % 5 numbers. */
+static size_t length(int from, int to)
+{
+    return 1 + (size_t)(from + 2 * to) % 5;
+}
+
+static uint64_t control_bytes(struct rank *rank)
+{
+    struct shoal_memory_usage usage = SHOAL_MEMORY_USAGE_INIT;
+    OK(rank, shoal_comm_memory(rank->comm, &usage));
+    return usage.control_bytes;
+}
+
+/* A peer elsewhere is told its own length and no other: nothing beside its record has to be kept for it. */
+static void uneven_body(struct rank *rank)
+{
+    const int size = rank->world->size;
+    float *output = &rank->values[COUNT / 2];
+    size_t given[RANKS_MAX], taken[RANKS_MAX], at = 0;
+    for (int r = 0; r < size; r++) {
+        given[r] = length(rank->rank, r);
+        taken[r] = length(r, rank->rank);
+        for (size_t i = 0; i < given[r]; i++)
+            rank->values[at++] = (float)(100 * rank->rank + 10 * r) + (float)i;
+    }
+    const uint64_t before = control_bytes(rank);
+    OK(rank, shoal_alltoallv(rank->comm, rank->values, given, NULL, output, taken, NULL, SHOAL_FLOAT32, NULL));
+    at = 0;
+    for (int r = 0; r < size; r++) {
+        for (size_t i = 0; i < taken[r]; i++, at++)
+            CHECK(rank, output[at] == (float)(100 * r + 10 * rank->rank) + (float)i, "number %zu of rank %d is %g", i, r,
+                  (double)output[at]);
+    }
+    CHECK(rank, control_bytes(rank) - before < 32768, "%llu", (unsigned long long)(control_bytes(rank) - before));
+}
+
+static void lengths_are_told_to_those_they_concern(void **state)
+{
+    (void)state;
+    run_world(8, 2, uneven_body);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -276,6 +320,7 @@ int main(void)
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
         cmocka_unit_test(naps_interrupt_nobody),
+        cmocka_unit_test(lengths_are_told_to_those_they_concern),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
     void *mock = dlopen(MOCK_FABRIC, RTLD_NOW); /* here: the sanitizer does not know the loader's lock */

@@ -44,16 +44,22 @@ struct packet {
     char data[];
 };
 
+/* What came beside a record, as large as the largest so far. */
+struct payload {
+    char *at;
+    size_t bytes;
+};
+
 struct remote {
     struct shoal_network_peer *peer; /* NULL: a rank of this host */
     struct shoal_arrival *records;   /* [SHOAL_ARRIVALS], when the first one is heard */
-    char *payloads;                  /* [SHOAL_PAYLOADS][SHOAL_PAYLOAD_MAX], when the first one is heard */
-    uint64_t completed;              /* what it has told */
-    uint64_t told;                   /* what it was told */
-    uint64_t last_sent;              /* sequence of the last record there */
-    uint64_t last_heard;             /* and of the last one from there */
-    uint64_t waits;                  /* the number of its last WAITS */
-    int told_waits;                  /* 1 + whom it was told this rank waits for */
+    struct payload payloads[SHOAL_PAYLOADS];
+    uint64_t completed;  /* what it has told */
+    uint64_t told;       /* what it was told */
+    uint64_t last_sent;  /* sequence of the last record there */
+    uint64_t last_heard; /* and of the last one from there */
+    uint64_t waits;      /* the number of its last WAITS */
+    int told_waits;      /* 1 + whom it was told this rank waits for */
     bool has_window;
     struct shoal_fabric_memory window;          /* there */
     uint32_t raises;                            /* immediate of raise 0 there */
@@ -206,13 +212,14 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
     const struct remote *remote = remote_of(hosts, peer);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
         return remote->records[sequence % SHOAL_ARRIVALS].payload;
-    if (!remote->payloads) {
+    const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
+    if (payload->bytes < bytes) {
         note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                                    "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
                                    (unsigned long long)sequence, bytes));
         return nothing;
     }
-    return remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
+    return payload->at;
 }
 
 static void tell_if_due(struct hosts *hosts, int peer)
@@ -565,6 +572,17 @@ static void pop(struct shoal_transport *transport, int peer)
 
 /* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
 
+static bool grow(struct payload *payload, size_t bytes)
+{
+    if (payload->bytes >= bytes)
+        return true;
+    char *at = realloc(payload->at, bytes);
+    if (!at)
+        return false;
+    *payload = (struct payload){at, bytes};
+    return true;
+}
+
 static void hear_record(struct hosts *hosts, struct remote *remote, const char *body, size_t bytes)
 {
     struct shoal_network_arrival arrival;
@@ -580,21 +598,19 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
     }
     if (!remote->records)
         remote->records = calloc(SHOAL_ARRIVALS, sizeof *remote->records);
-    if (!remote->payloads && arrival.bytes > SHOAL_PAYLOAD_INLINE)
-        remote->payloads = malloc((size_t)SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX);
-    if (!remote->records || (arrival.bytes > SHOAL_PAYLOAD_INLINE && !remote->payloads)) {
-        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
-        return;
-    }
     const uint64_t sequence = arrival.descriptor.sequence;
     if (sequence > remote->last_heard)
         remote->last_heard = sequence;
-    if (sequence <= hosts->completed)
+    if (remote->records && sequence <= hosts->completed)
         return; /* nobody looks at it any more, and its place may be taken */
-    struct shoal_arrival *record = &remote->records[sequence % SHOAL_ARRIVALS];
     const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
-    memcpy(is_beside ? remote->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX : (char *)record->payload,
-           body + sizeof arrival, arrival.bytes);
+    struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
+    if (!remote->records || (is_beside && !grow(payload, arrival.bytes))) {
+        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
+        return;
+    }
+    struct shoal_arrival *record = &remote->records[sequence % SHOAL_ARRIVALS];
+    memcpy(is_beside ? payload->at : (char *)record->payload, body + sizeof arrival, arrival.bytes);
     record->descriptor = arrival.descriptor;
     record->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
     record->input = record->output = 0;
@@ -967,7 +983,8 @@ static void memory(struct shoal_transport *transport, struct shoal_memory_usage 
         const struct remote *remote = remote_of(hosts, r);
         usage->control_bytes += sizeof *remote;
         usage->control_bytes += remote->records ? SHOAL_ARRIVALS * sizeof *remote->records : 0;
-        usage->control_bytes += remote->payloads ? (size_t)SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX : 0;
+        for (int i = 0; i < SHOAL_PAYLOADS; i++)
+            usage->control_bytes += remote->payloads[i].bytes;
     }
 }
 
@@ -976,7 +993,8 @@ static void memory(struct shoal_transport *transport, struct shoal_memory_usage 
 static void free_remote(struct remote *remote)
 {
     free(remote->records);
-    free(remote->payloads);
+    for (int i = 0; i < SHOAL_PAYLOADS; i++)
+        free(remote->payloads[i].at);
     free(remote->parts);
     while (remote->packets) {
         struct packet *packet = remote->packets;
