@@ -34,6 +34,7 @@ static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
     request.is_detached = false;
     request.done_fn = NULL;
     request.done_arg = NULL;
+    request.whole = NULL;
     shoal_driver_lock(driver);
     const enum shoal_status status = begin(comm, batch, &request);
     if (SHOAL_LIKELY(status == SHOAL_OK))

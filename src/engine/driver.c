@@ -493,7 +493,10 @@ enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_re
     if (is_done(request))
         return shoal_request_status(request);
     atomic_fetch_add_explicit(&driver->waiters, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
     wait_until_over(driver, request, until_ns);
+    if (!is_done(request)) /* else nobody reads it any more */
+        atomic_fetch_sub_explicit(&request->awaited, 1, memory_order_relaxed);
     const bool is_last = atomic_fetch_sub_explicit(&driver->waiters, 1, memory_order_seq_cst) == 1;
     if (is_last && driver->has_thread && atomic_load_explicit(&driver->is_busy, memory_order_relaxed)) {
         pthread_mutex_lock(&driver->thread_lock);

@@ -33,13 +33,17 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
     engine->sources = calloc(size, sizeof(const void *));
     engine->dests = calloc(size + 1, sizeof(void *));
+    engine->scaled = calloc(size, sizeof(const void *));
+    engine->shared = calloc(2 * size, sizeof *engine->shared);
+    engine->nearest = calloc(size, sizeof *engine->nearest);
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
     engine->nobody = calloc(size, 1);
     const enum shoal_status status =
         engine->driver ? shoal_recorder_open(&engine->recorder) : shoal_recorder_init(&engine->recorder);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    if (!engine->addresses || !engine->sources || !engine->dests || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
+    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->nearest;
+    if (!engine->addresses || !has_scratch || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -155,6 +159,9 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->rounds_scratch);
     free(engine->sources);
     free(engine->dests);
+    free(engine->scaled);
+    free(engine->shared);
+    free(engine->nearest);
     free(engine->slot_base);
     free(engine->stores);
     while (engine->circles) {
@@ -351,6 +358,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     measure(engine, request);
+    atomic_store_explicit(&request->awaited, 0, memory_order_relaxed);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
     if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
         shoal_engine_heed_failure(engine);

@@ -54,6 +54,8 @@ struct shoal_request {
     bool is_detached;  /* freed by its user: the engine frees it when done */
     shoal_done_fn done_fn;
     void *done_arg;
+    struct shoal_request *whole; /* of a message in a group: the user's request; else NULL. Set before it is posted */
+    atomic_int awaited;          /* threads that are blocked until it is done */
     uint64_t sequence;
     uint64_t deadline_ns;
     uint64_t posted_ticks;
@@ -172,6 +174,9 @@ struct shoal_engine {
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
+    const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
+    uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
+    uint16_t *nearest;    /* [size] scratch: find_missing has it */
 
     struct shoal_piece pieces[SHOAL_DEPTH_MAX];
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
@@ -202,6 +207,7 @@ struct shoal_engine {
     uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
     uint64_t progress_mark; /* and what it looked like */
     bool has_warned;
+    uint64_t warn_next_ns;      /* how long it has to stand still for the next warning */
     uint64_t disputed_sequence; /* the operation in which calls were found to differ, 0: none */
     uint64_t disputed_ns;       /* since when */
     uint64_t lost_ns; /* since when a rank elsewhere is lost that something waits for, and nothing moves; 0: none is */
@@ -284,6 +290,12 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
 {
     /* acquire: pairs with the release of complete(), so that the outputs are seen. */
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* Whether a thread is blocked in it. */
+static inline bool shoal_request_is_awaited(struct shoal_request *request)
+{
+    return atomic_load_explicit(&(request->whole ? request->whole : request)->awaited, memory_order_relaxed) > 0;
 }
 
 /* The time that deadlines count by, when ticks stood so. */
@@ -374,6 +386,13 @@ void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
 /* Others are not to believe any more that this rank waits. */
 void shoal_engine_go_on(struct shoal_engine *engine);
+/* What a thread of this rank is blocked in: the first call, where a call is awaited (calls run in order), else a message; NULL:
+ * nothing. */
+struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
+/* Whether the request waits for the rank itself. */
+bool shoal_engine_waits_for(struct shoal_engine *engine, struct shoal_request *request, int rank);
+/* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
+bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);
@@ -390,6 +409,12 @@ bool shoal_messages_drain(struct shoal_engine *engine);
 /* All under way, in a list. */
 struct shoal_request *shoal_messages_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
+struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine);
+/* Changes whenever a message moves. */
+uint64_t shoal_messages_mark(const struct shoal_engine *engine);
+/* "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
+void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
+                                      size_t bytes);
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);
 void shoal_messages_destroy(struct shoal_engine *engine);

@@ -76,8 +76,6 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
         shoal_text_append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
 }
 
-/* ---- Composing ----------------------------------------------------------------------------------------------------------- */
-
 static struct shoal_descriptor describe_call(const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -89,6 +87,17 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .type = (uint8_t)call->type,
                                      .op = (uint8_t)call->op};
 }
+
+/* With the tag of a message, which is compared with no other rank's and stands in no descriptor. */
+static void print_request(const struct shoal_request *request, char *text, size_t bytes)
+{
+    const struct shoal_descriptor call = describe_call(request);
+    shoal_engine_print_call(&call, text, bytes);
+    if (is_message(request->call.kind))
+        shoal_text_append(text, bytes, ", tag %d", request->call.tag);
+}
+
+/* ---- Composing ----------------------------------------------------------------------------------------------------------- */
 
 static const struct shoal_piece *oldest_piece(const struct shoal_engine *engine, const struct shoal_request *request)
 {
@@ -145,9 +154,8 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
         snprintf(failure->host, sizeof failure->host, "%s", name.host);
     }
     if (request) {
-        const struct shoal_descriptor call = describe_call(request);
         int peer;
-        shoal_engine_print_call(&call, failure->operation, sizeof failure->operation);
+        print_request(request, failure->operation, sizeof failure->operation);
         find_step(engine, request, &failure->step, &peer);
         failure->sequence = request->sequence;
         failure->waited_ms = waited_ms(engine, request);
@@ -363,12 +371,18 @@ static int find_stopped(struct shoal_engine *engine, int peer)
     return peer;
 }
 
+static int waited_for_by(struct shoal_engine *engine, int rank)
+{
+    const int said = engine->ops->waits_for(engine->transport, rank);
+    return said < 0 ? -1 : said & ~SHOAL_WAIT_BLOCKED;
+}
+
 /* Who is waited for may have said that it waits for another, and so on. What one said before it was stopped is old. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
-        const int next = engine->ops->waits_for(engine->transport, end);
+        const int next = waited_for_by(engine, end);
         if (next < 0 || next == engine->rank || is_stopped(engine, end))
             return end;
         end = next;
@@ -446,14 +460,38 @@ static bool is_next(struct shoal_engine *engine, struct shoal_request *request, 
     return is_waited_for(engine, request, rank);
 }
 
+/* The one rank whose message or step the request waits for, -1: it is not one. */
+static int find_peer(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    int step, peer;
+    find_step(engine, request, &step, &peer);
+    return is_message(request->call.kind) ? request->call.root : peer;
+}
+
+bool shoal_engine_waits_for(struct shoal_engine *engine, struct shoal_request *request, int rank)
+{
+    return is_next(engine, request, find_peer(engine, request), rank);
+}
+
+struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
+{
+    for (struct shoal_request *request = engine->active_head; request; request = request->next) {
+        if (shoal_request_is_awaited(request))
+            return first_call(engine);
+    }
+    for (struct shoal_request *request = engine->queue_head; request; request = request->next) {
+        if (shoal_request_is_awaited(request))
+            return first_call(engine);
+    }
+    return shoal_messages_awaited(engine);
+}
+
 /* Whom the request waits for in the end: nearest[rank] becomes 1 + the rank that it waits for first, itself or another that
  * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
 static int find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
-    int step, peer, first = 0;
-    find_step(engine, request, &step, &peer);
-    if (is_message(request->call.kind))
-        peer = request->call.root;
+    const int peer = find_peer(engine, request);
+    int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
         if (!is_next(engine, request, peer, r))
@@ -482,7 +520,7 @@ static void append_rank(struct shoal_engine *engine, int rank, int nearest, char
 /* What the request waits for, with at most eight ranks. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
-    uint16_t nearest[SHOAL_PLAN_RANKS_MAX];
+    uint16_t *const nearest = engine->nearest;
     const int first = find_missing(engine, request, nearest);
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
@@ -499,37 +537,99 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     return first;
 }
 
-/* Once, and again when another rank is found to be the one that is waited for. */
+/* What to look at next: where the rank that is waited for stands. */
+static void append_hint(struct shoal_engine *engine, int rank, char *text, size_t bytes)
+{
+    struct shoal_peer_name name;
+    if (rank < 0)
+        return;
+    engine->ops->peer_name(engine->transport, rank, &name);
+    shoal_text_append(
+        text, bytes,
+        "; to see where rank %d is, run on %s: py-spy dump --pid %d (Python) or gdb -p %d -batch -ex 'thread apply "
+        "all bt'",
+        rank, name.host, name.pid, name.pid);
+}
+
+#define MINUTE_NS (60 * SHOAL_NS_PER_S)
+
+/* After 1, 2 and 5 minutes, then every 5. */
+static uint64_t next_warning_ns(uint64_t stalled_ns)
+{
+    static const unsigned minutes[] = {1, 2, 5};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(minutes); i++) {
+        if (stalled_ns < minutes[i] * MINUTE_NS)
+            return minutes[i] * MINUTE_NS;
+    }
+    return (stalled_ns / (5 * MINUTE_NS) + 1) * 5 * MINUTE_NS;
+}
+
+/* Again and again, and when another rank is found to be the one that is waited for. */
 static void warn_slow(struct shoal_engine *engine, struct shoal_request *request, uint64_t now_ns)
 {
-    char missing[400], call_text[96];
-    const struct shoal_descriptor call = describe_call(request);
+    char missing[400], cycle[300], call_text[96], after[700] = "";
+    const uint64_t stalled_ns = now_ns - engine->progress_ns;
     const int rank = name_missing(engine, request, missing, sizeof missing);
     engine->warned_ns = now_ns;
-    if (engine->has_warned && rank == engine->warned_rank)
+    if (engine->has_warned && rank == engine->warned_rank && stalled_ns < engine->warn_next_ns)
         return;
     engine->has_warned = true;
     engine->warned_rank = rank;
-    shoal_engine_print_call(&call, call_text, sizeof call_text);
-    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s",
+    engine->warn_next_ns = next_warning_ns(stalled_ns);
+    print_request(request, call_text, sizeof call_text);
+    shoal_messages_append_unexpected(engine, request, after, sizeof after);
+    if (shoal_engine_find_deadlock(engine, cycle, sizeof cycle))
+        shoal_text_append(after, sizeof after, "; %s", cycle);
+    append_hint(engine, rank, after, sizeof after);
+    shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s%s",
                    call_text, (unsigned long long)request->sequence, engine->name,
-                   (unsigned long long)waited_ms(engine, request), missing);
+                   (unsigned long long)waited_ms(engine, request), missing, after);
 }
 
 /* Between two looks at what others should know. */
 #define SAY_AGAIN_NS (500 * SHOAL_NS_PER_MS)
 
-/* Who waits for this rank would else blame it. Not of messages: who has posted a receive may do something else meanwhile. */
+/* The lowest rank that the request waits for itself, -1: none. */
+static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
+{
+    for (int r = 0; r < engine->size; r++) {
+        if (r != engine->rank && shoal_engine_waits_for(engine, request, r))
+            return r;
+    }
+    return -1;
+}
+
+/* After half the time to a warning a rank that is blocked says so, for which it names whom it waits for itself. Of a message
+ * only its peer and this host are told: pipelines wait often. Returns that rank; -1: this one is not blocked. */
+static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
+{
+    const uint64_t half_ns = engine->settings->warn_ms * SHOAL_NS_PER_MS / 2;
+    struct shoal_request *request = stalled_ns >= half_ns ? shoal_engine_awaited(engine) : NULL;
+    const int rank = request ? find_waited_for(engine, request) : -1;
+    if (rank < 0)
+        return -1;
+    engine->ops->say_waits_for(engine->transport, is_message(request->call.kind) ? UINT64_MAX : request->sequence,
+                               rank | SHOAL_WAIT_BLOCKED);
+    return true;
+}
+
+/* Who waits for this rank would else blame it. Not of messages that nobody waits for: who has posted a receive may do something
+ * else meanwhile. */
 static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
 {
-    uint16_t nearest[SHOAL_PLAN_RANKS_MAX];
     struct shoal_request *request = first_call(engine);
-    if (!request || now_ns - engine->progress_ns < SAY_AGAIN_NS || now_ns - engine->said_ns < SAY_AGAIN_NS)
+    const uint64_t stalled_ns = now_ns - engine->progress_ns;
+    if (stalled_ns < SAY_AGAIN_NS || now_ns - engine->said_ns < SAY_AGAIN_NS)
         return;
-    const int rank = find_missing(engine, request, nearest);
-    engine->ops->say_waits_for(engine->transport, request->sequence, rank);
+    int rank = say_blocked(engine, stalled_ns);
+    if (rank < 0) {
+        if (!request)
+            return;
+        rank = find_missing(engine, request, engine->nearest);
+        engine->ops->say_waits_for(engine->transport, request->sequence, rank);
+    }
     shoal_recorder_note_wait(&engine->recorder, rank,
-                             shoal_clock_ticks() - (uint64_t)((double)(now_ns - engine->progress_ns) / ns_per_tick(engine)));
+                             shoal_clock_ticks() - (uint64_t)((double)stalled_ns / ns_per_tick(engine)));
     engine->said_ns = now_ns;
     engine->is_wait_said = true;
 }
@@ -546,16 +646,18 @@ void shoal_engine_go_on(struct shoal_engine *engine)
 static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_failure failure;
-    char missing[300];
+    char what[300];
     if (shoal_engine_settle(engine, true))
         return;
     /* Calls run in order: the first one tells whom all wait for. */
-    const int rank =
-        name_missing(engine, is_message(request->call.kind) ? request : first_call(engine), missing, sizeof missing);
+    int rank = name_missing(engine, is_message(request->call.kind) ? request : first_call(engine), what, sizeof what);
+    const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
+    rank = is_deadlock ? -1 : rank;
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
-    snprintf(failure.text, sizeof failure.text,
-             "%s (number %llu of communicator %s) passed its deadline after %llu ms, waiting for %s", failure.operation,
-             (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms, missing);
+    snprintf(failure.text, sizeof failure.text, "%s (number %llu of communicator %s) passed its deadline after %llu ms%s%s",
+             failure.operation, (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
+             is_deadlock ? "; " : ", waiting for ", what);
+    shoal_messages_append_unexpected(engine, request, failure.text, sizeof failure.text);
     shoal_engine_fail(engine, &failure);
 }
 
@@ -639,7 +741,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
         mark = mark * 31 + engine->pieces[i].step;
     if (engine->active_head)
         mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
-    return mark * 31 + engine->message_count;
+    return mark * 31 + shoal_messages_mark(engine);
 }
 
 /* What a rank elsewhere sent before it was lost may still come, and the first cause from another. */

@@ -171,7 +171,7 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
 
 static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_request *request)
 {
-    uint8_t shared[2 * SHOAL_PLAN_RANKS_MAX];
+    uint8_t *const shared = engine->shared;
     const size_t size = (size_t)engine->size;
     find_shared(engine, request, shared);
     const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + size, request->shape};
@@ -423,7 +423,7 @@ static void reduce_scaling(struct shoal_engine *engine, const struct shoal_reque
     const shoal_reduce_fn *reduce = engine->kernels->reduce[request->call.type];
     const size_t element = request->element_bytes, inputs = count_inputs(request, step);
     const size_t each = sizeof buffer / inputs / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE, chunk = each / element;
-    const void *sources[SHOAL_PLAN_RANKS_MAX];
+    const void **const sources = engine->scaled;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
         char *next = buffer;

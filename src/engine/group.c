@@ -33,6 +33,7 @@ static void begin(struct shoal_engine *engine, struct shoal_request *request, ui
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns =
         shoal_engine_time_ns(engine, request->posted_ticks) + (timeout_ms ? timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+    atomic_store_explicit(&request->awaited, 0, memory_order_relaxed);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
 }
 
@@ -51,6 +52,7 @@ enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const str
     for (size_t i = 0; i < count; i++) {
         group->members[i].done_fn = end_one;
         group->members[i].done_arg = group;
+        group->members[i].whole = request;
         shoal_engine_post(engine, &calls[i], &group->members[i]);
     }
     end_one(group, group->status);

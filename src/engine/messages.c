@@ -125,9 +125,9 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     shoal_engine_print_call(&theirs, sent, sizeof sent);
     engine->ops->peer_name(engine->transport, peer_of(request), &name);
     snprintf(failure.text, sizeof failure.text,
-             "a message of communicator %s (tag %d) does not fit its receive: rank %d called %s; rank %d (process %d on %s) "
-             "called %s",
-             engine->name, packet->tag, engine->rank, failure.operation, peer_of(request), name.pid, name.host, sent);
+             "a message of communicator %s does not fit its receive: rank %d called %s; rank %d (process %d on %s) "
+             "called %s, tag %d",
+             engine->name, engine->rank, failure.operation, peer_of(request), name.pid, name.host, sent, packet->tag);
     shoal_engine_fail(engine, &failure);
 }
 
@@ -452,6 +452,33 @@ struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
             oldest = request;
     }
     return oldest;
+}
+
+struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine)
+{
+    struct shoal_request *request = engine->messages ? engine->messages->head : NULL;
+    while (request && (request->call.kind == SHOAL_KIND_DRAIN || !shoal_request_is_awaited(request)))
+        request = request->next;
+    return request;
+}
+
+uint64_t shoal_messages_mark(const struct shoal_engine *engine)
+{
+    uint64_t mark = engine->message_count;
+    for (const struct shoal_request *r = engine->messages ? engine->messages->head : NULL; r; r = r->next)
+        mark = mark * 31 + r->message_offset + (uint64_t)r->message_phase;
+    return mark;
+}
+
+void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
+                                      size_t bytes)
+{
+    const struct early *early = is_receive(request) && phase_of(request) == UNMATCHED ? engine->messages->early_head : NULL;
+    while (early && early->peer != peer_of(request))
+        early = early->next;
+    if (early)
+        shoal_text_append(text, bytes, "; a message with tag %d has come from rank %d, and no receive asks for it",
+                          early->packet.tag, early->peer);
 }
 
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)

@@ -253,7 +253,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
     const uint64_t sequence = engine->disputed_sequence;
     if (SHOAL_LIKELY(!sequence) || engine->is_broken)
         return false;
-    const uint64_t since_ns = shoal_engine_time_ns(engine, shoal_clock_ticks()) - engine->disputed_ns;
+    const uint64_t since_ns = shoal_engine_now_ns(engine) - engine->disputed_ns;
     const struct view view = look_at_calls(engine, sequence);
     if (view.count > 1) {
         if (!is_urgent && since_ns < patience_ns(engine, view.known, view.missing, view.named))
@@ -276,7 +276,7 @@ static void dispute(struct shoal_engine *engine, uint64_t sequence)
 {
     if (!engine->disputed_sequence || sequence < engine->disputed_sequence) {
         engine->disputed_sequence = sequence;
-        engine->disputed_ns = shoal_engine_time_ns(engine, shoal_clock_ticks());
+        engine->disputed_ns = shoal_engine_now_ns(engine);
     }
     (void)shoal_engine_settle(engine, false);
 }

@@ -102,6 +102,9 @@ struct shoal_packet {
 
 _Static_assert(sizeof(struct shoal_packet) == SHOAL_CACHE_LINE, "a packet's head is one cache line");
 
+/* Added to the rank that is waited for: a thread has been inside that wait for long, and does nothing else. */
+#define SHOAL_WAIT_BLOCKED (1 << 30)
+
 /* Who a peer is, for messages. */
 struct shoal_peer_name {
     char host[64];
@@ -196,9 +199,10 @@ struct shoal_transport_ops {
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
     /* Tells whom this rank waits for: to ranks of this host, and to those elsewhere whose record of operation `sequence` or a
-     * later one has come. -1: for nobody, which all hear who were told of somebody. */
+     * later one has come. -1: for nobody, which all hear who were told of somebody. With SHOAL_WAIT_BLOCKED added to the rank,
+     * that rank is told too. */
     void (*say_waits_for)(struct shoal_transport *, uint64_t sequence, int rank);
-    /* Whom the peer waits for, as far as it has said; -1: for nobody. */
+    /* Whom the peer waits for, as it has said it; -1: for nobody. */
     int (*waits_for)(struct shoal_transport *, int peer);
 
     /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be

@@ -52,10 +52,74 @@ static void small_sends(struct fault_test *test)
     (void)fault_run(test, &job);
 }
 
+/* ---- Deadlocks ----------------------------------------------------------------------------------------------------------- */
+
+#define LARGE ((size_t)100000)
+
+/* Two communicators, which two ranks use in opposite orders. */
+static void cross_orders(struct fault_rank *self)
+{
+    struct shoal_comm *comms[2] = {self->comm, split(self)};
+    float one = 1;
+    fault_act(self);
+    const enum shoal_status status = shoal_allreduce(comms[self->rank], &one, &one, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    self->mine->failed_ns = fault_now_ns();
+    self->mine->status = status;
+    self->mine->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    self->mine->has_failure = shoal_last_failure(self->context, comms[self->rank], &self->mine->failure) == SHOAL_OK;
+    fault_reach(self, 1);
+    fault_await(self, 1, -1); /* else the other one would be told that this rank freed its communicator */
+    shoal_comm_free(comms[1]);
+}
+
+/* Each sends first, and the messages are too large to be kept. */
+static void send_to_each_other(struct fault_rank *self)
+{
+    float *buffer = fault_floats(self, self->rank == 0, LARGE);
+    memset(buffer, 0, LARGE * sizeof *buffer);
+    fault_act(self);
+    fault_note(self, shoal_send(self->comm, buffer, LARGE, SHOAL_FLOAT32, 1 - self->rank, 5, NULL));
+    if (self->rank != 0)
+        free(buffer);
+}
+
+static void play_deadlock(struct fault_test *test, fault_body_fn body, const char *operation, bool is_crossed)
+{
+    static const char *const settings[] = {"SHOAL_WARN_MS=1200", "SHOAL_TIMEOUT_MS=3000", NULL};
+    const struct fault_job job = {.size = 2, .body = body, .settings = settings};
+    if (!fault_run(test, &job))
+        return;
+    for (int r = 0; r < 2; r++) {
+        const struct fault_result *result = &test->shared->results[r];
+        char warned[160];
+        snprintf(warned, sizeof warned, "deadlock: rank %d (process %d) waits for rank %d (process %d), rank %d", r,
+                 (int)result->pid, 1 - r, (int)test->shared->results[1 - r].pid, 1 - r);
+        fault_expect(test, strstr(result->log, warned) != NULL, "rank %d has not logged \"%s\"", r, warned);
+        fault_expect(test, result->status == SHOAL_ERR_TIMEOUT, "rank %d got %s", r, shoal_status_name(result->status));
+        fault_expect(test, strstr(result->failure.text, "deadlock: "), "rank %d: %s", r, result->failure.text);
+        fault_expect(test, strstr(result->failure.operation, operation), "rank %d was in %s", r, result->failure.operation);
+        fault_expect(test, !is_crossed || strstr(result->failure.text, " on communicator "), "rank %d: %s", r,
+                     result->failure.text);
+        fault_expect(test, result->failure.rank == -1, "rank %d is named", result->failure.rank);
+    }
+}
+
+static void crossed(struct fault_test *test)
+{
+    play_deadlock(test, cross_orders, "all-reduce of 1 float32", true);
+}
+
+static void two_sends(struct fault_test *test)
+{
+    play_deadlock(test, send_to_each_other, "tag 5", false);
+}
+
 int main(int argc, char **argv)
 {
     const struct fault_case cases[] = {
         {"small_sends_need_no_receive_though_the_peer_waits_elsewhere", small_sends, NULL},
+        {"orders_crossed_over_two_communicators_are_a_deadlock", crossed, NULL},
+        {"two_large_sends_to_each_other_are_a_deadlock", two_sends, NULL},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));
 }

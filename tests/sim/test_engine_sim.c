@@ -45,6 +45,7 @@ struct world {
     struct shoal_rules rules;
     struct rank_of_world ranks[RANKS_MAX];
     unsigned failures_logged;
+    char last_line[1400];
 };
 
 /* What is called, one after the other: collectives and groups of messages. The same on every rank. */
@@ -63,8 +64,10 @@ static uint64_t now_ns(void *arg)
 
 static void hear(void *arg, int level, const char *line)
 {
-    (void)level, (void)line;
-    ((struct world *)arg)->failures_logged++;
+    struct world *world = arg;
+    (void)level;
+    world->failures_logged++;
+    snprintf(world->last_line, sizeof world->last_line, "%s", line);
 }
 
 static struct areas open_areas(struct shoal_sim *sim, int rank)
@@ -989,6 +992,106 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     close_world(world);
 }
 
+/* Whoever looks at the log after an hour still finds what the job waits for, and what to do next. */
+static void engine_repeats_the_warning(void **state)
+{
+    static const struct {
+        unsigned seconds, warnings;
+    } times[] = {{9, 0}, {11, 1}, {59, 1}, {61, 2}, {121, 3}, {299, 3}, {301, 4}, {599, 4}, {601, 5}, {901, 6}};
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 3, .size = 2, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 1200000};
+    post(world, 0, 0, &barrier);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(times); i++) {
+        drive(world, 1, times[i].seconds * SHOAL_NS_PER_S);
+        assert_int_equal(world->failures_logged, times[i].warnings);
+        if (!times[i].warnings)
+            continue;
+        assert_non_null(strstr(world->last_line, "for rank 1 (process 1001 on sim-0, running)"));
+        assert_non_null(strstr(world->last_line, "run on sim-0: py-spy dump --pid 1001 (Python) or gdb -p 1001"));
+    }
+    close_world(world);
+}
+
+/* ---- Ranks that wait for each other ---- */
+
+static void post_receive(struct world *world, int r, int from, int tag)
+{
+    const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+                                       .type = SHOAL_INT64,
+                                       .root = from,
+                                       .tag = tag,
+                                       .count = 1,
+                                       .output = world->ranks[r].areas.plain[0],
+                                       .timeout_ms = 15000};
+    post(world, r, 0, &receive);
+}
+
+/* A thread of the rank waits for its first request and does nothing else. */
+static void block(struct world *world, int r)
+{
+    atomic_store(&world->ranks[r].requests[0].awaited, 1);
+}
+
+static void engine_calls_a_cycle_of_messages_a_deadlock(void **state)
+{
+    static const uint16_t hosts[] = {0, 1, 2, 2};
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        const int size = 2 + i % 2; /* over hosts a rank hears of its own peers' waits alone */
+        const struct shoal_sim_options weather = {
+            .seed = 21, .size = size + 1, .delay_ns_max = TICK_NS, .host = i == 2 ? hosts : NULL};
+        struct world *world = open_world(&weather, preset);
+        if (i == 3) { /* of this one nobody knows whether it does something else */
+            post_receive(world, 2, 0, 5);
+        } else {
+            for (int r = 0; r < size; r++) {
+                post_receive(world, r, (r + 1) % size, 5);
+                block(world, r);
+            }
+        }
+        if (i == 3) {
+            post_receive(world, 0, 2, 5);
+            block(world, 0);
+        }
+        drive(world, 1, 11 * SHOAL_NS_PER_S);
+        assert_int_equal(strstr(world->last_line, "deadlock") != NULL, i != 3);
+        drive(world, 1, 16 * SHOAL_NS_PER_S);
+        const struct shoal_failure *failure = &world->ranks[0].engine->failure;
+        assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
+        assert_string_equal(failure->operation,
+                            i == 3 ? "receive of 1 int64, peer 2, tag 5" : "receive of 1 int64, peer 1, tag 5");
+        assert_int_equal(strstr(failure->text, "deadlock") != NULL, i != 3);
+        assert_int_equal(failure->rank, i == 3 ? 2 : -1);
+        for (int r = 0; r < size && i != 3; r++) {
+            char hop[80];
+            snprintf(hop, sizeof hop, "rank %d (process %d) waits for rank %d (process %d)", r, 1000 + r, (r + 1) % size,
+                     1000 + (r + 1) % size);
+            if (!strstr(failure->text, hop))
+                fail_msg("no \"%s\" in \"%s\"", hop, failure->text);
+        }
+        close_world(world);
+    }
+}
+
+static void engine_names_a_message_with_another_tag(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 22, .size = 2, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    const struct shoal_call send = {
+        .kind = SHOAL_KIND_SEND, .type = SHOAL_INT64, .root = 1, .tag = 7, .count = 1, .input = world->ranks[0].areas.plain[0]};
+    post(world, 0, 0, &send);
+    post_receive(world, 1, 0, 5);
+    drive(world, 1, 11 * SHOAL_NS_PER_S);
+    assert_non_null(strstr(world->last_line, "receive of 1 int64, peer 0, tag 5"));
+    assert_non_null(strstr(world->last_line, "a message with tag 7 has come from rank 0, and no receive asks for it"));
+    drive(world, 1, 16 * SHOAL_NS_PER_S);
+    assert_non_null(strstr(world->ranks[1].engine->failure.text, "a message with tag 7 has come from rank 0"));
+    close_world(world);
+}
+
 static bool is_never_flushed(struct shoal_transport *transport)
 {
     (void)transport;
@@ -1186,6 +1289,9 @@ int main(void)
         cmocka_unit_test(engine_mismatch_without_a_majority_names_nobody),
         cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
+        cmocka_unit_test(engine_repeats_the_warning),
+        cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
+        cmocka_unit_test(engine_names_a_message_with_another_tag),
         cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
         cmocka_unit_test(engine_names_the_end_of_a_chain),
         cmocka_unit_test(engine_does_not_name_the_end_of_a_chain_that_was),

@@ -677,7 +677,8 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
 /* Messages come in any order: of several the last one that was sent counts. */
 static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_t number)
 {
-    if ((number & UINT32_MAX) <= (uint64_t)hosts->transport.size && number >> 32 > remote->waits >> 32)
+    const uint64_t rank = number & UINT32_MAX & ~(uint64_t)SHOAL_WAIT_BLOCKED; /* and 1 */
+    if (rank <= (uint64_t)hosts->transport.size && number >> 32 > remote->waits >> 32)
         remote->waits = number;
 }
 
@@ -950,7 +951,8 @@ static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, 
     hosts->local->ops->say_waits_for(hosts->local, sequence, rank);
     for (int r = 0; r < transport->size; r++) {
         struct remote *remote = remote_of(hosts, r);
-        if (is_here(hosts, r) || remote->told_waits == rank + 1 || (rank >= 0 && remote->last_heard < sequence))
+        const bool is_concerned = rank < 0 || remote->last_heard >= sequence || rank == (r | SHOAL_WAIT_BLOCKED);
+        if (is_here(hosts, r) || remote->told_waits == rank + 1 || !is_concerned)
             continue;
         remote->told_waits = rank + 1;
         note(hosts, send_message(hosts, r, head, NULL, 0));

@@ -679,7 +679,8 @@ static void op_say_waits_for(struct shoal_transport *transport, uint64_t sequenc
     struct rank *rank = rank_of(transport);
     rank->said_waits++;
     for (int dest = 0; dest < transport->size; dest++) {
-        const bool may_wait = peer < 0 || reaches(rank->sim, transport->rank, dest) || rank->links[dest].heard >= sequence;
+        const bool may_wait = peer < 0 || reaches(rank->sim, transport->rank, dest) || rank->links[dest].heard >= sequence ||
+                              peer == (dest | SHOAL_WAIT_BLOCKED);
         struct shoal_sim_event *event =
             may_wait && dest != transport->rank ? event_create(rank, dest, SHOAL_SIM_WAITS, NULL, 0) : NULL;
         if (!event)
