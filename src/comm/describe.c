@@ -128,12 +128,6 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
     return SHOAL_OK;
 }
 
-static size_t plan_bytes(const struct shoal_plan *plan)
-{
-    return plan->step_capacity * sizeof *plan->steps + plan->block_capacity * sizeof *plan->blocks +
-           (size_t)plan->size * sizeof *plan->signals_in;
-}
-
 enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out)
 {
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_memory"));
@@ -145,8 +139,7 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     engine->ops->memory(engine->transport, &usage);
     usage.local_bytes =
         sizeof *comm + sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record);
-    for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++)
-        usage.local_bytes += engine->cache[i].shared ? plan_bytes(&engine->cache[i].plan) + 4 * (size_t)engine->size : 0;
+    usage.local_bytes += engine->plans_bytes + engine->circles_bytes;
     usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
     shoal_driver_unlock(&comm->context->driver);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);

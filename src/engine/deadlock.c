@@ -1,6 +1,6 @@
 /* Ranks that wait for each other in a cycle, on one communicator or across several. Each rank that has been blocked for a while
- * publishes whom it waits for; this file follows what is published, from one rank to the next, until it comes back to this rank.
- * A rank that is blocked waits for all that it publishes, so a cycle never ends by itself. */
+ * publishes a rank that it waits for. This file follows what is published from one rank to the next until it comes back to
+ * this rank. A blocked rank needs the rank that it publishes, so a cycle never ends by itself. */
 #include <string.h>
 
 #include "engine/driver.h"

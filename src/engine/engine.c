@@ -87,6 +87,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->size = options->transport->size;
     count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
+    engine->kept_bytes = SHOAL_KEPT_BYTES;
     engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
@@ -143,11 +144,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
         return;
     shoal_engine_close(engine);
     shoal_messages_destroy(engine);
-    for (size_t i = 0; i < SHOAL_PLAN_CACHE; i++) {
-        shoal_plan_fini(&engine->cache[i].plan);
-        free(engine->cache[i].shared);
-        free(engine->cache[i].named);
-    }
+    shoal_engine_free_kept(engine);
     for (unsigned i = 0; i < engine->depth; i++) {
         if (!engine->ops->has_left || engine->ops->has_left(engine->transport, i)) /* else rather lost than freed too early */
             shoal_packed_free(&engine->left_packed[i]);
@@ -164,12 +161,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->nearest);
     free(engine->slot_base);
     free(engine->stores);
-    while (engine->circles) {
-        struct shoal_circle *circle = engine->circles;
-        engine->circles = circle->next;
-        shoal_rounds_fini(&circle->rounds);
-        free(circle);
-    }
     free(engine);
 }
 
@@ -408,8 +399,10 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
     while (engine->agreed_sequence < last) {
         const uint64_t sequence = engine->agreed_sequence + 1;
-        for (int r = 0; r < engine->size; r++) {
-            if (r == engine->rank || !shoal_circle_hears(engine->met[sequence % SHOAL_ARRIVALS], r))
+        const struct shoal_circle *circle = engine->met[sequence % SHOAL_ARRIVALS];
+        for (int i = 0; i < shoal_engine_heard_count(engine, circle); i++) {
+            const int r = shoal_circle_heard(circle, i);
+            if (r == engine->rank)
                 continue;
             const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
             if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], other))
@@ -426,9 +419,9 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
     agree_up_to(engine, engine->done_sequence);
     tell(engine);
     uint64_t least = engine->told_sequence;
-    for (int r = 0; r < engine->size; r++) {
-        const bool is_asked = r != engine->rank && shoal_circle_has(circle, r);
-        const uint64_t done = is_asked ? engine->ops->completed(engine->transport, r) : least;
+    for (int i = 0; i < (circle ? circle->met.count : engine->size); i++) {
+        const int r = circle ? circle->met.at[i] : i;
+        const uint64_t done = r != engine->rank ? engine->ops->completed(engine->transport, r) : least;
         least = done < least ? done : least;
     }
     return least;
@@ -614,8 +607,10 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
     record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
-    for (int r = 0; r < engine->size && request->needed == SHOAL_NEEDED_ALL; r++) {
-        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
+    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_heard_count(engine, request->circle) : 0;
+    for (int i = 0; i < count; i++) {
+        const int r = shoal_circle_heard(request->circle, i);
+        if (r == engine->rank)
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);

@@ -34,6 +34,7 @@ enum shoal_request_state { SHOAL_REQUEST_QUEUED, SHOAL_REQUEST_ANNOUNCED, SHOAL_
 
 /* Plans are kept and shared by the operations that use them. */
 struct shoal_cached_plan {
+    struct shoal_cached_plan *next;
     struct shoal_plan plan;
     const struct shoal_row *row;
     enum shoal_kind kind;
@@ -87,11 +88,16 @@ struct shoal_request {
 };
 
 /* With several hosts an operation that has a plan meets only some ranks: those of this host, and the partners elsewhere with
- * whom the plan exchanges. One for each row and root, found when it is first called and kept as long as the engine. */
+ * whom the plan exchanges. One for each row and root, found when it is first called and kept for the next time (cache.c). */
 struct shoal_circle {
     struct shoal_circle *next;
     const struct shoal_row *row;
     int root;
+    uint64_t last_sequence; /* of the last operation that used it */
+    size_t bytes;
+    struct shoal_ranks met;     /* the ranks of `has`, */
+    struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
+    uint16_t *lists;            /* of both */
     struct shoal_rounds rounds; /* of a row that goes in rounds */
     uint8_t *hears;             /* [size] whose records come; of ranks elsewhere not all that are sent this rank's */
     uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
@@ -123,7 +129,7 @@ struct shoal_engine_options {
     uint32_t timeout_ms; /* default of operations */
 };
 
-#define SHOAL_PLAN_CACHE 16
+#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of circles, that are kept though no operation uses them */
 
 /* What rank 0 knows of the two ways of writing, for one size and kind of operands. */
 struct shoal_stores_trial {
@@ -184,8 +190,9 @@ struct shoal_engine {
     unsigned piece_active;
     uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's piece */
 
-    struct shoal_cached_plan cache[SHOAL_PLAN_CACHE];
-    unsigned cache_next;
+    struct shoal_cached_plan *plans; /* the one used last first; so are the circles */
+    size_t plans_bytes, circles_bytes, kept_bytes;
+    uint64_t plans_built;
 
     struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
 
@@ -327,10 +334,21 @@ bool shoal_engine_run_pieces(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* What the rank has given for a direct operation, in a row. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
-/* An entry for a circle of that row and root that meets nobody yet; NULL: no memory. */
-struct shoal_circle *shoal_engine_add_circle(struct shoal_engine *engine, const struct shoal_row *row, int root);
-/* The circle that was made before, NULL: none. */
-const struct shoal_circle *shoal_engine_find_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root);
+
+/* cache.c: what is kept from one operation to the next. The request gets a plan. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
+/* The request gets the circle of those with whom the row's plan exchanges. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_partners(struct shoal_engine *engine, const struct shoal_row *row,
+                                                            struct shoal_request *request);
+/* The same with one that was made before; false: there is none. */
+SHOAL_MUST_USE bool shoal_engine_find_circle(struct shoal_engine *engine, const struct shoal_row *row, int root,
+                                             struct shoal_request *request);
+/* A circle that meets nobody yet; NULL: no memory. Then, when its ranks are marked, gives it to the request and keeps it.
+ * False: no memory, and the circle is gone. */
+struct shoal_circle *shoal_engine_make_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root);
+SHOAL_MUST_USE bool shoal_engine_keep_circle(struct shoal_engine *engine, struct shoal_circle *circle,
+                                             struct shoal_request *request);
+void shoal_engine_free_kept(struct shoal_engine *engine);
 
 /* rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
@@ -349,6 +367,17 @@ static inline bool shoal_circle_has(const struct shoal_circle *circle, int rank)
 static inline bool shoal_circle_hears(const struct shoal_circle *circle, int rank)
 {
     return SHOAL_LIKELY(!circle) || circle->hears[rank];
+}
+
+/* The ranks whose records come, the own one perhaps among them: heard(0) to heard(count - 1). */
+static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_circle *circle)
+{
+    return SHOAL_LIKELY(!circle) ? engine->size : circle->heard.count;
+}
+
+static inline int shoal_circle_heard(const struct shoal_circle *circle, int index)
+{
+    return SHOAL_LIKELY(!circle) ? index : circle->heard.at[index];
 }
 
 /* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a window for what they put. */

@@ -93,104 +93,6 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another row. */
-static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
-                        const struct shoal_row *row, const uint8_t *shared, size_t bytes)
-{
-    return cached->shared && cached->row == row && cached->root == request->call.root &&
-           memcmp(cached->shared, shared, bytes) == 0;
-}
-
-/* The next entry that no operation uses; at most SHOAL_ACTIVE_MAX are in use, one each, so there may be none for a moment. */
-static struct shoal_cached_plan *evict(struct shoal_engine *engine)
-{
-    for (unsigned i = 0; i < SHOAL_PLAN_CACHE; i++) {
-        struct shoal_cached_plan *cached = &engine->cache[engine->cache_next++ % SHOAL_PLAN_CACHE];
-        if (cached->users)
-            continue;
-        shoal_plan_fini(&cached->plan);
-        free(cached->shared);
-        free(cached->named);
-        memset(cached, 0, sizeof *cached);
-        return cached;
-    }
-    return NULL;
-}
-
-/* Marks whose operands the plan names. */
-static void find_named(const struct shoal_plan *plan, uint8_t *named)
-{
-    for (uint32_t i = 0; i < plan->block_count; i++) {
-        const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand != SHOAL_OPERAND_WINDOW)
-            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
-    }
-}
-
-static enum shoal_status build_plan(struct shoal_engine *engine, const struct shoal_request *request,
-                                    const struct shoal_row *row, const struct shoal_view *view,
-                                    struct shoal_cached_plan *cached)
-{
-    const size_t flags = 2 * (size_t)engine->size;
-    shoal_plan_init(&cached->plan, engine->rank, engine->size);
-    row->build(&cached->plan, view, engine->rank, request->call.root);
-    uint8_t *shared = malloc(flags), *named = calloc(flags, 1);
-    if (!shared || !named || cached->plan.status != SHOAL_OK) {
-        free(shared);
-        free(named);
-        shoal_plan_fini(&cached->plan);
-        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
-    }
-    memcpy(shared, view->shared_input, flags);
-    find_named(&cached->plan, named);
-    cached->shared = shared;
-    cached->named = named;
-    cached->row = row;
-    cached->root = request->call.root;
-    cached->reach = shoal_select_reach(view, row->kind, request->call.root);
-    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts",
-                   engine->name, shoal_kind_row(row->kind)->name, request->bytes, row->variants[cached->reach],
-                   cached->plan.step_count, cached->plan.parts);
-    return SHOAL_OK;
-}
-
-/* Of ranks elsewhere nothing is shared, as seen from here. */
-static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
-{
-    const size_t size = (size_t)engine->size;
-    for (size_t r = 0; r < size; r++) {
-        shared[r] = shared[size + r] = 0;
-        if (!shoal_engine_is_here(engine, (int)r))
-            continue;
-        const struct shoal_arrival *arrival =
-            (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
-        shared[r] = arrival->input != 0;
-        shared[size + r] = arrival->output != 0;
-    }
-}
-
-static enum shoal_status find_plan(struct shoal_engine *engine, struct shoal_request *request)
-{
-    uint8_t *const shared = engine->shared;
-    const size_t size = (size_t)engine->size;
-    find_shared(engine, request, shared);
-    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + size, request->shape};
-    const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
-    struct shoal_cached_plan *cached = NULL;
-    for (unsigned i = 0; i < SHOAL_PLAN_CACHE && !cached; i++)
-        cached = is_plan_for(&engine->cache[i], request, row, shared, 2 * size) ? &engine->cache[i] : NULL;
-    if (!cached) {
-        cached = evict(engine);
-        if (!cached)
-            return shoal_log_fail(engine->log, SHOAL_ERR_INTERNAL, "engine", "all plans are in use");
-        SHOAL_TRY(build_plan(engine, request, row, &view, cached));
-    }
-    cached->users++;
-    request->cached = cached;
-    return SHOAL_OK;
-}
-
 /* Of the peers' operands, those that the plan names. */
 static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -220,61 +122,14 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
 /* Of parts whose lengths each rank knows for itself alone, the longest of all. */
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
-    for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
+    for (int i = 0; i < shoal_engine_heard_count(engine, request->circle); i++) {
+        const int r = shoal_circle_heard(request->circle, i);
+        if (r == engine->rank)
             continue;
         const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
         request->call.count = shoal_max_size(request->call.count, (size_t)count);
     }
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
-}
-
-const struct shoal_circle *shoal_engine_find_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root)
-{
-    const struct shoal_circle *circle = engine->circles;
-    while (circle && (circle->row != row || circle->root != root))
-        circle = circle->next;
-    return circle;
-}
-
-struct shoal_circle *shoal_engine_add_circle(struct shoal_engine *engine, const struct shoal_row *row, int root)
-{
-    struct shoal_circle *circle = calloc(1, sizeof *circle + 2 * (size_t)engine->size);
-    if (!circle)
-        return NULL;
-    circle->row = row;
-    circle->root = root;
-    circle->hears = circle->has + engine->size;
-    circle->next = engine->circles;
-    engine->circles = circle;
-    return circle;
-}
-
-/* Partners do not depend on whose operands are shared. */
-static enum shoal_status find_circle(struct shoal_engine *engine, const struct shoal_row *row, struct shoal_request *request)
-{
-    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
-    const int root = request->call.root;
-    request->circle = shoal_engine_find_circle(engine, row, root);
-    if (request->circle)
-        return SHOAL_OK;
-    struct shoal_plan plan;
-    shoal_plan_init(&plan, engine->rank, engine->size);
-    row->build(&plan, &view, engine->rank, root);
-    struct shoal_circle *circle = plan.status == SHOAL_OK ? shoal_engine_add_circle(engine, row, root) : NULL;
-    if (!circle) {
-        const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
-        shoal_plan_fini(&plan);
-        return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name,
-                              engine->size, engine->hosts,
-                              status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
-    }
-    shoal_plan_find_partners(&plan, &view, circle->has);
-    shoal_plan_fini(&plan);
-    for (int r = 0; r < engine->size; r++)
-        circle->hears[r] = circle->has[r] |= shoal_engine_is_here(engine, r);
-    request->circle = circle;
-    return SHOAL_OK;
 }
 
 enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request)
@@ -284,7 +139,7 @@ enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct
     const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
     const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
     SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, parts * engine->part_bytes));
-    return find_circle(engine, row, request);
+    return shoal_engine_find_partners(engine, row, request);
 }
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
@@ -297,7 +152,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     request->piece_count = request->pieces_started = request->pieces_done = 0;
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
         return SHOAL_OK;
-    SHOAL_TRY(find_plan(engine, request));
+    SHOAL_TRY(shoal_engine_find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts && engine->hosts == 1)

@@ -30,14 +30,16 @@ static void mark_circle(struct shoal_engine *engine, struct shoal_circle *circle
 enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host};
-    request->circle = shoal_engine_find_circle(engine, request->in_rounds, 0);
-    if (request->circle)
+    if (shoal_engine_find_circle(engine, request->in_rounds, 0, request))
         return SHOAL_OK;
-    struct shoal_circle *circle = shoal_engine_add_circle(engine, request->in_rounds, 0);
-    if (!circle || !allocate_scratch(engine) || !shoal_rounds_init(&circle->rounds, &view, engine->rank))
+    struct shoal_circle *circle = shoal_engine_make_circle(engine, request->in_rounds, 0);
+    if (!circle || !allocate_scratch(engine) || !shoal_rounds_init(&circle->rounds, &view, engine->rank)) {
+        free(circle);
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for the rounds of %d ranks", engine->size);
+    }
     mark_circle(engine, circle);
-    request->circle = circle;
+    if (!shoal_engine_keep_circle(engine, circle, request))
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for the rounds of %d ranks", engine->size);
     return SHOAL_OK;
 }
 

@@ -1241,6 +1241,65 @@ static void engine_root_runs_ahead_of_what_was_compared(void **state)
     close_world(world);
 }
 
+/* As a sharded optimizer's broadcasts: each rank is root in turn. Plans that all ranks have built until then. */
+static uint64_t rotate_roots(struct world *world)
+{
+    const int calls = world->size / 2;
+    uint64_t built = 0;
+    for (int half = 0; half < 2; half++) {
+        for (int r = 0; r < world->size; r++) {
+            for (int i = 0; i < calls; i++) {
+                const struct shoal_call call = broadcast_of(world, r, half * calls + i, 5000);
+                post(world, r, i, &call);
+            }
+        }
+        assert_true(drive(world, calls, shoal_sim_now_ns(world->sim) + 100 * SHOAL_NS_PER_S));
+    }
+    for (int r = 0; r < world->size; r++)
+        built += world->ranks[r].engine->plans_built;
+    return built;
+}
+
+static void engine_keeps_plans_of_rotating_roots(void **state)
+{
+    uint16_t host[RANKS_MAX];
+    (void)state;
+    draw_hosts(0, 40, 4, host);
+    for (int is_apart = 0; is_apart < 2; is_apart++) {
+        const struct shoal_sim_options weather = {.seed = 9, .size = 40, .host = is_apart ? host : NULL};
+        struct world *world = open_world(&weather, preset);
+        const uint64_t built = rotate_roots(world);
+        assert_true(built >= 40 * 40);
+        for (int round = 0; round < 3; round++)
+            assert_int_equal(rotate_roots(world), built);
+        close_world(world);
+    }
+}
+
+/* Where they would take more memory than they may, what was not used for longest goes, but nothing that is in use. */
+static void engine_bounds_what_it_keeps(void **state)
+{
+    uint16_t host[RANKS_MAX];
+    (void)state;
+    draw_hosts(0, 40, 4, host);
+    const struct shoal_sim_options weather = {.seed = 9, .size = 40, .host = host};
+    struct world *world = open_world(&weather, preset);
+    for (int r = 0; r < world->size; r++)
+        world->ranks[r].engine->kept_bytes = 0;
+    rotate_roots(world);
+    const uint64_t built = rotate_roots(world);
+    assert_true(rotate_roots(world) > built);
+    for (int r = 0; r < world->size; r++) {
+        int circles = 0, plans = 0;
+        for (const struct shoal_circle *circle = world->ranks[r].engine->circles; circle; circle = circle->next)
+            circles++;
+        for (const struct shoal_cached_plan *plan = world->ranks[r].engine->plans; plan; plan = plan->next)
+            plans++;
+        assert_true(circles <= SHOAL_ARRIVALS + 2 && plans <= SHOAL_ACTIVE_MAX);
+    }
+    close_world(world);
+}
+
 /* The mismatch is found by the last look that follows a peer's end, and ends the request that was to be blamed on it. */
 static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
 {
@@ -1297,6 +1356,8 @@ int main(void)
         cmocka_unit_test(engine_does_not_name_the_end_of_a_chain_that_was),
         cmocka_unit_test(engine_absent_root_is_named_though_a_leaf_is_behind),
         cmocka_unit_test(engine_root_runs_ahead_of_what_was_compared),
+        cmocka_unit_test(engine_keeps_plans_of_rotating_roots),
+        cmocka_unit_test(engine_bounds_what_it_keeps),
         cmocka_unit_test(engine_mismatch_found_at_a_peers_end_is_the_cause),
     };
     return cmocka_run_group_tests_name("engine_sim", tests, NULL, NULL);

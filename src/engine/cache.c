@@ -1,0 +1,271 @@
+/* What an engine keeps from one operation to the next: plans, and circles of ranks that meet. Both depend on the algorithm and
+ * the root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list;
+ * what was not used for longest goes when a list holds more bytes than engine->kept_bytes. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+
+static void free_plan(struct shoal_cached_plan *cached)
+{
+    shoal_plan_fini(&cached->plan);
+    free(cached->shared);
+    free(cached->named);
+    free(cached);
+}
+
+static size_t plan_bytes(const struct shoal_cached_plan *cached)
+{
+    const struct shoal_plan *plan = &cached->plan;
+    return sizeof *cached + plan->step_capacity * sizeof *plan->steps + plan->block_capacity * sizeof *plan->blocks +
+           (size_t)plan->size * (sizeof *plan->signals_in + 4 * sizeof *cached->shared);
+}
+
+/* The last one in the list that no operation uses goes first. */
+static void evict_plans(struct shoal_engine *engine)
+{
+    while (engine->plans_bytes > engine->kept_bytes) {
+        struct shoal_cached_plan **last = NULL;
+        for (struct shoal_cached_plan **link = &engine->plans; *link; link = &(*link)->next)
+            last = (*link)->users ? last : link;
+        if (!last)
+            return;
+        struct shoal_cached_plan *cached = *last;
+        *last = cached->next;
+        engine->plans_bytes -= plan_bytes(cached);
+        free_plan(cached);
+    }
+}
+
+/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another row. */
+static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
+                        const struct shoal_row *row, const uint8_t *shared, size_t bytes)
+{
+    return cached->row == row && cached->root == request->call.root && memcmp(cached->shared, shared, bytes) == 0;
+}
+
+static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const struct shoal_request *request,
+                                           const struct shoal_row *row, const uint8_t *shared)
+{
+    struct shoal_cached_plan **link = &engine->plans;
+    while (*link && !is_plan_for(*link, request, row, shared, 2 * (size_t)engine->size))
+        link = &(*link)->next;
+    struct shoal_cached_plan *cached = *link;
+    if (!cached || cached == engine->plans)
+        return cached;
+    *link = cached->next;
+    cached->next = engine->plans;
+    engine->plans = cached;
+    return cached;
+}
+
+/* Marks whose operands the plan names. */
+static void find_named(const struct shoal_plan *plan, uint8_t *named)
+{
+    for (uint32_t i = 0; i < plan->block_count; i++) {
+        const struct shoal_block *block = &plan->blocks[i];
+        if (block->operand != SHOAL_OPERAND_WINDOW)
+            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
+    }
+}
+
+static enum shoal_status build_plan(struct shoal_engine *engine, const struct shoal_request *request,
+                                    const struct shoal_row *row, const struct shoal_view *view,
+                                    struct shoal_cached_plan **cached_out)
+{
+    const size_t flags = 2 * (size_t)engine->size;
+    struct shoal_cached_plan *cached = calloc(1, sizeof *cached);
+    if (!cached)
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
+    shoal_plan_init(&cached->plan, engine->rank, engine->size);
+    row->build(&cached->plan, view, engine->rank, request->call.root);
+    engine->plans_built++;
+    cached->shared = malloc(flags);
+    cached->named = calloc(flags, 1);
+    if (!cached->shared || !cached->named || cached->plan.status != SHOAL_OK) {
+        free_plan(cached);
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
+    }
+    memcpy(cached->shared, view->shared_input, flags);
+    find_named(&cached->plan, cached->named);
+    cached->row = row;
+    cached->root = request->call.root;
+    cached->reach = shoal_select_reach(view, row->kind, request->call.root);
+    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts",
+                   engine->name, shoal_kind_row(row->kind)->name, request->bytes, row->variants[cached->reach],
+                   cached->plan.step_count, cached->plan.parts);
+    cached->next = engine->plans;
+    engine->plans = cached;
+    engine->plans_bytes += plan_bytes(cached);
+    *cached_out = cached;
+    return SHOAL_OK;
+}
+
+/* Of ranks elsewhere nothing is shared, as seen from here. */
+static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
+{
+    const size_t size = (size_t)engine->size;
+    for (size_t r = 0; r < size; r++) {
+        shared[r] = shared[size + r] = 0;
+        if (!shoal_engine_is_here(engine, (int)r))
+            continue;
+        const struct shoal_arrival *arrival =
+            (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
+        shared[r] = arrival->input != 0;
+        shared[size + r] = arrival->output != 0;
+    }
+}
+
+enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request)
+{
+    uint8_t *const shared = engine->shared;
+    find_shared(engine, request, shared);
+    const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
+    const struct shoal_selection selection = shoal_engine_selection(engine, request);
+    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    struct shoal_cached_plan *cached = find_kept(engine, request, row, shared);
+    if (!cached)
+        SHOAL_TRY(build_plan(engine, request, row, &view, &cached));
+    cached->users++;
+    request->cached = cached;
+    evict_plans(engine);
+    return SHOAL_OK;
+}
+
+/* ---- Circles ------------------------------------------------------------------------------------------------------------- */
+
+static void free_circle(struct shoal_engine *engine, struct shoal_circle *circle)
+{
+    engine->circles_bytes -= circle->bytes;
+    shoal_rounds_fini(&circle->rounds);
+    free(circle->lists);
+    free(circle);
+}
+
+/* Records are compared as long as they are kept, with the circle that they came from. */
+static bool is_in_use(const struct shoal_circle *circle, uint64_t sequence)
+{
+    return circle->last_sequence + SHOAL_ARRIVALS >= sequence;
+}
+
+static void evict_circles(struct shoal_engine *engine, uint64_t sequence)
+{
+    while (engine->circles_bytes > engine->kept_bytes) {
+        struct shoal_circle **last = NULL;
+        for (struct shoal_circle **link = &engine->circles; *link; link = &(*link)->next)
+            last = is_in_use(*link, sequence) ? last : link;
+        if (!last)
+            return;
+        struct shoal_circle *circle = *last;
+        *last = circle->next;
+        free_circle(engine, circle);
+    }
+}
+
+bool shoal_engine_find_circle(struct shoal_engine *engine, const struct shoal_row *row, int root, struct shoal_request *request)
+{
+    struct shoal_circle **link = &engine->circles;
+    while (*link && ((*link)->row != row || (*link)->root != root))
+        link = &(*link)->next;
+    struct shoal_circle *circle = *link;
+    if (!circle)
+        return false;
+    *link = circle->next;
+    circle->next = engine->circles;
+    engine->circles = circle;
+    circle->last_sequence = request->sequence;
+    request->circle = circle;
+    return true;
+}
+
+struct shoal_circle *shoal_engine_make_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root)
+{
+    struct shoal_circle *circle = calloc(1, sizeof *circle + 2 * (size_t)engine->size);
+    if (!circle)
+        return NULL;
+    circle->row = row;
+    circle->root = root;
+    circle->hears = circle->has + engine->size;
+    return circle;
+}
+
+static struct shoal_ranks list(const uint8_t *flags, int size, uint16_t *at)
+{
+    struct shoal_ranks ranks = {at, 0};
+    for (int r = 0; r < size; r++) {
+        if (flags[r])
+            at[ranks.count++] = (uint16_t)r;
+    }
+    return ranks;
+}
+
+static size_t count_flags(const uint8_t *flags, int size)
+{
+    size_t count = 0;
+    for (int r = 0; r < size; r++)
+        count += flags[r] != 0;
+    return count;
+}
+
+bool shoal_engine_keep_circle(struct shoal_engine *engine, struct shoal_circle *circle, struct shoal_request *request)
+{
+    const size_t met = count_flags(circle->has, engine->size), heard = count_flags(circle->hears, engine->size);
+    circle->lists = malloc((met + heard + 1) * sizeof *circle->lists);
+    circle->bytes = sizeof *circle + 2 * (size_t)engine->size + (met + heard) * sizeof *circle->lists;
+    engine->circles_bytes += circle->bytes;
+    if (!circle->lists) {
+        free_circle(engine, circle);
+        return false;
+    }
+    circle->met = list(circle->has, engine->size, circle->lists);
+    circle->heard = list(circle->hears, engine->size, circle->lists + met);
+    circle->next = engine->circles;
+    engine->circles = circle;
+    circle->last_sequence = request->sequence;
+    request->circle = circle;
+    evict_circles(engine, request->sequence);
+    return true;
+}
+
+/* Partners do not depend on whose operands are shared. */
+enum shoal_status shoal_engine_find_partners(struct shoal_engine *engine, const struct shoal_row *row,
+                                             struct shoal_request *request)
+{
+    const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
+    const int root = request->call.root;
+    struct shoal_plan plan;
+    if (shoal_engine_find_circle(engine, row, root, request))
+        return SHOAL_OK;
+    shoal_plan_init(&plan, engine->rank, engine->size);
+    row->build(&plan, &view, engine->rank, root);
+    engine->plans_built++;
+    struct shoal_circle *circle = plan.status == SHOAL_OK ? shoal_engine_make_circle(engine, row, root) : NULL;
+    if (circle)
+        shoal_plan_find_partners(&plan, &view, circle->has);
+    for (int r = 0; circle && r < engine->size; r++)
+        circle->hears[r] = circle->has[r] |= shoal_engine_is_here(engine, r);
+    const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
+    shoal_plan_fini(&plan);
+    if (circle && shoal_engine_keep_circle(engine, circle, request))
+        return SHOAL_OK;
+    return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name, engine->size,
+                          engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+void shoal_engine_free_kept(struct shoal_engine *engine)
+{
+    while (engine->plans) {
+        struct shoal_cached_plan *cached = engine->plans;
+        engine->plans = cached->next;
+        free_plan(cached);
+    }
+    while (engine->circles) {
+        struct shoal_circle *circle = engine->circles;
+        engine->circles = circle->next;
+        free_circle(engine, circle);
+    }
+}
