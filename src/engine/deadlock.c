@@ -78,19 +78,19 @@ static void append_rank(struct shoal_engine *engine, int rank, char *text, size_
 {
     struct shoal_peer_name name;
     engine->ops->peer_name(engine->transport, rank, &name);
-    shoal_text_append(text, bytes, "rank %d (process %d)", rank, name.pid);
+    shoal_engine_append(text, bytes, "rank %d (process %d)", rank, name.pid);
 }
 
 static void print_cycle(const struct hop *hops, int count, char *text, size_t bytes)
 {
     snprintf(text, bytes, "deadlock: ");
     for (int i = 0; i < count; i++) {
-        shoal_text_append(text, bytes, "%s", i ? ", " : "");
+        shoal_engine_append(text, bytes, "%s", i ? ", " : "");
         append_rank(hops[i].engine, hops[i].from, text, bytes);
-        shoal_text_append(text, bytes, " waits for ");
+        shoal_engine_append(text, bytes, " waits for ");
         append_rank(hops[i].engine, hops[i].to, text, bytes);
         if (hops[i].engine != hops[0].engine)
-            shoal_text_append(text, bytes, " on communicator %s", hops[i].engine->name);
+            shoal_engine_append(text, bytes, " on communicator %s", hops[i].engine->name);
     }
 }
 
@@ -98,8 +98,11 @@ bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t 
 {
     struct shoal_request *request = shoal_engine_awaited(engine);
     struct hop hops[HOPS_MAX];
-    for (int r = 0; request && r < engine->size; r++) {
-        if (r == engine->rank || !shoal_engine_waits_for(engine, request, r))
+    if (!request)
+        return false;
+    const struct shoal_wait wait = shoal_engine_look(engine, request);
+    for (int r = 0; r < engine->size; r++) {
+        if (r == engine->rank || !shoal_wait_is_for(engine, &wait, r))
             continue;
         hops[0] = (struct hop){engine, engine->rank, r};
         const int count = follow(hops);

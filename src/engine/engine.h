@@ -418,15 +418,23 @@ void shoal_engine_go_on(struct shoal_engine *engine);
 /* What a thread of this rank is blocked in: the first call, where a call is awaited (calls run in order), else a message; NULL:
  * nothing. */
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
-/* Whether the request waits for the rank itself. */
-bool shoal_engine_waits_for(struct shoal_engine *engine, struct shoal_request *request, int rank);
+/* What a request waits for: looked at once, asked for each rank. */
+struct shoal_wait {
+    struct shoal_request *request;
+    int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
+    uint64_t first_open; /* the first operation that is not done by all ranks of this host */
+    bool is_any_behind;  /* some of them have not come to it */
+};
+struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
+/* Whether that rank itself is waited for. */
+bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
 /* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
 bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);
 /* Appends to a text, as far as there is room. */
-SHOAL_PRINTF(3, 4) void shoal_text_append(char *text, size_t bytes, const char *format, ...);
+SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
 /* "all-reduce of 1024 float32, sum" */
 void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
 

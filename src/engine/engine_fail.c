@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 
-void shoal_text_append(char *text, size_t bytes, const char *format, ...)
+void shoal_engine_append(char *text, size_t bytes, const char *format, ...)
 {
     const size_t used = strlen(text);
     va_list args;
@@ -63,17 +63,17 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
     snprintf(text, bytes, "%s", kind->name);
     if (shape->is_empty)
         return;
-    shoal_text_append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
-                      (unsigned long long)d->count);
+    shoal_engine_append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
+                        (unsigned long long)d->count);
     append_word(text, bytes, type_name(d->type));
     if (shape->is_input_cut || shape->is_output_cut)
-        shoal_text_append(text, bytes, " per rank");
+        shoal_engine_append(text, bytes, " per rank");
     if (shape->is_reduced) {
-        shoal_text_append(text, bytes, ", ");
+        shoal_engine_append(text, bytes, ", ");
         append_word(text, bytes, op_name(d->op));
     }
     if (shape->root_gives || shape->root_takes || is_message(d->kind))
-        shoal_text_append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
+        shoal_engine_append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
 }
 
 static struct shoal_descriptor describe_call(const struct shoal_request *request)
@@ -94,7 +94,7 @@ static void print_request(const struct shoal_request *request, char *text, size_
     const struct shoal_descriptor call = describe_call(request);
     shoal_engine_print_call(&call, text, bytes);
     if (is_message(request->call.kind))
-        shoal_text_append(text, bytes, ", tag %d", request->call.tag);
+        shoal_engine_append(text, bytes, ", tag %d", request->call.tag);
 }
 
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
@@ -403,19 +403,29 @@ static uint64_t first_open(const struct shoal_engine *engine)
     return least + 1;
 }
 
-static bool is_behind(const struct shoal_engine *engine, int peer)
+static bool is_behind(const struct shoal_engine *engine, uint64_t first, int peer)
 {
-    return peer != engine->rank && shoal_engine_is_here(engine, peer) &&
-           !engine->ops->arrival(engine->transport, peer, first_open(engine));
+    return peer != engine->rank && shoal_engine_is_here(engine, peer) && !engine->ops->arrival(engine->transport, peer, first);
 }
 
-static bool is_any_behind(const struct shoal_engine *engine)
+static bool is_any_behind(const struct shoal_engine *engine, uint64_t first)
 {
     for (int r = 0; r < engine->size; r++) {
-        if (is_behind(engine, r))
+        if (is_behind(engine, first, r))
             return true;
     }
     return false;
+}
+
+struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_wait wait = {.request = request, .first_open = first_open(engine)};
+    int step;
+    wait.is_any_behind = is_any_behind(engine, wait.first_open);
+    find_step(engine, request, &step, &wait.peer);
+    if (is_message(request->call.kind))
+        wait.peer = request->call.root;
+    return wait;
 }
 
 static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -424,53 +434,41 @@ static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_
 }
 
 /* Who is needed may wait itself, until all have done with older records of its. */
-static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_request *request)
+static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_wait *wait)
 {
-    const size_t bytes = shoal_engine_payload_bytes(engine, request, request->needed);
+    const size_t bytes = shoal_engine_payload_bytes(engine, wait->request, wait->request->needed);
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
-    return request->sequence >= first_open(engine) + kept;
+    return wait->request->sequence >= wait->first_open + kept;
 }
 
 /* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
  * be reused, it has not done with them. */
-static bool is_waited_for(struct shoal_engine *engine, const struct shoal_request *request, int peer)
+static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *wait, int peer)
 {
+    const struct shoal_request *request = wait->request;
     if (peer == engine->rank || !shoal_circle_has(request->circle, peer))
         return false;
     if (request->in_rounds && request->state == SHOAL_REQUEST_ANNOUNCED)
         return peer == request->next_missing;
-    if (waits_for_one(engine, request) && !may_be_held_back(engine, request))
+    if (waits_for_one(engine, request) && !may_be_held_back(engine, wait))
         return peer == request->needed;
     const bool is_queued = request->state == SHOAL_REQUEST_QUEUED;
-    if (is_any_behind(engine) && (shoal_engine_is_here(engine, peer) || is_queued))
-        return is_behind(engine, peer);
+    if (wait->is_any_behind && (shoal_engine_is_here(engine, peer) || is_queued))
+        return is_behind(engine, wait->first_open, peer);
     if (!is_queued)
         return !engine->ops->arrival(engine->transport, peer, request->sequence);
     const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
 }
 
-/* Whether the request waits for the rank: it has not arrived, or has not taken what was sent, or is the peer of its step. */
-static bool is_next(struct shoal_engine *engine, struct shoal_request *request, int peer, int rank)
+/* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
+bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank)
 {
-    if (peer >= 0)
-        return rank == peer;
-    if (is_leaving(engine, request))
+    if (wait->peer >= 0)
+        return rank == wait->peer;
+    if (is_leaving(engine, wait->request))
         return engine->ops->is_sending && engine->ops->is_sending(engine->transport, rank);
-    return is_waited_for(engine, request, rank);
-}
-
-/* The one rank whose message or step the request waits for, -1: it is not one. */
-static int find_peer(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    int step, peer;
-    find_step(engine, request, &step, &peer);
-    return is_message(request->call.kind) ? request->call.root : peer;
-}
-
-bool shoal_engine_waits_for(struct shoal_engine *engine, struct shoal_request *request, int rank)
-{
-    return is_next(engine, request, find_peer(engine, request), rank);
+    return is_waited_for(engine, wait, rank);
 }
 
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
@@ -490,13 +488,13 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
  * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
 static int find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
-    const int peer = find_peer(engine, request);
+    const struct shoal_wait wait = shoal_engine_look(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
-        if (!is_next(engine, request, peer, r))
+        if (!shoal_wait_is_for(engine, &wait, r))
             continue;
-        const int end = end_of_chain(engine, r), named = peer >= 0 ? find_stopped(engine, end) : end;
+        const int end = end_of_chain(engine, r), named = wait.peer >= 0 ? find_stopped(engine, end) : end;
         nearest[named] = (uint16_t)(1 + (named == end ? r : named));
     }
     while (first < engine->size && !nearest[first])
@@ -511,10 +509,10 @@ static void append_rank(struct shoal_engine *engine, int rank, int nearest, char
     char state[96];
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
-    shoal_text_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
+    shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
     if (nearest != rank)
-        shoal_text_append(text, bytes, "; rank %d waits for it", nearest);
-    shoal_text_append(text, bytes, ")");
+        shoal_engine_append(text, bytes, "; rank %d waits for it", nearest);
+    shoal_engine_append(text, bytes, ")");
 }
 
 /* What the request waits for, with at most eight ranks. Returns the first. */
@@ -527,11 +525,11 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
-        shoal_text_append(text, bytes, "%s", named > 1 ? ", " : "");
+        shoal_engine_append(text, bytes, "%s", named > 1 ? ", " : "");
         append_rank(engine, r, nearest[r] - 1, text, bytes);
     }
     if (named > 8)
-        shoal_text_append(text, bytes, " and %d more", named - 8);
+        shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave" : "the operations before it");
     return first;
@@ -544,7 +542,7 @@ static void append_hint(struct shoal_engine *engine, int rank, char *text, size_
     if (rank < 0)
         return;
     engine->ops->peer_name(engine->transport, rank, &name);
-    shoal_text_append(
+    shoal_engine_append(
         text, bytes,
         "; to see where rank %d is, run on %s: py-spy dump --pid %d (Python) or gdb -p %d -batch -ex 'thread apply "
         "all bt'",
@@ -579,7 +577,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     print_request(request, call_text, sizeof call_text);
     shoal_messages_append_unexpected(engine, request, after, sizeof after);
     if (shoal_engine_find_deadlock(engine, cycle, sizeof cycle))
-        shoal_text_append(after, sizeof after, "; %s", cycle);
+        shoal_engine_append(after, sizeof after, "; %s", cycle);
     append_hint(engine, rank, after, sizeof after);
     shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine", "%s (number %llu of communicator %s) has waited %llu ms for %s%s",
                    call_text, (unsigned long long)request->sequence, engine->name,
@@ -592,8 +590,9 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
 /* The lowest rank that the request waits for itself, -1: none. */
 static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
 {
+    const struct shoal_wait wait = shoal_engine_look(engine, request);
     for (int r = 0; r < engine->size; r++) {
-        if (r != engine->rank && shoal_engine_waits_for(engine, request, r))
+        if (r != engine->rank && shoal_wait_is_for(engine, &wait, r))
             return r;
     }
     return -1;

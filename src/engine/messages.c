@@ -477,8 +477,8 @@ void shoal_messages_append_unexpected(const struct shoal_engine *engine, const s
     while (early && early->peer != peer_of(request))
         early = early->next;
     if (early)
-        shoal_text_append(text, bytes, "; a message with tag %d has come from rank %d, and no receive asks for it",
-                          early->packet.tag, early->peer);
+        shoal_engine_append(text, bytes, "; a message with tag %d has come from rank %d, and no receive asks for it",
+                            early->packet.tag, early->peer);
 }
 
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)

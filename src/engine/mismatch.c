@@ -115,11 +115,11 @@ static void append_ranks(const struct shoal_engine *engine, uint64_t sequence, c
         if (!call || !is_same_call(call, group->call))
             continue;
         if (++printed > RANKS_PRINTED)
-            shoal_text_append(text, bytes, ", ...");
+            shoal_engine_append(text, bytes, ", ...");
         else
-            shoal_text_append(text, bytes, "%s%d", printed == 1 ? " (" : ", ", r);
+            shoal_engine_append(text, bytes, "%s%d", printed == 1 ? " (" : ", ", r);
     }
-    shoal_text_append(text, bytes, ")");
+    shoal_engine_append(text, bytes, ")");
 }
 
 /* "rank 3 (process 17 on h2) called ..."; "7 of 8 ranks called ..." */
@@ -128,18 +128,18 @@ static void append_group(struct shoal_engine *engine, uint64_t sequence, const s
 {
     const struct group *group = &view->groups[g];
     char call[96];
-    shoal_text_append(text, bytes, "%s", g ? "; " : "");
+    shoal_engine_append(text, bytes, "%s", g ? "; " : "");
     if (group->count == 1) {
         struct shoal_peer_name name;
         engine->ops->peer_name(engine->transport, group->first, &name);
-        shoal_text_append(text, bytes, "rank %d (process %d on %s)", group->first, name.pid, name.host);
+        shoal_engine_append(text, bytes, "rank %d (process %d on %s)", group->first, name.pid, name.host);
     } else {
-        shoal_text_append(text, bytes, "%d of %d ranks", group->count, engine->size);
+        shoal_engine_append(text, bytes, "%d of %d ranks", group->count, engine->size);
         if (g || view->named < 0)
             append_ranks(engine, sequence, group, text, bytes);
     }
     shoal_engine_print_call(group->call, call, sizeof call);
-    shoal_text_append(text, bytes, " called %s", call);
+    shoal_engine_append(text, bytes, " called %s", call);
 }
 
 static const struct shoal_request *find_request(const struct shoal_engine *engine, uint64_t sequence)
@@ -163,11 +163,11 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
     for (int g = 0; g < view->count && g < GROUPS_PRINTED; g++)
         append_group(engine, sequence, view, g, text, sizeof failure.text);
     if (view->count > GROUPS_PRINTED)
-        shoal_text_append(text, sizeof failure.text, "; others called something else");
-    shoal_text_append(text, sizeof failure.text, "%s", hint_at_detail(view->groups[0].call, view->groups[1].call));
+        shoal_engine_append(text, sizeof failure.text, "; others called something else");
+    shoal_engine_append(text, sizeof failure.text, "%s", hint_at_detail(view->groups[0].call, view->groups[1].call));
     if (view->known < engine->size)
-        shoal_text_append(text, sizeof failure.text, "; rank %d does not know what the other %d called", engine->rank,
-                          engine->size - view->known);
+        shoal_engine_append(text, sizeof failure.text, "; rank %d does not know what the other %d called", engine->rank,
+                            engine->size - view->known);
     shoal_engine_fail(engine, &failure);
 }
 
@@ -233,8 +233,8 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
              (unsigned long long)notice_of(engine, request->sequence, peer).count, engine->rank,
              request->call.layout->taken[peer]);
     if (lengths->others > 1)
-        shoal_text_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that give to rank %d", lengths->others,
-                          engine->size - 1, engine->rank);
+        shoal_engine_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that give to rank %d", lengths->others,
+                            engine->size - 1, engine->rank);
     shoal_engine_fail(engine, &failure);
 }
 

@@ -1014,6 +1014,37 @@ static void engine_repeats_the_warning(void **state)
     close_world(world);
 }
 
+static uint64_t (*completed_for_real)(struct shoal_transport *, int);
+static unsigned looks;
+
+static uint64_t count_looks(struct shoal_transport *transport, int peer)
+{
+    looks++;
+    return completed_for_real(transport, peer);
+}
+
+/* While nothing moves each rank looks around twice a second: that must not take longer with the square of the ranks. */
+static void engine_looks_around_in_one_pass(void **state)
+{
+    (void)state;
+    const struct shoal_sim_options weather = {.seed = 3, .size = 64, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_engine *engine = world->ranks[0].engine;
+    struct shoal_transport_ops ops = *engine->ops;
+    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER};
+    for (int r = 0; r < 63; r++)
+        post(world, r, 0, &barrier);
+    drive(world, 1, 300 * TICK_NS);
+    completed_for_real = ops.completed;
+    ops.completed = count_looks;
+    engine->ops = &ops;
+    looks = 0;
+    drive(world, 1, 700 * TICK_NS);
+    assert_true(engine->is_wait_said);
+    assert_in_range(looks, 1, 64 * 4);
+    close_world(world);
+}
+
 /* ---- Ranks that wait for each other ---- */
 
 static void post_receive(struct world *world, int r, int from, int tag)
@@ -1349,6 +1380,7 @@ int main(void)
         cmocka_unit_test(engine_mismatch_is_found_over_hosts),
         cmocka_unit_test(engine_absent_rank_is_named_at_the_deadline),
         cmocka_unit_test(engine_repeats_the_warning),
+        cmocka_unit_test(engine_looks_around_in_one_pass),
         cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
         cmocka_unit_test(engine_names_a_message_with_another_tag),
         cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
