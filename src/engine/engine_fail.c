@@ -809,7 +809,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         engine->progress_ns = 0;
         return UINT64_MAX;
     }
-    if (shoal_engine_heed_failure(engine) || fail_unmet(engine) || fail_lost(engine))
+    if (shoal_engine_heed_failure(engine) || shoal_engine_settle(engine, false) || fail_unmet(engine) || fail_lost(engine))
         return UINT64_MAX;
     struct shoal_request *request = oldest(engine);
     if (!request)
