@@ -68,7 +68,6 @@ struct trace_operation {
     int64_t last_rank;   /* -1 */
     int64_t last_posted; /* when it came; INT64_MAX: only how late is known */
     size_t last_worker;
-    int64_t others_waited; /* all together */
 };
 
 struct trace {
@@ -97,6 +96,9 @@ uint64_t trace_bytes(const struct trace_record *record);
 enum { TRACE_NAME_BYTES = 128 };
 char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES]);
 
+/* Whether two ranks' records of one operation tell of the same call. */
+bool trace_is_same_call(const struct trace_record *a, const struct trace_record *b);
+
 /* How long this rank waited for the one that came last. */
 int64_t trace_waited(const struct trace *trace, const struct trace_record *record);
 
@@ -120,7 +122,8 @@ struct trace_blame {
     size_t worker_at;
     size_t operations, last_in;
     bool is_partial; /* it came last in operations of which it has no record: how many it took part in is not known */
-    int64_t median, p99, worst, others_waited;
+    int64_t median, p99, worst;
+    int64_t others_waited; /* all together; a rank that waits in several operations at once waits once */
 };
 
 struct trace_kind_sum {
@@ -146,6 +149,13 @@ struct trace_cut {
     uint64_t later;     /* operations after that in which the others saw it come last */
 };
 
+/* One time at which a rank was late, for all operations that waited for it then. */
+struct trace_incident {
+    const struct trace_operation *operation; /* to which it was latest */
+    size_t operations;
+    int64_t end;
+};
+
 enum { TRACE_WORST = 5 };
 
 struct trace_summary {
@@ -159,7 +169,7 @@ struct trace_summary {
     size_t cut_count;
     const struct trace_operation **failed; /* or under way; by time */
     size_t failed_count;
-    const struct trace_operation *worst[TRACE_WORST]; /* latest first */
+    struct trace_incident worst[TRACE_WORST]; /* latest first */
     size_t worst_count;
 };
 

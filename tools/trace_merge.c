@@ -301,8 +301,6 @@ static bool operation_blame(struct trace *trace, const struct member *members, s
     const struct member wanted = {comm_at, operation->last_rank, 0};
     const struct member *found = bsearch(&wanted, members, trace->count, sizeof *members, by_member);
     operation->last_worker = found ? found->worker_at : worker_absent(trace, comm_at, operation->last_rank);
-    for (size_t i = 0; i < operation->count; i++)
-        operation->others_waited += trace_waited(trace, &records[i]);
     return operation->last_worker != SIZE_MAX;
 }
 

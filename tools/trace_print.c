@@ -111,6 +111,34 @@ static void ranks_of_status_print(const struct trace *trace, const struct trace_
     ranks_flush(&ranks);
 }
 
+/* Whether the record is the first of its operation with its call. */
+static bool is_first_of_call(const struct trace *trace, const struct trace_operation *operation, size_t at)
+{
+    for (size_t i = operation->first; i < at; i++)
+        if (trace_is_same_call(&trace->records[i], &trace->records[at]))
+            return false;
+    return true;
+}
+
+static size_t calls_count(const struct trace *trace, const struct trace_operation *operation)
+{
+    size_t count = 0;
+    for (size_t i = operation->first; i < operation->first + operation->count; i++)
+        count += is_first_of_call(trace, operation, i);
+    return count;
+}
+
+/* Those with the call of the record at `at` of the operation. */
+static void ranks_of_call_print(const struct trace *trace, const struct trace_operation *operation, size_t at, bool is_json,
+                                FILE *out)
+{
+    struct ranks ranks = {.out = out, .first = -1, .is_json = is_json};
+    for (size_t i = operation->first; i < operation->first + operation->count; i++)
+        if (trace_is_same_call(&trace->records[i], &trace->records[at]))
+            ranks_add(&ranks, trace->records[i].rank, trace->records[i].rank);
+    ranks_flush(&ranks);
+}
+
 /* How many ranks of the communicator have no record of a collective, and which. */
 static int64_t missing_count(const struct trace *trace, const struct trace_operation *operation)
 {
@@ -163,13 +191,29 @@ static void status_print(const struct trace *trace, const struct trace_operation
     fputc('\n', out);
 }
 
+/* Each call, where ranks called different things. */
+static void calls_print(const struct trace *trace, const struct trace_operation *operation, FILE *out)
+{
+    char name[TRACE_NAME_BYTES];
+    for (size_t i = operation->first; i < operation->first + operation->count; i++) {
+        if (!is_first_of_call(trace, operation, i))
+            continue;
+        fprintf(out, "      called %s: rank ", trace_name(&trace->records[i], name));
+        ranks_of_call_print(trace, operation, i, false, out);
+        fputc('\n', out);
+    }
+}
+
 static void failed_operation_print(const struct trace *trace, const struct trace_operation *operation, FILE *out)
 {
     const struct trace_record *record = &trace->records[operation->first];
     const int64_t missing = missing_count(trace, operation);
+    const bool is_mixed = calls_count(trace, operation) > 1;
     char name[TRACE_NAME_BYTES];
     fprintf(out, "  %.6f s  %s number %" PRIu64 "  %s\n", seconds(operation->begin), label_of(trace, record), record->sequence,
-            trace_name(record, name));
+            is_mixed ? "different calls" : trace_name(record, name));
+    if (is_mixed)
+        calls_print(trace, operation, out);
     for (size_t i = operation->first; i < operation->first + operation->count; i++)
         if (is_first_of_status(trace, operation, i))
             status_print(trace, operation, i, out);
@@ -297,12 +341,16 @@ static void worst_print(const struct trace_summary *summary, FILE *out)
     fprintf(out, "  %12s %14s  %-12s %9s  %-36s %s\n", "late us", "at s", "communicator", "number", "operation", "last");
     for (size_t i = 0; i < summary->worst_count; i++) {
         const struct trace *trace = summary->trace;
-        const struct trace_operation *operation = summary->worst[i];
+        const struct trace_operation *operation = summary->worst[i].operation;
+        const size_t more = summary->worst[i].operations - 1;
         const struct trace_record *record = &trace->records[operation->first];
         char name[TRACE_NAME_BYTES], worker[128];
         worker_print(trace, operation->last_worker, worker);
-        fprintf(out, "  %12.1f %14.6f  %-12s %9" PRIu64 "  %-36s rank %s\n", us(operation->late), seconds(operation->begin),
+        fprintf(out, "  %12.1f %14.6f  %-12s %9" PRIu64 "  %-36s rank %s", us(operation->late), seconds(operation->begin),
                 label_of(trace, record), record->sequence, trace_name(record, name), worker);
+        if (more)
+            fprintf(out, "; %zu more waited then", more);
+        fputc('\n', out);
     }
 }
 
@@ -389,11 +437,30 @@ static void operation_print_json(const struct trace *trace, const struct trace_o
     fprintf(out, ",\"at_us\":%.3f", us(operation->begin));
 }
 
+/* ,"calls":[{"operation":"all-reduce 4 float32 sum","ranks":[0]},...] */
+static void calls_print_json(const struct trace *trace, const struct trace_operation *operation, FILE *out)
+{
+    const char *before = ",\"calls\":[{\"operation\":";
+    char name[TRACE_NAME_BYTES];
+    for (size_t i = operation->first; i < operation->first + operation->count; i++) {
+        if (!is_first_of_call(trace, operation, i))
+            continue;
+        text_print(out, before, trace_name(&trace->records[i], name));
+        fputs(",\"ranks\":[", out);
+        ranks_of_call_print(trace, operation, i, true, out);
+        fputs("]}", out);
+        before = ",{\"operation\":";
+    }
+    fputc(']', out);
+}
+
 static void failed_print_json(const struct trace *trace, const struct trace_operation *operation, FILE *out)
 {
     bool has_some = false;
     fputc('{', out);
     operation_print_json(trace, operation, out);
+    if (calls_count(trace, operation) > 1)
+        calls_print_json(trace, operation, out);
     fputs(",\"statuses\":[", out);
     for (size_t i = operation->first; i < operation->first + operation->count; i++) {
         if (!is_first_of_status(trace, operation, i))
@@ -456,7 +523,7 @@ static void blame_print_json(const struct trace_summary *summary, size_t at, FIL
 
 static void worst_print_json(const struct trace_summary *summary, size_t at, FILE *out)
 {
-    const struct trace_operation *operation = summary->worst[at];
+    const struct trace_operation *operation = summary->worst[at].operation;
     const struct trace_worker *worker = &summary->trace->workers[operation->last_worker];
     fputc('{', out);
     operation_print_json(summary->trace, operation, out);
@@ -465,7 +532,7 @@ static void worst_print_json(const struct trace_summary *summary, size_t at, FIL
         fputs("null", out);
     else
         fprintf(out, "%" PRId64, worker->world_rank);
-    fprintf(out, ",\"late_us\":%.3f}", us(operation->late));
+    fprintf(out, ",\"late_us\":%.3f,\"operations\":%zu}", us(operation->late), summary->worst[at].operations);
 }
 
 static void comm_print_json(const struct trace_summary *summary, size_t order, FILE *out)

@@ -45,15 +45,52 @@ static bool has_record(const struct trace *trace, const struct trace_operation *
     return false;
 }
 
-/* Operations of one worker that came last in all of them; values is room for as many numbers. */
+/* A time in which a worker waited. */
+struct span {
+    size_t worker_at;
+    int64_t begin, end;
+};
+
+static int by_worker_and_begin(const void *a, const void *b)
+{
+    const struct span *x = a, *y = b;
+    const int order = compare((int64_t)x->worker_at, (int64_t)y->worker_at);
+    return order ? order : compare(x->begin, y->begin);
+}
+
+/* Time in which each worker waited for the one that came last, all together. Operations overlap, and a worker that waits in
+ * several waits once. spans is room for all their records. */
+static int64_t waits_sum(const struct trace *trace, const struct trace_operation *const *view, size_t count, struct span *spans)
+{
+    size_t used = 0;
+    int64_t sum = 0, end = 0;
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = view[i]->first; k < view[i]->first + view[i]->count; k++) {
+            const struct trace_record *record = &trace->records[k];
+            const int64_t waited = trace_waited(trace, record);
+            if (waited > 0)
+                spans[used++] = (struct span){record->worker_at, record->posted, record->posted + waited};
+        }
+    }
+    qsort(spans, used, sizeof *spans, by_worker_and_begin);
+    for (size_t i = 0; i < used; i++) {
+        if (!i || spans[i].worker_at != spans[i - 1].worker_at || spans[i].begin > end)
+            end = spans[i].begin;
+        sum += spans[i].end > end ? spans[i].end - end : 0;
+        end = spans[i].end > end ? spans[i].end : end;
+    }
+    return sum;
+}
+
+/* Operations of one worker that came last in all of them; values and spans are room for as many numbers, and records. */
 static void blame_fill(const struct trace *trace, struct trace_blame *blame, const struct trace_operation *const *view,
-                       size_t count, int64_t *values)
+                       size_t count, int64_t *values, struct span *spans)
 {
     for (size_t i = 0; i < count; i++) {
         values[i] = view[i]->late;
         blame->is_partial = blame->is_partial || !has_record(trace, view[i], blame->worker_at);
-        blame->others_waited += view[i]->others_waited;
     }
+    blame->others_waited = waits_sum(trace, view, count, spans);
     qsort(values, count, sizeof *values, by_number);
     blame->last_in = count;
     blame->median = percentile(values, count, 50);
@@ -74,24 +111,26 @@ static bool blames_make(struct trace_summary *summary, int64_t *values)
 {
     const struct trace *trace = summary->trace;
     const struct trace_operation **view = calloc(trace->operation_count, sizeof(const struct trace_operation *));
+    struct span *spans = calloc(trace->count, sizeof *spans);
     size_t late = 0;
     summary->blames = calloc(trace->worker_count, sizeof *summary->blames);
-    if (view && summary->blames) {
+    const bool has_memory = view && spans && summary->blames;
+    if (has_memory) {
         operations_count(trace, summary->blames);
         for (size_t i = 0; i < trace->operation_count; i++)
             if (trace->operations[i].last_rank >= 0)
                 view[late++] = &trace->operations[i];
         qsort(view, late, sizeof *view, by_worker);
     }
-    for (size_t first = 0, end; first < late && summary->blames; first = end) {
+    for (size_t first = 0, end; first < late; first = end) {
         for (end = first; end < late && view[end]->last_worker == view[first]->last_worker; end++)
             ;
-        blame_fill(trace, &summary->blames[view[first]->last_worker], view + first, end - first, values);
+        blame_fill(trace, &summary->blames[view[first]->last_worker], view + first, end - first, values, spans);
     }
-    if (summary->blames)
+    if (has_memory)
         qsort(summary->blames, trace->worker_count, sizeof *summary->blames, by_blame);
-    const bool has_memory = view && summary->blames;
     free(view);
+    free(spans);
     return has_memory;
 }
 
@@ -228,17 +267,15 @@ static bool missing_find(struct trace_summary *summary)
 
 /* ---- Operations ---------------------------------------------------------------------------------------------------------- */
 
-static void worst_insert(struct trace_summary *summary, const struct trace_operation *operation)
+static void worst_insert(struct trace_summary *summary, const struct trace_incident *incident)
 {
     size_t at = summary->worst_count;
-    if (operation->last_rank < 0)
-        return;
     summary->worst_count += summary->worst_count < TRACE_WORST;
-    for (; at > 0 && summary->worst[at - 1]->late < operation->late; at--)
+    for (; at > 0 && summary->worst[at - 1].operation->late < incident->operation->late; at--)
         if (at < TRACE_WORST)
             summary->worst[at] = summary->worst[at - 1];
     if (at < TRACE_WORST)
-        summary->worst[at] = operation;
+        summary->worst[at] = *incident;
 }
 
 static int by_begin(const void *a, const void *b)
@@ -248,10 +285,49 @@ static int by_begin(const void *a, const void *b)
     return order ? order : compare((int64_t)x->first, (int64_t)y->first);
 }
 
+/* Adds an operation that began after those before it to the worker's incident, or, where that is over, begins the next. */
+static void incident_note(struct trace_summary *summary, struct trace_incident *last, const struct trace_operation *operation)
+{
+    const int64_t end = operation->begin + operation->late;
+    if (last->operations && operation->begin >= last->end) {
+        worst_insert(summary, last);
+        last->operations = 0;
+    }
+    if (!last->operations || operation->late > last->operation->late)
+        last->operation = operation;
+    last->end = last->operations && last->end > end ? last->end : end;
+    last->operations++;
+}
+
+/* A rank that is late keeps all operations waiting that the others have posted until then: that is one incident. */
+static bool worst_find(struct trace_summary *summary)
+{
+    const struct trace *trace = summary->trace;
+    const struct trace_operation **view = calloc(trace->operation_count, sizeof(const struct trace_operation *));
+    struct trace_incident *incidents = calloc(trace->worker_count, sizeof *incidents); /* of each worker, the last */
+    const bool has_memory = view && incidents;
+    size_t late = 0;
+    for (size_t i = 0; i < trace->operation_count && has_memory; i++)
+        if (trace->operations[i].last_rank >= 0)
+            view[late++] = &trace->operations[i];
+    if (has_memory)
+        qsort(view, late, sizeof *view, by_begin);
+    for (size_t i = 0; i < late; i++)
+        incident_note(summary, &incidents[view[i]->last_worker], view[i]);
+    for (size_t i = 0; i < trace->worker_count && has_memory; i++)
+        if (incidents[i].operations)
+            worst_insert(summary, &incidents[i]);
+    free(view);
+    free(incidents);
+    return has_memory;
+}
+
+/* Ranks that were given all they need may have returned from a call that the others did not make. */
 static bool is_good(const struct trace *trace, const struct trace_operation *operation)
 {
+    const struct trace_record *records = &trace->records[operation->first];
     for (size_t i = 0; i < operation->count; i++)
-        if (!trace_is_ok(&trace->records[operation->first + i]))
+        if (!trace_is_ok(&records[i]) || !trace_is_same_call(records, &records[i]))
             return false;
     return true;
 }
@@ -266,7 +342,6 @@ static bool operations_look(struct trace_summary *summary)
         const struct trace_operation *operation = &trace->operations[i];
         if (!is_good(trace, operation))
             summary->failed[summary->failed_count++] = operation;
-        worst_insert(summary, operation);
     }
     qsort(summary->failed, summary->failed_count, sizeof *summary->failed, by_begin);
     return true;
@@ -277,7 +352,7 @@ int trace_summarize(const struct trace *trace, struct trace_summary *summary_out
     int64_t *values = calloc(trace->count, sizeof *values);
     *summary_out = (struct trace_summary){.trace = trace};
     const bool has_memory = values && blames_make(summary_out, values) && kinds_make(summary_out, values) &&
-                            missing_find(summary_out) && operations_look(summary_out);
+                            missing_find(summary_out) && operations_look(summary_out) && worst_find(summary_out);
     free(values);
     return has_memory ? 0 : trace_memory_fail();
 }

@@ -203,6 +203,56 @@ def failed_and_open_operations_come_first():
     expect([e["dur"] for e in failed] == [2000000, 1000000] and failed[0]["args"]["peer"] == 3, failed)
 
 
+def different_calls_of_one_number_are_all_shown():
+    mismatch = {"status": "SHOAL_ERR_MISMATCH", "size": 3, "count": 65536}
+    folder = Folder()
+    folder.write("flight", [record(0, 0, None, 9, **mismatch), record(1, 1, None, 9, **dict(mismatch, count=65535)),
+                            record(2, 5, None, 9, **mismatch)])
+    sums, _ = folder.sums("flight")
+    (failed,) = sums["failed"]
+    expect(failed["calls"] == [{"operation": "all-reduce 65536 float32 sum", "ranks": [0, 2]},
+                               {"operation": "all-reduce 65535 float32 sum", "ranks": [1]}], failed)
+    code, out, err = folder.trace("flight")
+    expect(code == 0 and out.splitlines()[3:8] == [
+        "FAILED OR UNDER WAY: 1 operation", "  0.000000 s  world number 1  different calls",
+        "      called all-reduce 65536 float32 sum: rank 0,2", "      called all-reduce 65535 float32 sum: rank 1",
+        "      SHOAL_ERR_MISMATCH on ranks 0-2, after up to 0.000009 s"], out, err)
+
+
+def different_calls_that_returned_are_shown():
+    """A root that gives a little is done at once: only the next operation fails."""
+    folder = Folder()
+    folder.write("flight", [record(0, 0, 1, 2, kind="broadcast", count=1), record(1, 0, 1, 2, kind="barrier", count=0)])
+    (failed,) = folder.sums("flight")[0]["failed"]
+    expect([c["operation"] for c in failed["calls"]] == ["broadcast 1 float32 from 0", "barrier"], failed)
+    folder.write("parts", [record(r, 0, 1, 2, kind="all-to-all", count=4 + r) for r in (0, 1)])
+    expect(folder.sums("parts")[0]["failed"] == [], "parts may have different lengths")
+
+
+def operations_that_wait_at_the_same_time_are_one_incident():
+    """Rank 0 posts five all-reduces 10 us apart and a barrier; rank 1 comes to all of them 100 us after the first. Then it is 20 us
+    late to one more. Rank 0 has waited for 100 and 20 us."""
+    folder, lines = Folder(), []
+    for i in range(5):
+        lines += [record(0, 10 * i, 100, 101, sequence=i + 1, record=i), record(1, 100, 100, 101, sequence=i + 1, record=i)]
+    lines += [record(0, 50, 100, 101, sequence=6, record=5, kind="barrier", count=0),
+              record(1, 100, 100, 101, sequence=6, record=5, kind="barrier", count=0),
+              record(0, 200, 220, 221, sequence=7, record=6), record(1, 220, 220, 221, sequence=7, record=6)]
+    folder.write("flight", lines)
+    sums, _ = folder.sums("flight")
+    blame = sums["ranks"][0]
+    expect((blame["rank"], blame["last_in"], blame["others_waited_us"], blame["late_worst_us"]) == (1, 7, 120, 100), blame)
+    expect([(w["sequence"], w["late_us"], w["operations"], w["last_rank"]) for w in sums["worst"]] == [(1, 100, 6, 1), (7, 20, 1, 1)],
+           sums["worst"])
+    _, out, _ = folder.trace("flight")
+    expect(out.count("rank 1 (node, 101); 5 more waited then\n") == 1 and " 0.120\n" in out, out)
+
+
+def ranks_that_wait_at_the_same_time_count_each():
+    sums, _ = sums_of([record(r, 10 * (r == 2), 10, 11, size=3, sequence=s, record=s - 1) for r in range(3) for s in (1, 2)])
+    expect(sums["ranks"][0]["rank"] == 2 and sums["ranks"][0]["others_waited_us"] == 20, sums["ranks"])
+
+
 def missing_ranks_and_cut_histories_are_named():
     folder = Folder()
     folder.write("flight", [record(1, 0, 1, 2, size=7, record=4, sequence=5, last_rank=3, late_us=250.5),
@@ -542,7 +592,9 @@ def help_teaches():
 
 run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
            overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root, operations_told_twice_count_once,
-           failed_and_open_operations_come_first, missing_ranks_and_cut_histories_are_named,
+           failed_and_open_operations_come_first, different_calls_of_one_number_are_all_shown,
+           different_calls_that_returned_are_shown, operations_that_wait_at_the_same_time_are_one_incident,
+           ranks_that_wait_at_the_same_time_count_each, missing_ranks_and_cut_histories_are_named,
            newest_operations_that_were_cut_off_are_named, files_are_told_without_a_hint_at_the_options,
            processes_of_one_machine_share_its_clock_exactly, clocks_of_several_machines_are_aligned_by_operations,
            clocks_that_share_nothing_are_aligned_by_the_wall, communicators_of_one_name_are_told_apart, any_name_is_printed_as_it_is,
