@@ -13,7 +13,8 @@ enum option {
     OPTION_IN_PLACE,
     OPTION_RANK,
     OPTION_HOSTS,
-    OPTION_LOCAL
+    OPTION_LOCAL,
+    OPTION_FORMAT
 };
 
 static const struct tool_option options[] = {
@@ -27,6 +28,7 @@ static const struct tool_option options[] = {
     {"--memory", OPTION_MEMORY, "plain|shared"},
     {"--in-place", OPTION_IN_PLACE, NULL},
     {"--rank", OPTION_RANK, "R"},
+    {"--format", OPTION_FORMAT, "text|json"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -52,6 +54,7 @@ static const char help[] =
     "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
     "    --in-place               output is input: an all-to-all then goes through windows also from shared memory\n"
     "    --rank R                 the plan of this rank only (default all)\n"
+    "    --format text|json       for people (the default), or one JSON object\n"
     "\n"
     "Examples:\n"
     "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
@@ -75,14 +78,23 @@ static bool memory_read(const struct tool_args *args, struct shoal_question *que
 
 /* Numbers as they were given, 0 where they were not. */
 struct machines {
+    bool is_json; /* and how to tell of them */
     int ranks;
     int hosts;
     int ranks_per_host;
 };
 
+static bool format_read(const struct tool_args *args, bool *is_json_out)
+{
+    *is_json_out = !strcmp(args->value, "json");
+    return *is_json_out || !strcmp(args->value, "text") || tool_value_fail(args, "text or json");
+}
+
 static bool option_apply(int id, const struct tool_args *args, struct shoal_question *question, struct machines *machines)
 {
     switch (id) {
+    case OPTION_FORMAT:
+        return format_read(args, &machines->is_json);
     case OPTION_RANKS:
         return tool_number_read(args, 1, RANKS_MAX, &machines->ranks);
     case OPTION_HOSTS:
@@ -168,7 +180,7 @@ static int question_check(const struct shoal_question *question)
 }
 
 /* The library puts its reason into what it prints: on success that belongs on stdout, otherwise on stderr. */
-static int question_ask(const struct shoal_question *question)
+static int question_ask(const struct shoal_question *question, bool is_json)
 {
     char *text = NULL;
     size_t length = 0;
@@ -177,7 +189,7 @@ static int question_ask(const struct shoal_question *question)
         fputs("shoal explain: no memory\n", stderr);
         return 1;
     }
-    const enum shoal_status status = shoal_explain(question, out);
+    const enum shoal_status status = is_json ? shoal_explain_json(question, out) : shoal_explain(question, out);
     if (fclose(out) != 0)
         fputs("shoal explain: no memory\n", stderr);
     else if (status == SHOAL_OK)
@@ -213,5 +225,5 @@ int shoal_tool_explain(int argc, char **argv)
     }
     int code = machines_apply(&machines, &question);
     code = code ? code : question_check(&question);
-    return code ? code : question_ask(&question);
+    return code ? code : question_ask(&question, machines.is_json);
 }

@@ -651,6 +651,9 @@ struct shoal_question {
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
  * then one line on out says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
+/* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none where
+ * data travel beside the arrival records). On ERR_ARGUMENT the line on out is no JSON. */
+SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
  * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. All hosts have as many ranks. */

@@ -1,4 +1,5 @@
 /* What Shoal tells about itself: failures, the recorder, the tables, the plans. */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -489,6 +490,132 @@ static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
+/* ---- Explaining to programs ---------------------------------------------------------------------------------------------- */
+
+/* "name":"text", without a newline at the text's end. */
+static void print_json_text(const char *name, const char *text, FILE *out)
+{
+    fprintf(out, "\"%s\":\"", name);
+    for (; *text && !(*text == '\n' && !text[1]); text++) {
+        if (*text == '"' || *text == '\\')
+            fprintf(out, "\\%c", *text);
+        else if ((unsigned char)*text < 0x20)
+            fprintf(out, "\\u%04x", (unsigned)*text);
+        else
+            fputc(*text, out);
+    }
+    fputc('"', out);
+}
+
+/* Why the row was chosen, without "because" and, of rules, without what the line tells beside. */
+static void print_json_why(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule, FILE *out)
+{
+    static const char word[] = "because";
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *memory = open_memstream(&text, &bytes);
+    if (memory && rule)
+        fprintf(memory, "the rule %s:%d", inquiry->rules.source, rule->line);
+    else if (memory)
+        explain_why(inquiry, row, memory);
+    const bool has_text = memory && fclose(memory) == 0;
+    const char *at = has_text ? text : "";
+    if (strncmp(at, word, strlen(word)) == 0)
+        at += strlen(word) + strspn(at + strlen(word), ": ");
+    print_json_text("why", at, out);
+    free(text);
+}
+
+static void print_json_call(const struct inquiry *inquiry, FILE *out)
+{
+    fprintf(out, "{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d", inquiry->row->name, inquiry->question->ranks,
+            inquiry->hosts);
+    fprintf(out, ",\"bytes\":%zu,\"count\":%zu,\"count_is_per_rank\":%s,\"element_bytes\":%zu", inquiry->selection.bytes,
+            inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element);
+}
+
+static void print_json_choice(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule,
+                              enum shoal_reach reach, FILE *out)
+{
+    static const char *const reaches[] = {"plain", "some shared", "shared"};
+    fprintf(out, ",\"algorithm\":\"%s\",\"operands\":\"%s\",", row->variants[reach],
+            inquiry->is_overwritten ? reaches[0] : reaches[reach]);
+    print_json_why(inquiry, row, rule, out);
+    fprintf(out, ",\"is_by_rule\":%s,", rule ? "true" : "false");
+    print_json_text("cost", row->cost, out);
+}
+
+static void print_json_pieces(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan,
+                              FILE *out)
+{
+    const size_t piece = inquiry->count ? shoal_select_piece(row, plan, inquiry->settings.piece_bytes, inquiry->element) : 0;
+    fprintf(out,
+            "{\"rank\":%d,\"pieces\":%zu,\"piece_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
+            piece ? (inquiry->count + piece - 1) / piece : 1, piece * inquiry->element,
+            (unsigned long long)inquiry->settings.depth, plan->parts, plan->places);
+}
+
+static enum shoal_status print_json_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
+{
+    uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_view masked = shoal_view_mask(&inquiry->view, rank, flags);
+    struct shoal_plan plan;
+    shoal_plan_init(&plan, rank, inquiry->question->ranks);
+    row->build(&plan, &masked, rank, 0);
+    if (plan.status == SHOAL_OK) {
+        print_json_pieces(inquiry, row, &plan, out);
+        shoal_plan_print_json(&plan, out);
+        fputc('}', out);
+    }
+    const enum shoal_status status = plan.status;
+    shoal_plan_fini(&plan);
+    return status;
+}
+
+static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *out)
+{
+    const struct shoal_question *question = inquiry->question;
+    const struct shoal_rule *rule;
+    const struct shoal_row *row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    const char *before = "\n  ";
+    print_json_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    fputs(",\"plans\":[", out);
+    for (int rank = 0; rank < question->ranks; rank++) {
+        if (question->rank >= 0 && question->rank != rank)
+            continue;
+        fputs(before, out);
+        SHOAL_TRY(print_json_plan(inquiry, row, rank, out));
+        before = ",\n  ";
+    }
+    fputc(']', out);
+    return SHOAL_OK;
+}
+
+static void print_json_direct(const struct inquiry *inquiry, const struct shoal_row *rounds, FILE *out)
+{
+    const struct shoal_row *row = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
+    const bool has_rules = shoal_select_has_rules(&inquiry->selection);
+    print_json_choice(inquiry, row, has_rules ? shoal_select_rule(&inquiry->selection) : NULL, SHOAL_REACH_STAGED, out);
+    fputs(",\"plans\":[]", out);
+}
+
+static enum shoal_status explain_in_json(const struct inquiry *inquiry, FILE *out)
+{
+    const struct shoal_row *rounds;
+    enum shoal_status status = SHOAL_OK;
+    print_json_call(inquiry, out);
+    if (inquiry->question->ranks == 1)
+        fputs(",\"algorithm\":\"alone\",\"plans\":[]", out);
+    else if (shoal_select_is_direct(&inquiry->selection, &rounds))
+        print_json_direct(inquiry, rounds, out);
+    else
+        status = print_json_plans(inquiry, out);
+    fputs("}\n", out);
+    return status;
+}
+
+/* ---- Asking -------------------------------------------------------------------------------------------------------------- */
+
 /* False with a line on out when the question makes no sense. */
 static bool is_question(struct inquiry *inquiry, FILE *out)
 {
@@ -542,7 +669,8 @@ static void spread(const struct inquiry *inquiry, uint16_t *host)
 /* What a program that was built before the field was there does not have. */
 #define QUESTION_BYTES_LEAST offsetof(struct shoal_question, hosts)
 
-enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
+static enum shoal_status answer(const struct shoal_question *question, FILE *out,
+                                enum shoal_status (*print)(const struct inquiry *inquiry, FILE *out))
 {
     uint8_t input[SHOAL_PLAN_RANKS_MAX], output[SHOAL_PLAN_RANKS_MAX];
     uint16_t host[SHOAL_PLAN_RANKS_MAX];
@@ -567,8 +695,18 @@ enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out
     if (is_question(&inquiry, out)) {
         spread(&inquiry, host);
         measure(&inquiry);
-        status = explain(&inquiry, out);
+        status = print(&inquiry, out);
     }
     shoal_rules_fini(&inquiry.rules);
     return status;
+}
+
+enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
+{
+    return answer(question, out, explain);
+}
+
+enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out)
+{
+    return answer(question, out, explain_in_json);
 }

@@ -166,6 +166,38 @@ def explain_shows_zero_copy_for_shared_memory():
     expect(any("win[" in step for step in steps(explain("allreduce", "--ranks", "2", "--bytes", "3MiB"))))
 
 
+def explain_tells_programs_the_same():
+    """Each step of the text in another form."""
+    def text_of(step):
+        if step["step"] == "signal":
+            return f"signal  {step['peer']}"
+        if step["step"] == "wait":
+            return "wait    puts" if step["for"] == "puts" else \
+                f"wait    {step['peer']} " + ("credit" if step["for"] == "credit" else f"#{step['signal']}")
+        return f"{step['step']:7} {' + '.join(step['from'])} -> {', '.join(step['to'])}"
+    for words in (["allreduce", "--ranks", "4", "--bytes", "3MiB"], ["alltoall", "--ranks", "3", "--memory", "shared"],
+                  ["allreduce", "--hosts", "4", "--ranks-per-host", "2", "--bytes", "64M", "--rank", "1"], ["barrier", "--ranks", "2"],
+                  ["broadcast", "--ranks", "3", "--bytes", "64"], ["allgather", "--ranks", "1"],
+                  ["reduce", "--hosts", "2", "--bytes", "4"]):
+        text, told = explain(*words), json.loads(explain(*words, "--format", "json"))
+        expect(re.search(f"^algorithm {told['algorithm']}[,:] ", text, re.M), told["algorithm"], text)
+        if told["ranks"] > 1:
+            expect(f"because {told['why']}" in text or f"because: {told['why']}" in text, told["why"], text)
+            expect(f"\ncost: {told['cost']}\n" in text, told["cost"], text)
+        lines = [text_of(step) for plan in told["plans"] for step in plan["steps"]]
+        expect(lines == [line[5:] for line in text.splitlines() if re.match(r" *\d+  \w", line)], lines, text)
+        expect([f"rank {p['rank']}:" for p in told["plans"]] == re.findall(r"^rank \d+:", text, re.M), told, text)
+    told = json.loads(explain("reduce", "--bytes", "1M", "--format", "json", env={**os.environ, "SHOAL_ALGORITHMS": "reduce=owners"}))
+    expect(told["is_by_rule"] and told["why"] == "the rule SHOAL_ALGORITHMS:1", told)
+    expect(told["bytes"] == 1 << 20 and told["count"] == 1 << 18 and told["element_bytes"] == 4, told)
+    pieces = told["plans"][0]
+    expect(pieces["pieces"] * pieces["piece_bytes"] >= 1 << 20 and pieces["depth"] == 4, pieces)
+    code, out, err = call(SHOAL, "explain", "allreduce", "--format", "xml")
+    expect((code, out) == (2, "") and "--format takes text or json, not 'xml'" in err, code, out, err)
+    code, out, err = call(SHOAL, "explain", "allreduce", "--hosts", "3", "--ranks", "2", "--format", "json")
+    expect((code, out) == (2, "") and err.count("\n") == 1, code, out, err)
+
+
 def explain_has_a_legend_for_its_steps():
     out = explain("allreduce", "--ranks", "3", "--bytes", "3MiB")
     legend, _, plans = out.partition("\nrank 0: ")
@@ -492,7 +524,8 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
-           explain_shows_zero_copy_for_shared_memory, explain_has_a_legend_for_its_steps, explain_knows_every_collective,
+           explain_shows_zero_copy_for_shared_memory, explain_tells_programs_the_same, explain_has_a_legend_for_its_steps,
+           explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
            explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,
            options_have_one_name_in_all_commands,
