@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { HOST_TIMEOUT_MS = 20000, EXIT_S = 2 };
+enum { EXIT_S = 2 };
 
 enum option {
     OPTION_HELP = 1,
@@ -148,22 +148,15 @@ static void end_in_time(int code)
 
 /* ---- Many ---------------------------------------------------------------------------------------------------------------- */
 
-/* Started by its path, it is probably there under the same one; started by its name, the hosts have their own search path. */
-static const char *name_of_command(char path[4096])
+static int diagnose_hosts(struct doctor_options *doctor, struct ask_hosts *hosts, struct doctor_findings *findings)
 {
-    const char *name = program_invocation_name;
-    return strchr(name, '/') && realpath("/proc/self/exe", path) ? path : name;
-}
-
-static int diagnose_hosts(struct doctor_options *doctor, struct doctor_hosts *hosts, struct doctor_findings *findings)
-{
-    char path[4096];
-    const int code = doctor_hosts_read(doctor->file, hosts);
+    char path[ASK_PATH_MAX];
+    const int code = ask_hosts_read("doctor", doctor->file, hosts);
     if (code)
         return code;
-    doctor->via = doctor->via ? doctor->via : "ssh -o BatchMode=yes";
-    doctor->shoal = doctor->shoal ? doctor->shoal : name_of_command(path);
-    doctor->timeout_ms = doctor->timeout_ms ? doctor->timeout_ms : HOST_TIMEOUT_MS;
+    doctor->via = doctor->via ? doctor->via : ASK_VIA;
+    doctor->shoal = doctor->shoal ? doctor->shoal : ask_shoal_name(path);
+    doctor->timeout_ms = doctor->timeout_ms ? doctor->timeout_ms : ASK_TIMEOUT_MS;
     doctor_hosts_ask(hosts, doctor, findings);
     return doctor_findings_count(findings, SHOAL_FINDING_ERROR) ? 1 : 0;
 }
@@ -171,7 +164,7 @@ static int diagnose_hosts(struct doctor_options *doctor, struct doctor_hosts *ho
 static int doctor_run(struct doctor_options *doctor)
 {
     struct doctor_findings findings = {0};
-    struct doctor_hosts hosts = {0};
+    struct ask_hosts hosts = {0};
     int code = doctor->file ? diagnose_hosts(doctor, &hosts, &findings) : diagnose_here(doctor, &findings);
     if (code != TOOL_EXIT_USAGE && doctor->json)
         doctor_findings_print_json(&findings, doctor->file ? &hosts : NULL, stdout);

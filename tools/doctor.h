@@ -3,20 +3,8 @@
 #ifndef SHOAL_TOOLS_DOCTOR_H
 #define SHOAL_TOOLS_DOCTOR_H
 
+#include "ask.h"
 #include "tool.h"
-
-enum { DOCTOR_HOSTS_MAX = 1024, DOCTOR_NAME_MAX = 256 };
-
-struct doctor_host {
-    char name[DOCTOR_NAME_MAX];
-    int slots; /* 0: not said */
-};
-
-/* Of a file: "host [slots=N]" on each line. */
-struct doctor_hosts {
-    struct doctor_host *at;
-    int count;
-};
 
 struct doctor_options {
     const char *file;    /* of hosts; NULL: this host alone */
@@ -31,7 +19,7 @@ struct doctor_options {
 struct doctor_finding {
     enum shoal_finding_level level;
     const char *subject, *found, *advice; /* of a list: the list's own copies */
-    uint8_t hosts[DOCTOR_HOSTS_MAX / 8];  /* a bit for each on which it was found */
+    uint8_t hosts[ASK_HOSTS_MAX / 8];     /* a bit for each on which it was found */
 };
 
 struct doctor_findings {
@@ -47,16 +35,13 @@ void doctor_findings_fini(struct doctor_findings *findings);
 size_t doctor_findings_count(const struct doctor_findings *findings, enum shoal_finding_level level);
 
 /* A table, or one object per line. hosts NULL: all are of this host. */
-void doctor_findings_print(const struct doctor_findings *findings, const struct doctor_hosts *hosts, FILE *out);
-void doctor_findings_print_json(const struct doctor_findings *findings, const struct doctor_hosts *hosts, FILE *out);
+void doctor_findings_print(const struct doctor_findings *findings, const struct ask_hosts *hosts, FILE *out);
+void doctor_findings_print_json(const struct doctor_findings *findings, const struct ask_hosts *hosts, FILE *out);
 
 /* Reads a line of the latter, of one host; the texts lie in it. False: it is none. */
 bool doctor_finding_parse(char *line, struct doctor_finding *finding_out);
 
-/* Exit code: TOOL_EXIT_USAGE, with a line on stderr, when the file makes no sense. */
-int doctor_hosts_read(const char *file, struct doctor_hosts *hosts_out);
-
 /* Asks all hosts at once; each has timeout_ms. Who does not answer is a finding. */
-void doctor_hosts_ask(const struct doctor_hosts *hosts, const struct doctor_options *options, struct doctor_findings *findings);
+void doctor_hosts_ask(const struct ask_hosts *hosts, const struct doctor_options *options, struct doctor_findings *findings);
 
 #endif

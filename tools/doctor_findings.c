@@ -119,7 +119,7 @@ static void words_print(FILE *out, const char *text)
     fputc('\n', out);
 }
 
-static int hosts_count(const struct doctor_finding *finding, const struct doctor_hosts *hosts)
+static int hosts_count(const struct doctor_finding *finding, const struct ask_hosts *hosts)
 {
     int count = 0;
     for (int i = 0; i < hosts->count; i++)
@@ -128,7 +128,7 @@ static int hosts_count(const struct doctor_finding *finding, const struct doctor
 }
 
 /* How many gave a diagnosis: each begins with the version. */
-static int answers_count(const struct doctor_findings *findings, const struct doctor_hosts *hosts)
+static int answers_count(const struct doctor_findings *findings, const struct ask_hosts *hosts)
 {
     int count = 0;
     for (size_t i = 0; i < findings->count; i++)
@@ -138,7 +138,7 @@ static int answers_count(const struct doctor_findings *findings, const struct do
 }
 
 /* "n1, n2, n3, n4 and 3 more: "; nothing where it is so on all. */
-static void hosts_print(FILE *out, const struct doctor_finding *finding, const struct doctor_hosts *hosts, int answers)
+static void hosts_print(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts, int answers)
 {
     const int count = hosts_count(finding, hosts);
     int named = 0;
@@ -152,7 +152,7 @@ static void hosts_print(FILE *out, const struct doctor_finding *finding, const s
     fputs(": ", out);
 }
 
-static void finding_print(FILE *out, const struct doctor_finding *finding, const struct doctor_hosts *hosts, int answers)
+static void finding_print(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts, int answers)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -182,7 +182,7 @@ static void summary_print(FILE *out, const struct doctor_findings *findings)
         fprintf(out, "\n%zu error%s, %zu warning%s\n", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s");
 }
 
-void doctor_findings_print(const struct doctor_findings *findings, const struct doctor_hosts *hosts, FILE *out)
+void doctor_findings_print(const struct doctor_findings *findings, const struct ask_hosts *hosts, FILE *out)
 {
     const int answers = hosts ? answers_count(findings, hosts) : 0;
     if (hosts)
@@ -201,7 +201,7 @@ static void member_print(FILE *out, const char *key, const char *text)
     trace_json_print_text(out, text);
 }
 
-static void hosts_print_json(FILE *out, const struct doctor_finding *finding, const struct doctor_hosts *hosts)
+static void hosts_print_json(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts)
 {
     int named = 0;
     fputs(",\"hosts\":[", out);
@@ -214,7 +214,7 @@ static void hosts_print_json(FILE *out, const struct doctor_finding *finding, co
     fputc(']', out);
 }
 
-void doctor_findings_print_json(const struct doctor_findings *findings, const struct doctor_hosts *hosts, FILE *out)
+void doctor_findings_print_json(const struct doctor_findings *findings, const struct ask_hosts *hosts, FILE *out)
 {
     for (size_t i = 0; i < findings->count; i++) {
         const struct doctor_finding *finding = &findings->at[i];
