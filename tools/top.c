@@ -9,20 +9,36 @@
 
 #include "tool.h"
 
-enum option { OPTION_HELP = 1, OPTION_INTERVAL, OPTION_ONCE, OPTION_FORMAT, OPTION_DUMP };
+enum option {
+    OPTION_HELP = 1,
+    OPTION_INTERVAL,
+    OPTION_ONCE,
+    OPTION_FORMAT,
+    OPTION_DUMP,
+    OPTION_HOSTS,
+    OPTION_VIA,
+    OPTION_SHOAL,
+    OPTION_TIMEOUT
+};
 
 static const struct tool_option option_list[] = {
     {"--interval", OPTION_INTERVAL, "SECONDS"},
     {"--once", OPTION_ONCE, NULL},
     {"--format", OPTION_FORMAT, "FORMAT"},
     {"--dump", OPTION_DUMP, NULL},
+    {"--hosts", OPTION_HOSTS, "FILE"},
+    {"--via", OPTION_VIA, "COMMAND"},
+    {"--shoal", OPTION_SHOAL, "PATH"},
+    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
 };
 
 static const char help[] =
-    "Usage: shoal top [options] [PID | JOB]\n"
+    "Usage:\n"
+    "    shoal top [options] [PID | JOB]\n"
+    "    shoal top --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [options] [PID | JOB]\n"
     "\n"
     "Shows what the ranks of a live job do on this host: which operation each is in, who waits for whom and since when, how\n"
     "many operations and bytes go through in a second, who comes last and how late, memory, and the state of each process.\n"
@@ -34,14 +50,23 @@ static const char help[] =
     "\n"
     "    --interval SECONDS   between two looks (default 1; with --once 0.2: rates are those of this time)\n"
     "    --once               prints once and ends; else the table is shown anew until the job ends\n"
-    "    --format FORMAT      table, json (an object a line) or prometheus (counters of one look, for a scraper)\n"
+    "    --format FORMAT      table, json (an object a line), prometheus (counters of one look, for a scraper) or lines (a "
+    "flat\n"
+    "                         object for each communicator: what --hosts reads)\n"
     "    --dump               prints the flight recorders instead, as shoal_flight_print does: shoal trace reads them\n"
+    "    --hosts FILE         ask each host of the file, all at once; lines are \"host\" or \"host slots=N\", # begins a "
+    "comment\n"
+    "    --via COMMAND        what runs a command on a host: called as COMMAND HOST 'shoal top ...', as ssh is; without it,\n"
+    "                         \"ssh -o BatchMode=yes\"\n"
+    "    --shoal PATH         what shoal is called on the hosts; without it, as here\n"
+    "    --timeout SECONDS    how long each host may take, 20 without it\n"
     "\n"
     "Columns: last is the share of operations to which the rank came last, and late by how much later than the first rank on\n"
     "average then, both since its communicators were made. Memory is what is resident, shared what Shoal has reserved of it.\n"
     "\n"
-    "A job on several hosts has the same number on each. A rank knows whom it waits for on another host once nothing has\n"
-    "moved for half a second; what that one does its own host tells: ssh HOST shoal top JOB.\n"
+    "A job on several hosts has the same number on each. Without --hosts, ranks elsewhere are not shown, and a rank that "
+    "waits\n"
+    "for one of them knows which once nothing has moved for half a second. With --hosts, PID is a process of this host.\n"
     "\n"
     "Examples:\n"
     "    shoal top                                         all jobs of this user on this host\n"
@@ -49,19 +74,21 @@ static const char help[] =
     "    shoal top --once --format json 4242               for a program\n"
     "    shoal top --format prometheus                     counters, such as for node_exporter's textfile collector\n"
     "    shoal top --dump 4242 | shoal trace -             the last 1,024 operations of each rank, put together\n"
-    "    for h in n1 n2; do ssh $h shoal top --once 3f2a91c0; done    one job on two hosts\n"
+    "    shoal top --hosts hosts.txt                       all jobs of all hosts, through ssh\n"
     "\n"
     "Exit codes: 0 success, or the job has ended while it was shown; 1 there is no such process or job, it has no\n"
     "communicator, it may not be looked at (it is another user's), or it runs a version of Shoal that this one cannot read;\n"
     "2 the arguments make no sense.\n";
 
-enum format { TABLE, JSON, PROMETHEUS };
+enum format { TABLE, JSON, PROMETHEUS, LINES };
 
 struct request {
     struct top_target target;
     enum format format;
     bool is_once, is_dump;
     uint64_t interval_ms; /* 0: the default */
+    const char *file;     /* of hosts; NULL: this one */
+    struct top_hosts hosts;
 };
 
 static void look_print(const struct top_look *look, const struct request *request, FILE *out)
@@ -70,6 +97,8 @@ static void look_print(const struct top_look *look, const struct request *reques
         top_print_json(look, out);
     else if (request->format == PROMETHEUS)
         top_print_prometheus(look, out);
+    else if (request->format == LINES)
+        top_print_lines(look, out);
     else
         top_print_table(look, out);
 }
@@ -106,52 +135,76 @@ static void screen_begin(const struct request *request)
         fputs("\033[H\033[2J", stdout); /* home, clear */
 }
 
-/* The first look is only to compare with, or to say why there is nothing. */
+/* The process that was named may end before its job does, and means nothing to other hosts. */
+static void target_of_look(const struct top_look *look, struct top_target *target, char job[17])
+{
+    snprintf(job, 17, "%016llx", (unsigned long long)look->processes[0].job);
+    *target = (struct top_target){.job = job};
+}
+
+/* The next look, and its rates. */
+static int look_next(const struct request *request, const struct top_target *target, const struct top_look *before,
+                     struct top_look *look_out)
+{
+    if (request->file)
+        return top_hosts_take(&request->hosts, target, look_out);
+    const int code = top_look_take(target, look_out);
+    if (!code)
+        top_look_compare(look_out, before);
+    return code;
+}
+
+static void look_show(const struct top_look *look, const struct request *request)
+{
+    screen_begin(request);
+    look_print(look, request, stdout);
+    if (!request->is_once && request->format == TABLE && !is_screen(request))
+        fputc('\n', stdout);
+    fflush(stdout);
+}
+
+/* Shows looks until there are none. The first one of this host is only to compare with, or to say why there is nothing. */
 static int watch(const struct request *request)
 {
     const uint64_t interval_ms = request->interval_ms ? request->interval_ms : request->is_once ? 200 : 1000;
-    struct top_look before, look;
-    int code = top_look_take(&request->target, &before);
+    const bool is_here = !request->file || request->target.pid;
     struct top_target target = request->target;
+    struct top_look before = {.process_count = 0}, look = before;
     char job[17];
+    bool is_shown = false;
+    int code = is_here ? top_look_take(&target, &before) : 0;
+    if (!code && target.pid)
+        target_of_look(&before, &target, job);
     while (!code) {
-        fflush(stdout);
-        if (ferror(stdout))
-            break;
-        pause_for(interval_ms);
-        if (target.pid) { /* the process that was named may end before its job does */
-            snprintf(job, sizeof job, "%016llx", (unsigned long long)before.processes[0].job);
-            target = (struct top_target){.job = job};
-        }
-        if (top_look_take(&target, &look) != 0) {
-            top_look_fini(&look);
-            code = request->is_once; /* it has ended: that line says so */
+        if (is_shown || !request->file)
+            pause_for(interval_ms);
+        if (look_next(request, &target, &before, &look) != 0) {
+            code = !is_shown; /* else it has ended: that line says so */
             break;
         }
-        top_look_compare(&look, &before);
-        screen_begin(request);
-        look_print(&look, request, stdout);
-        if (!request->is_once && request->format == TABLE && !is_screen(request))
-            fputc('\n', stdout);
+        look_show(&look, request);
+        is_shown = true;
         top_look_fini(&before);
         before = look;
-        if (request->is_once)
+        memset(&look, 0, sizeof look);
+        if (request->is_once || ferror(stdout))
             break;
     }
+    top_look_fini(&look);
     top_look_fini(&before);
     return code;
 }
 
 static bool format_read(const struct tool_args *args, struct request *request)
 {
-    static const char *const words[] = {"table", "json", "prometheus"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const words[] = {"table", "json", "prometheus", "lines"};
+    for (int i = 0; i < 4; i++) {
         if (strcmp(args->value, words[i]) != 0)
             continue;
         request->format = (enum format)i;
         return true;
     }
-    return tool_value_fail(args, "table, json or prometheus");
+    return tool_value_fail(args, "table, json, prometheus or lines");
 }
 
 static bool interval_read(const struct tool_args *args, struct request *request)
@@ -199,6 +252,14 @@ static int request_read(int argc, char **argv, struct request *request)
             request->is_once = true;
         else if (id == OPTION_DUMP)
             request->is_dump = true;
+        else if (id == OPTION_HOSTS)
+            request->file = args.value;
+        else if (id == OPTION_VIA)
+            request->hosts.via = args.value;
+        else if (id == OPTION_SHOAL)
+            request->hosts.shoal = args.value;
+        else if (id == OPTION_TIMEOUT)
+            code = tool_seconds_read(&args, &request->hosts.timeout_ms) ? 0 : TOOL_EXIT_USAGE;
         else if (args.at < argc)
             code = target_read(argv[args.at++], &request->target);
         else
@@ -208,13 +269,30 @@ static int request_read(int argc, char **argv, struct request *request)
     }
 }
 
+/* Returns 0, or the exit code when one line has been printed. */
+static int request_check(struct request *request)
+{
+    const struct top_hosts *hosts = &request->hosts;
+    request->is_once = request->is_once || request->format == PROMETHEUS || request->format == LINES;
+    if (!request->file && (hosts->via || hosts->shoal || hosts->timeout_ms))
+        return tool_usage_fail("top", "%s is for other hosts: give --hosts FILE, too",
+                               hosts->via     ? "--via"
+                               : hosts->shoal ? "--shoal"
+                                              : "--timeout");
+    if (request->file && request->is_dump)
+        return tool_usage_fail("top", "--dump and --hosts do not go together: ask each host");
+    return request->file ? top_hosts_read(request->file, &request->hosts) : 0;
+}
+
 int shoal_tool_top(int argc, char **argv)
 {
     struct request request = {.format = TABLE};
     int code = request_read(argc, argv, &request);
     if (code >= 0)
         return code;
-    request.is_once = request.is_once || request.format == PROMETHEUS;
-    code = request.is_dump ? dump(&request) : watch(&request);
-    return tool_output_finish("top", code);
+    code = request_check(&request);
+    if (!code)
+        code = request.is_dump ? dump(&request) : watch(&request);
+    free(request.hosts.list.at);
+    return code == TOOL_EXIT_USAGE ? code : tool_output_finish("top", code);
 }

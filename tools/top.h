@@ -1,5 +1,6 @@
-/* `shoal top`: what its files share. Each look reads all processes on this host that may be read (top_look.c); two looks give
- * rates and say who waits for whom (top_waits.c); then one is printed (top_print.c). Everything runs on the main thread. */
+/* `shoal top`: what its files share. Each look reads all processes on this host that may be read (top_look.c), or asks other
+ * hosts for that (top_hosts.c); two looks give rates; a look says who waits for whom (top_waits.c); then it is printed
+ * (top_print.c). Everything runs on the main thread. */
 #ifndef SHOAL_TOOLS_TOP_H
 #define SHOAL_TOOLS_TOP_H
 
@@ -8,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include "ask.h"
+
+enum { TOP_SIZE_MAX = 65536 }; /* ranks of a communicator that another host tells of */
 
 /* One communicator of one process. The texts of `at` lie behind it. */
 struct top_comm {
@@ -63,8 +68,23 @@ struct top_blame {
     double us;
 };
 
+/* Other hosts to ask. What is NULL or 0 before top_hosts_read becomes the preset. */
+struct top_hosts {
+    struct ask_hosts list;
+    const char *via, *shoal;
+    uint64_t timeout_ms;
+    char path[ASK_PATH_MAX];
+};
+
 /* Returns 0, or the exit code when one line on stderr says why there is nothing to show. */
 int top_look_take(const struct top_target *target, struct top_look *look_out);
+/* The same of other hosts; rates are theirs. A process cannot be the target. */
+int top_hosts_take(const struct top_hosts *hosts, const struct top_target *target, struct top_look *look_out);
+int top_hosts_read(const char *file, struct top_hosts *hosts);
+/* Room for one process and one communicator more; false: no memory. */
+bool top_look_grow(struct top_look *look);
+/* Brings processes into their order, and says to which each communicator belongs. */
+void top_look_sort(struct top_look *look);
 void top_look_compare(struct top_look *look, const struct top_look *before);
 void top_look_fini(struct top_look *look);
 
@@ -78,5 +98,6 @@ const char *top_state_name(char state);
 void top_print_table(const struct top_look *look, FILE *out);
 void top_print_json(const struct top_look *look, FILE *out);
 void top_print_prometheus(const struct top_look *look, FILE *out);
+void top_print_lines(const struct top_look *look, FILE *out);
 
 #endif

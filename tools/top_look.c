@@ -77,6 +77,12 @@ static bool grow(void **list, size_t count, size_t bytes)
     return larger != NULL;
 }
 
+bool top_look_grow(struct top_look *look)
+{
+    return grow((void **)&look->processes, look->process_count, sizeof *look->processes) &&
+           grow((void **)&look->comms, look->comm_count, sizeof *look->comms);
+}
+
 struct filling {
     struct top_look *look;
     bool has_memory;
@@ -180,6 +186,16 @@ static int by_rank(const void *a, const void *b)
     return (x->pid > y->pid) - (x->pid < y->pid);
 }
 
+void top_look_sort(struct top_look *look)
+{
+    qsort(look->processes, look->process_count, sizeof *look->processes, by_rank);
+    for (size_t i = 0; i < look->comm_count; i++)
+        look->comms[i].process_at = SIZE_MAX;
+    for (size_t i = 0; i < look->process_count; i++)
+        for (size_t k = look->processes[i].first; k < look->processes[i].first + look->processes[i].count; k++)
+            look->comms[k].process_at = i;
+}
+
 static void processes_keep(struct top_look *look)
 {
     size_t kept = 0;
@@ -187,16 +203,11 @@ static void processes_keep(struct top_look *look)
         if (look->processes[i].is_wanted)
             look->processes[kept++] = look->processes[i];
     look->process_count = kept;
-    qsort(look->processes, kept, sizeof *look->processes, by_rank);
-    for (size_t i = 0; i < look->comm_count; i++)
-        look->comms[i].process_at = SIZE_MAX;
     for (size_t i = 0; i < kept; i++) {
-        struct top_process *process = &look->processes[i];
-        memory_read(process);
-        shared_read(process);
-        for (size_t k = process->first; k < process->first + process->count; k++)
-            look->comms[k].process_at = i;
+        memory_read(&look->processes[i]);
+        shared_read(&look->processes[i]);
     }
+    top_look_sort(look);
 }
 
 /* ---- Taking -------------------------------------------------------------------------------------------------------------- */

@@ -140,8 +140,8 @@ static void row_print(const struct top_look *look, const struct row *row, FILE *
     char rate[24], memory[24], shared[24], late[24] = "-";
     if (row->came_last)
         span_name(row->late_us / (double)row->came_last, late);
-    fprintf(out, "  %5d %8d %-9s %9.1f %10s %5.0f%% %9s %9s %9s  ", row->world_rank, row->process->pid,
-            top_state_name(row->process->state), row->operations_per_s, bytes_name(row->bytes_per_s, rate),
+    fprintf(out, "  %5d %-12.12s %8d %-9s %9.1f %10s %5.0f%% %9s %9s %9s  ", row->world_rank, row->process->host,
+            row->process->pid, top_state_name(row->process->state), row->operations_per_s, bytes_name(row->bytes_per_s, rate),
             row->operations ? 100 * (double)row->came_last / (double)row->operations : 0, late,
             bytes_name((double)row->process->memory_bytes, memory), bytes_name((double)row->process->shared_bytes, shared));
     doing_print(look, row, out);
@@ -170,6 +170,18 @@ static void process_print(const struct top_look *look, const struct top_process 
     }
 }
 
+static int hosts_count(const struct top_look *look, size_t first, size_t count)
+{
+    int hosts = 0;
+    for (size_t i = first; i < first + count; i++) {
+        size_t before = first;
+        while (before < i && strcmp(look->processes[before].host, look->processes[i].host) != 0)
+            before++;
+        hosts += before == i;
+    }
+    return hosts;
+}
+
 static int world_size(const struct top_look *look, uint64_t job)
 {
     int size = 0;
@@ -182,10 +194,15 @@ static int world_size(const struct top_look *look, uint64_t job)
 static void job_head_print(const struct top_look *look, size_t first, size_t count, FILE *out)
 {
     const struct top_process *process = &look->processes[first];
-    fprintf(out, "job %016" PRIx64 ": %zu process%s on %s, of a world of %d rank%s\n", process->job, count,
-            count == 1 ? "" : "es", process->host, world_size(look, process->job), plural(world_size(look, process->job)));
-    fprintf(out, "  %5s %8s %-9s %9s %10s %6s %9s %9s %9s  %s\n", "rank", "pid", "state", "ops/s", "bytes/s", "last", "late by",
-            "memory", "shared", "doing");
+    const int hosts = hosts_count(look, first, count), size = world_size(look, process->job);
+    fprintf(out, "job %016" PRIx64 ": %zu process%s on ", process->job, count, count == 1 ? "" : "es");
+    if (hosts > 1)
+        fprintf(out, "%d hosts", hosts);
+    else
+        fputs(process->host, out);
+    fprintf(out, ", of a world of %d rank%s\n", size, plural(size));
+    fprintf(out, "  %5s %-12s %8s %-9s %9s %10s %6s %9s %9s %9s  %s\n", "rank", "host", "pid", "state", "ops/s", "bytes/s",
+            "last", "late by", "memory", "shared", "doing");
 }
 
 static void blame_print(const struct top_look *look, FILE *out)
@@ -195,8 +212,8 @@ static void blame_print(const struct top_look *look, FILE *out)
     if (!top_blame_find(look, &blame) || blame.us < BLAME_US)
         return;
     const struct top_process *process = &look->processes[blame.process_at];
-    fprintf(out, "\nrank %d (process %d, %s) holds up %d rank%s for %s: ", process->world_rank, process->pid,
-            top_state_name(process->state), blame.held, plural(blame.held), span_name(blame.us, text));
+    fprintf(out, "\nrank %d (process %d on %s, %s) holds up %d rank%s for %s: ", process->world_rank, process->pid,
+            process->host, top_state_name(process->state), blame.held, plural(blame.held), span_name(blame.us, text));
     if (process->state == 'T')
         fprintf(out, "a signal has stopped it; kill -CONT %d lets it go on\n", process->pid);
     else

@@ -1,7 +1,7 @@
 /* Who waits for whom: as the ranks have said, or as the numbers of their newest operations tell. */
 #include "top.h"
 
-#include <string.h>
+#include <stdlib.h>
 
 /* The communicator as another rank on this host sees it; SIZE_MAX: that rank is not here. */
 static size_t comm_of_rank(const struct top_look *look, uint64_t comm, int rank)
@@ -12,27 +12,32 @@ static size_t comm_of_rank(const struct top_look *look, uint64_t comm, int rank)
     return SIZE_MAX;
 }
 
+/* The lowest ones are kept, in order. */
 static void wait_add(struct top_wait *wait, int rank)
 {
-    if (wait->count < TOP_WAITS_SHOWN)
-        wait->ranks[wait->count] = rank;
+    int at = wait->count < TOP_WAITS_SHOWN ? wait->count : TOP_WAITS_SHOWN;
     wait->count++;
+    for (; at > 0 && wait->ranks[at - 1] > rank; at--)
+        if (at < TOP_WAITS_SHOWN)
+            wait->ranks[at] = wait->ranks[at - 1];
+    if (at < TOP_WAITS_SHOWN)
+        wait->ranks[at] = rank;
 }
 
 /* Ranks that have not called the operation yet. */
 static void wait_for_missing(const struct top_look *look, const struct shoal_watched *at, struct top_wait *wait)
 {
-    int here = 0;
+    int seen = 0;
     wait->us = at->posted_us;
-    for (int rank = 0; rank < at->size; rank++) {
-        const size_t other = comm_of_rank(look, at->comm, rank);
-        if (other == SIZE_MAX)
+    for (size_t i = 0; i < look->comm_count; i++) {
+        const struct top_comm *other = &look->comms[i];
+        if (other->at.comm != at->comm || other->process_at == SIZE_MAX)
             continue;
-        here++;
-        if (look->comms[other].at.called < at->sequence)
-            wait_add(wait, rank);
+        seen++;
+        if (other->at.called < at->sequence)
+            wait_add(wait, other->at.rank);
     }
-    wait->is_elsewhere = !wait->count && here < at->size;
+    wait->is_elsewhere = !wait->count && seen < at->size;
 }
 
 struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
@@ -82,18 +87,19 @@ static size_t end_of(const struct top_look *look, size_t process_at, double *us_
 
 bool top_blame_find(const struct top_look *look, struct top_blame *blame_out)
 {
+    struct top_blame *blames = calloc(look->process_count, sizeof *blames);
     *blame_out = (struct top_blame){.held = 0};
-    for (size_t candidate = 0; candidate < look->process_count; candidate++) {
-        struct top_blame blame = {.process_at = candidate};
-        for (size_t i = 0; i < look->process_count; i++) {
-            double us;
-            if (end_of(look, i, &us) != candidate)
-                continue;
-            blame.held++;
-            blame.us = us > blame.us ? us : blame.us;
-        }
-        if (blame.held > blame_out->held)
-            *blame_out = blame;
+    for (size_t i = 0; i < look->process_count && blames; i++) {
+        double us;
+        const size_t end = end_of(look, i, &us);
+        if (end == SIZE_MAX)
+            continue;
+        blames[end].process_at = end;
+        blames[end].held++;
+        blames[end].us = us > blames[end].us ? us : blames[end].us;
+        if (blames[end].held > blame_out->held)
+            *blame_out = blames[end];
     }
+    free(blames);
     return blame_out->held > 0;
 }

@@ -190,7 +190,7 @@ def what_is_no_job_is_refused():
     refused("0123456789abcdef", about="belongs to a job 0123456789abcdef")
     refused("train.py", code=2, about="'train.py' is neither the number of a process nor that of a job")
     refused("1", "2", code=2, about="one PID or JOB, not also '2'")
-    refused("--format", "xml", code=2, about="--format takes table, json or prometheus, not 'xml'")
+    refused("--format", "xml", code=2, about="--format takes table, json, prometheus or lines, not 'xml'")
     refused("--interval", "0", code=2, about="0.01 or more")
 
 
@@ -265,6 +265,53 @@ def recorders_go_where_the_setting_says():
         expect(told.count("cannot keep the flight recorder as ") == 3 and "Not a directory; SHOAL_RECORDER_FILE names another" in told, told)
 
 
+VIA = """#!/bin/sh
+# A host: its own name in what it tells, which is of the ranks whose numbers modulo 2 are its own.
+host=$1
+shift
+case $host in
+gone) echo "no route to host" >&2; exit 255;;
+slow) exec sleep 60;;
+junk) echo '{"pid":1}'; echo '{"pid":'; echo hello; exit 0;;
+empty) echo "shoal top: no process that may be looked at has a communicator of Shoal" >&2; exit 1;;
+esac
+sh -c "$*" | sed "s/\\"host\\":\\"[^\\"]*\\"/\\"host\\":\\"$host\\"/" | grep -E "\\"world_rank\\":[${host#n}]"
+"""
+
+
+def hosts_are_asked_and_told_together():
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", 4) as job:
+        via, hosts = os.path.join(folder, "via"), os.path.join(folder, "hosts")
+        with open(via, "w", encoding="ascii") as file:
+            file.write(VIA)
+        os.chmod(via, 0o755)
+
+        def ask(names, *words):
+            with open(hosts, "w", encoding="ascii") as file:
+                file.write("".join(name + "\n" for name in names))
+            return call(SHOAL, "top", "--hosts", hosts, "--via", via, "--once", *words)
+        job.look_until(lambda mine, look: world(mine[0])["waits_us"] is not None and world(mine[0])["waits_us"] > 1.2e6, str(job.run.pid))
+        code, out, err = ask(["n02", "n13", "empty"], "--format", "json", job.run.pid)
+        look = json.loads(out)
+        expect(code == 0 and err == "" and look["note"] is None, out, err)
+        expect([(p["world_rank"], p["host"], p["pid"]) for p in look["processes"]] ==
+               [(r, "n02" if r in (0, 2) else "n13", job.pids[r]) for r in range(4)], look)
+        expect([world(p)["waits_for"] for p in look["processes"]] == [[1], [], [1], [1]], look)
+        expect(look["held_up_by"]["pid"] == job.pids[1] and look["held_up_by"]["held"] == 3, look)
+        number = look["processes"][0]["job"]
+        code, out, err = ask(["n02", "n13"], number[:8])
+        expect(code == 0 and f"job {number}: 4 processes on 2 hosts, of a world of 4 ranks\n" in out, out, err)
+        expect(f"rank 1 (process {job.pids[1]} on n13, sleeping) holds up 3 ranks" in out, out)
+        code, out, err = ask(["n02", "gone", "junk"], number)
+        expect(code == 0 and "\nhost gone gave no answer: exit code 255: no route to host\n" in out and "2 processes on n02" in out, out, err)
+        code, out, err = ask(["slow"], "--timeout", "0.5", number)
+        expect((code, out, err) == (1, "", "shoal top: host slow gave no answer: no end within 0.5 s (--timeout)\n"), code, out, err)
+        code, out, err = ask(["empty"], number)
+        expect((code, out, err) == (1, "", f"shoal top: no host has a process of job {number} that may be looked at\n"), code, out, err)
+        refused("--via", "ssh", about="--via is for other hosts: give --hosts FILE, too", code=2)
+        refused("--hosts", hosts, "--dump", about="--dump and --hosts do not go together", code=2)
+
+
 def wait_for(is_right):
     for _ in range(200):
         if is_right():
@@ -302,7 +349,7 @@ if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
-               counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, the_table_is_repeated_until_the_job_ends,
+               counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together, the_table_is_repeated_until_the_job_ends,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
                recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
                a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])
