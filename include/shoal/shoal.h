@@ -651,8 +651,8 @@ struct shoal_question {
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
  * then one line on out says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
-/* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none where
- * data travel beside the arrival records). On ERR_ARGUMENT the line on out is no JSON. */
+/* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none
+ * where data travel beside the arrival records). On ERR_ARGUMENT the line on out is no JSON. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
@@ -723,10 +723,9 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_simulate(const struct shoal_sim
 /* ---- 11. A live job ------------------------------------------------------------------------------------------------------ */
 
 /* One communicator of a process on this host, as its flight recorder shows it at this moment. Times are microseconds before
- * now. Of operations that several threads post at the same time, and of those that end within microseconds, some may be missed.
- */
+ * now. An operation that begins or ends during the look may be missing. Only Shoal makes this struct: later versions add fields
+ * at its end. */
 struct shoal_watched {
-    size_t struct_bytes;
     int pid;
     uint64_t job;  /* the same for all communicators and all hosts of a job */
     uint64_t comm; /* the same on all ranks of the communicator */

@@ -178,7 +178,6 @@ static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
 {
     const struct shoal_flight *flight = &watch->now->flight;
     struct shoal_watched watched = {
-        .struct_bytes = sizeof watched,
         .pid = watch->pid,
         .job = flight->job,
         .comm = flight->comm,
