@@ -98,7 +98,8 @@ static void open_fixture(struct fixture *fixture, uint32_t peers)
 
 static void open_channel(struct fixture *fixture)
 {
-    fixture->channel = (struct shoal_network_channel){COMM, fixture, hear, hear_written, hear_lost, NULL};
+    fixture->channel = (struct shoal_network_channel){
+        .comm = COMM, .arg = fixture, .message = hear, .written = hear_written, .failed = hear_lost};
     shoal_network_channel_open(fixture->network, &fixture->channel);
 }
 
@@ -179,7 +180,8 @@ static void too_many_early_messages_fail_their_communicator(void **state)
     assert_non_null(strstr(fixture.text, "process 2 on there sent more than"));
     shoal_network_channel_close(fixture.network, &fixture.channel);
     fixture.failed = SHOAL_OK;
-    fixture.channel = (struct shoal_network_channel){COMM + 1, &fixture, hear, hear_written, hear_lost, NULL};
+    fixture.channel = (struct shoal_network_channel){
+        .comm = COMM + 1, .arg = &fixture, .message = hear, .written = hear_written, .failed = hear_lost};
     shoal_network_channel_open(fixture.network, &fixture.channel);
     assert_int_equal(fixture.failed, SHOAL_OK);
     close_fixture(&fixture);
