@@ -329,7 +329,7 @@ void top_print_json(const struct top_look *look, FILE *out)
     fputs("}\n", out);
 }
 
-/* ---- Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats ---------------------------------------------- */
+/* ---- Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats --------------------------------------------- */
 
 static double operations_of(const struct top_look *look, size_t at)
 {

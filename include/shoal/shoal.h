@@ -762,9 +762,9 @@ struct shoal_watched {
 /* Receives each communicator of a process; texts hold during the call. */
 typedef void (*shoal_watch_fn)(void *arg, const struct shoal_watched *watched);
 
-/* Reads what process pid on this host does in Shoal now, out of the memory it records that in: the process is not stopped, does
- * not help, costs nothing, and may itself hang or be stopped. The caller needs the right to look at the process: its own user's,
- * or root's. PENDING: it has no communicator; ERR_ARGUMENT: there is no such process; ERR_SYSTEM: it may not be looked at;
+/* Reads what process pid on this host does in Shoal now, out of the memory that it records this in: the process does not help,
+ * loses no time, and may itself hang or be stopped. The caller needs the right to look at it: its own user's, or root's.
+ * PENDING: it has no communicator; ERR_ARGUMENT: there is no such process; ERR_SYSTEM: it may not be looked at;
  * ERR_UNSUPPORTED: it runs a version of Shoal whose recorder this one does not read. In all these cases one line is in error,
  * which may be NULL. Any thread. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
