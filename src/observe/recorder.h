@@ -79,8 +79,7 @@ struct shoal_flight {
     struct shoal_flight_text texts[SHOAL_FLIGHT_TEXTS];
 
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t next; /* records ever begun */
-    _Atomic uint64_t operations;                      /* that ended, well or not */
-    _Atomic uint64_t bytes;                           /* of their larger operands */
+    _Atomic uint64_t bytes;                           /* of operations that ended: of their larger operands */
     _Atomic uint64_t came_last;                       /* operations that this rank came last to */
     _Atomic uint64_t late;                            /* ticks, over those operations */
 
@@ -131,7 +130,6 @@ static inline struct shoal_record *shoal_recorder_next(struct shoal_recorder *re
 /* Counts an operation that has ended, and this rank's lateness where it came last (was_last is 0 or 1). */
 static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_t bytes, uint64_t was_last, int64_t late)
 {
-    shoal_flight_add(&recorder->flight->operations, 1);
     shoal_flight_add(&recorder->flight->bytes, bytes);
     shoal_flight_add(&recorder->flight->came_last, was_last);
     shoal_flight_add(&recorder->flight->late, (uint64_t)late & (0 - was_last));

@@ -145,11 +145,13 @@ static bool is_message(const struct shoal_record *record)
 static void tell_operations(const struct copy *copy, struct shoal_watched *watched)
 {
     const struct shoal_record *oldest = NULL;
-    uint64_t done = 0;
+    uint64_t done = 0, changing = 0;
     for (size_t i = 0; i < SHOAL_RECORDS; i++) {
         const struct shoal_record *record = &copy->records[i];
-        if (!record->kind)
+        if (!record->kind) {
+            changing += record->posted != 0;
             continue;
+        }
         if (!is_message(record) && record->sequence > watched->called)
             watched->called = record->sequence;
         done = record->done > done ? record->done : done;
@@ -159,6 +161,8 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
         if (!oldest || record->posted < oldest->posted)
             oldest = record;
     }
+    watched->operations =
+        atomic_load_explicit(&copy->flight.next, memory_order_relaxed) - (uint64_t)watched->under_way - changing;
     watched->idle_us = done ? us_since(&copy->flight, done) : -1;
     if (!oldest)
         return;
@@ -188,7 +192,6 @@ static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .size = flight->size,
         .world_rank = flight->world_rank,
         .status = (enum shoal_status)atomic_load_explicit(&flight->status, memory_order_relaxed),
-        .operations = atomic_load_explicit(&flight->operations, memory_order_relaxed),
         .bytes = atomic_load_explicit(&flight->bytes, memory_order_relaxed),
         .came_last = atomic_load_explicit(&flight->came_last, memory_order_relaxed),
         .late_us = (double)(int64_t)atomic_load_explicit(&flight->late, memory_order_relaxed) * flight->ns_per_tick / 1e3,
