@@ -134,6 +134,7 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .driver = &context->driver,
         .anchor = &context->driver.anchor,
         .timeout_ms = operation_timeout(context, options),
+        .flights = context->flights,
     };
     return shoal_engine_create(&engine_options, engine_out);
 }

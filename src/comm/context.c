@@ -39,6 +39,9 @@ static enum shoal_status fill(struct shoal_context *context)
     SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->node));
     context->driver.is_parent = context->is_parent;
     context->has_driver = true;
+    context->flights = shoal_flights_create();
+    if (!context->flights)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");
     shoal_dump_start(&context->log, &context->settings);
     return SHOAL_OK;
 }
@@ -104,6 +107,7 @@ void shoal_context_destroy(struct shoal_context *context)
     free(context->worlds);
     if (context->has_driver)
         shoal_driver_fini(&context->driver);
+    shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_node_destroy(context->node);
     pthread_mutex_destroy(&context->opening);

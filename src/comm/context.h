@@ -13,6 +13,7 @@ struct shoal_context {
     struct shoal_log log;
     struct shoal_shm_node *node;
     struct shoal_driver driver;
+    struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
     pthread_mutex_t opening;       /* of the network; two threads may make a communicator at once */

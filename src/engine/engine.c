@@ -27,7 +27,7 @@ static void name_texts(struct shoal_recorder *recorder)
     }
 }
 
-static enum shoal_status allocate(struct shoal_engine *engine)
+static enum shoal_status allocate(struct shoal_engine *engine, struct shoal_flights *flights)
 {
     const size_t size = (size_t)engine->size;
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
@@ -38,8 +38,7 @@ static enum shoal_status allocate(struct shoal_engine *engine)
     engine->nearest = calloc(size, sizeof *engine->nearest);
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
     engine->nobody = calloc(size, 1);
-    const enum shoal_status status =
-        engine->driver ? shoal_recorder_open(&engine->recorder) : shoal_recorder_init(&engine->recorder);
+    const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
     const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->nearest;
@@ -91,7 +90,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
-    const enum shoal_status status = allocate(engine);
+    const enum shoal_status status = allocate(engine, options->flights);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
         return status;

@@ -126,7 +126,8 @@ struct shoal_engine_options {
     const struct shoal_clock_anchor *anchor; /* of ticks; may be NULL where now_ns is not */
     uint64_t (*now_ns)(void *now_arg);       /* the clock that deadlines count by; NULL: CLOCK_MONOTONIC */
     void *now_arg;
-    uint32_t timeout_ms; /* default of operations */
+    uint32_t timeout_ms;           /* default of operations */
+    struct shoal_flights *flights; /* where the recorder lies; NULL: in private memory */
 };
 
 #define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of circles, that are kept though no operation uses them */

@@ -609,7 +609,7 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
         return -1;
     engine->ops->say_waits_for(engine->transport, is_message(request->call.kind) ? UINT64_MAX : request->sequence,
                                rank | SHOAL_WAIT_BLOCKED);
-    return true;
+    return rank;
 }
 
 /* Who waits for this rank would else blame it. Not of messages that nobody waits for: who has posted a receive may do something

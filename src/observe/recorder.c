@@ -1,6 +1,8 @@
 #include "observe/recorder.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,12 +15,98 @@
 #define MFD_NOEXEC_SEAL 8U
 #endif
 
-static void begin(struct shoal_recorder *recorder, void *memory, int fd)
+/* ---- The file ------------------------------------------------------------------------------------------------------------ */
+
+struct shoal_flights {
+    pthread_mutex_t lock;
+    int fd;        /* -1: the system gives none */
+    bool *is_used; /* [slots] */
+    size_t slots;
+};
+
+size_t shoal_flight_stride(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (FLIGHT_BYTES + page - 1) / page * page;
+}
+
+struct shoal_flights *shoal_flights_create(void)
+{
+    struct shoal_flights *flights = calloc(1, sizeof *flights);
+    if (!flights)
+        return NULL;
+    flights->fd = memfd_create(SHOAL_FLIGHT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (flights->fd < 0)
+        flights->fd = memfd_create(SHOAL_FLIGHT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (flights->fd >= 0)
+        fcntl(flights->fd, F_ADD_SEALS, F_SEAL_SHRINK);
+    pthread_mutex_init(&flights->lock, NULL);
+    return flights;
+}
+
+void shoal_flights_destroy(struct shoal_flights *flights)
+{
+    if (!flights)
+        return;
+    if (flights->fd >= 0)
+        close(flights->fd);
+    pthread_mutex_destroy(&flights->lock);
+    free(flights->is_used);
+    free(flights);
+}
+
+/* Under the lock. A slot that is not used, of a file that holds it; -1: there is none. */
+static long find_slot(struct shoal_flights *flights)
+{
+    size_t slot = 0;
+    while (slot < flights->slots && flights->is_used[slot])
+        slot++;
+    if (slot < flights->slots)
+        return (long)slot;
+    bool *is_used = reallocarray(flights->is_used, slot + 1, sizeof *is_used);
+    if (!is_used)
+        return -1;
+    flights->is_used = is_used;
+    if (ftruncate(flights->fd, (off_t)((slot + 1) * shoal_flight_stride())) != 0)
+        return -1;
+    flights->is_used[slot] = false;
+    flights->slots++;
+    return (long)slot;
+}
+
+/* Pages come as they are touched: a program has many communicators that it hardly uses. */
+static void *take_slot(struct shoal_flights *flights, long *slot_out)
+{
+    pthread_mutex_lock(&flights->lock);
+    const long slot = flights->fd >= 0 ? find_slot(flights) : -1;
+    void *memory = MAP_FAILED;
+    if (slot >= 0)
+        memory = mmap(NULL, FLIGHT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, flights->fd,
+                      (off_t)slot * (off_t)shoal_flight_stride());
+    if (memory != MAP_FAILED)
+        flights->is_used[slot] = true;
+    pthread_mutex_unlock(&flights->lock);
+    *slot_out = slot;
+    return memory;
+}
+
+/* Its bytes are zero afterwards, so that nobody reads a recorder there. */
+static void give_slot_back(struct shoal_flights *flights, long slot)
+{
+    const off_t stride = (off_t)shoal_flight_stride();
+    pthread_mutex_lock(&flights->lock);
+    if (fallocate(flights->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)slot * stride, stride) == 0)
+        flights->is_used[slot] = false;
+    pthread_mutex_unlock(&flights->lock);
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void begin(struct shoal_recorder *recorder, void *memory)
 {
     memset(recorder, 0, sizeof *recorder);
     recorder->flight = memory;
     recorder->records = (struct shoal_record *)(void *)(recorder->flight + 1);
-    recorder->fd = fd;
     recorder->flight->layout = SHOAL_FLIGHT_LAYOUT;
     recorder->flight->head_bytes = sizeof *recorder->flight;
     recorder->flight->record_bytes = sizeof *recorder->records;
@@ -32,31 +120,19 @@ enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder)
     memset(recorder, 0, sizeof *recorder);
     if (memory == MAP_FAILED)
         return SHOAL_ERR_MEMORY;
-    begin(recorder, memory, -1);
+    begin(recorder, memory);
     return SHOAL_OK;
 }
 
-/* Its pages are there before they are touched: no touch ends in SIGBUS. */
-static void *map_file(int fd)
+enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder, struct shoal_flights *flights)
 {
-    if (ftruncate(fd, (off_t)FLIGHT_BYTES) != 0 || fallocate(fd, 0, 0, (off_t)FLIGHT_BYTES) != 0)
-        return MAP_FAILED;
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    return mmap(NULL, FLIGHT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-}
-
-enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder)
-{
-    int fd = memfd_create(SHOAL_FLIGHT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (fd < 0)
-        fd = memfd_create(SHOAL_FLIGHT_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    void *memory = fd >= 0 ? map_file(fd) : MAP_FAILED;
-    if (memory == MAP_FAILED) {
-        if (fd >= 0)
-            close(fd);
+    long slot = -1;
+    void *memory = flights ? take_slot(flights, &slot) : MAP_FAILED;
+    if (memory == MAP_FAILED)
         return shoal_recorder_init(recorder);
-    }
-    begin(recorder, memory, fd);
+    begin(recorder, memory);
+    recorder->flights = flights;
+    recorder->slot = slot;
     return SHOAL_OK;
 }
 
@@ -65,11 +141,14 @@ void shoal_recorder_fini(struct shoal_recorder *recorder)
     if (!recorder->flight)
         return;
     munmap(recorder->flight, FLIGHT_BYTES);
-    if (recorder->fd >= 0)
-        close(recorder->fd);
+    if (recorder->flights)
+        give_slot_back(recorder->flights, recorder->slot);
+    recorder->flights = NULL;
     recorder->flight = NULL;
     recorder->records = NULL;
 }
+
+/* ---- What is in it ------------------------------------------------------------------------------------------------------- */
 
 void shoal_recorder_name(struct shoal_recorder *recorder, const char *text)
 {

@@ -2,8 +2,9 @@
  * while its operation lives. Costs a few stores per operation; allocates once. Owned by the engine, under its lock.
  * docs/trace.md tells what the printed lines hold; `shoal trace` reads them.
  *
- * It lies in a memfd named SHOAL_FLIGHT_NAME, so that another process can read it while this one lives, whatever this one does
- * (watch.c, `shoal top`):
+ * The recorders of a context lie in a memfd named SHOAL_FLIGHT_NAME, so that another process can read them while this one lives,
+ * whatever this one does (watch.c, `shoal top`). One file serves all communicators, because descriptors are few. It is cut into
+ * slots of shoal_flight_stride() bytes; a slot without a recorder is all zeros:
  *
  *     struct shoal_flight     what it is, whose it is, sums since the communicator was made, whom the rank waits for now
  *     struct shoal_record     SHOAL_RECORDS of them
@@ -22,6 +23,7 @@
 #define SHOAL_FLIGHT_LAYOUT 1                           /* one more whenever a reader would misread the structs below */
 #define SHOAL_FLIGHT_TEXTS 160
 
+struct shoal_flights;
 struct shoal_request;
 
 struct shoal_record {
@@ -96,13 +98,20 @@ struct shoal_recorder {
     const struct shoal_network_rejections *rejections; /* the endpoint's, which outlives this; NULL: there is none */
     int pid;                                           /* of whom the records are; 0: of this process */
     const char *host;                                  /* NULL: this one */
-    int fd;                                            /* of the memfd; -1: it is private memory */
+    struct shoal_flights *flights;                     /* the file; NULL: it is private memory */
+    long slot;                                         /* in that file */
 };
+
+/* The file. Any thread. NULL: no memory. */
+struct shoal_flights *shoal_flights_create(void);
+/* After the recorders in it. NULL is allowed. */
+void shoal_flights_destroy(struct shoal_flights *flights);
+size_t shoal_flight_stride(void);
 
 /* In private memory: a copy, or a recorder that nobody else reads. */
 SHOAL_MUST_USE enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder);
-/* In a memfd; where the system gives none (no descriptor is left), in private memory. */
-SHOAL_MUST_USE enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder);
+/* In the file; where that is NULL or the system gave none (no descriptor was left), in private memory. */
+SHOAL_MUST_USE enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder, struct shoal_flights *flights);
 void shoal_recorder_fini(struct shoal_recorder *recorder);
 
 /* Names a text that records will point to; once each. What is not named reads "?" elsewhere. */

@@ -1,4 +1,4 @@
-/* Reads the flight recorders of another process on this host, which need not help and may hang: each lies in a memfd that
+/* Reads the flight recorders of another process on this host, which need not help and may hang: they lie in a memfd that
  * /proc/PID/fd names. Nothing is mapped but copied with pread, so that nothing which the other process does to the file harms
  * this one; and nothing in it is believed: its owner may be another user. */
 #include <dirent.h>
@@ -12,7 +12,10 @@
 #include "base/clock.h"
 #include "observe/recorder.h"
 
-/* A copy of what lies in the memfd. */
+/* More are not looked at: a file may be anybody's, and as long as it likes. */
+#define SLOTS_MAX 65536
+
+/* A copy of one recorder. */
 struct copy {
     struct shoal_flight flight;
     struct shoal_record records[SHOAL_RECORDS];
@@ -23,16 +26,17 @@ struct watch {
     int inner_pid; /* as the process sees itself; 0: not known */
     DIR *folder;   /* /proc/PID/fd */
     struct copy *now, *before;
+    bool has_some; /* a recorder was found */
     char *error;
     size_t error_bytes;
 };
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-static bool read_all(int fd, void *into, size_t bytes)
+static bool read_all(int fd, off_t from, void *into, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
-        const ssize_t got = pread(fd, (char *)into + done, bytes - done, (off_t)done);
+        const ssize_t got = pread(fd, (char *)into + done, bytes - done, from + (off_t)done);
         if (got <= 0 && !(got < 0 && errno == EINTR))
             return false;
         done += got > 0 ? (size_t)got : 0;
@@ -85,11 +89,11 @@ static void clean_head(struct shoal_flight *flight)
 }
 
 /* Copies until two readings agree, or three times: of a rank that does millions of operations a second no two do. */
-static bool read_records(struct watch *watch, int fd)
+static bool read_records(struct watch *watch, int fd, off_t from)
 {
-    bool is_read = read_all(fd, watch->before, sizeof *watch->before);
+    bool is_read = read_all(fd, from, watch->before, sizeof *watch->before);
     for (int tries = 0; is_read && tries < 3; tries++) {
-        is_read = read_all(fd, watch->now, sizeof *watch->now);
+        is_read = read_all(fd, from, watch->now, sizeof *watch->now);
         if (is_read && memcmp(watch->now->records, watch->before->records, sizeof watch->now->records) == 0)
             break;
         if (is_read && tries < 2)
@@ -105,10 +109,10 @@ static enum shoal_status fail(const struct watch *watch, enum shoal_status statu
 }
 
 /* OK with *watch->now filled; PENDING: it is none of this process's, or is not ready. */
-static enum shoal_status read_flight(struct watch *watch, int fd)
+static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
 {
     struct shoal_flight head;
-    if (pread(fd, &head, offsetof(struct shoal_flight, texts), 0) != (ssize_t)offsetof(struct shoal_flight, texts) ||
+    if (!read_all(fd, from, &head, offsetof(struct shoal_flight, texts)) ||
         atomic_load_explicit(&head.magic, memory_order_acquire) != SHOAL_FLIGHT_MAGIC)
         return SHOAL_PENDING;
     if (watch->inner_pid && head.pid != watch->inner_pid) /* a forked child has its parent's descriptors */
@@ -121,7 +125,7 @@ static enum shoal_status read_flight(struct watch *watch, int fd)
                     "the `shoal` of that version",
                     head.version);
     }
-    if (!read_records(watch, fd))
+    if (!read_records(watch, fd, from))
         return SHOAL_PENDING; /* it has ended meanwhile */
     clean_head(&watch->now->flight);
     adopt_records(watch);
@@ -214,8 +218,7 @@ static void print(const struct watch *watch, FILE *out)
                                             .identity = {flight->comm, flight->size, flight->world_rank},
                                             .job = flight->job,
                                             .pid = watch->pid,
-                                            .host = flight->host,
-                                            .fd = -1};
+                                            .host = flight->host};
     shoal_recorder_print(&recorder, flight->comm_name, flight->rank, flight->ns_per_tick, out);
 }
 
@@ -240,8 +243,8 @@ static int read_inner_pid(int pid)
     return inner;
 }
 
-/* A descriptor of the next recorder, -1: there is none. */
-static int next_recorder(struct watch *watch)
+/* A descriptor of the next file of recorders, -1: there is none. */
+static int next_file(struct watch *watch)
 {
     struct dirent *entry;
     while ((entry = readdir(watch->folder)) != NULL) {
@@ -276,26 +279,38 @@ static enum shoal_status open_watch(struct watch *watch)
     return watch->now && watch->before ? SHOAL_OK : fail(watch, SHOAL_ERR_MEMORY, "no memory to look at process %d%s", "");
 }
 
-/* Calls fn, or prints where it is NULL. */
+/* Calls fn, or prints where it is NULL, for each recorder in the file. */
+static enum shoal_status look_into(struct watch *watch, int fd, shoal_watch_fn fn, void *arg, FILE *out)
+{
+    struct stat file;
+    const off_t stride = (off_t)shoal_flight_stride(), slots = fstat(fd, &file) == 0 ? (file.st_size + stride - 1) / stride : 0;
+    for (off_t slot = 0; slot < slots && slot < SLOTS_MAX; slot++) {
+        const enum shoal_status status = read_flight(watch, fd, slot * stride);
+        if (status == SHOAL_PENDING)
+            continue;
+        if (status != SHOAL_OK)
+            return status;
+        watch->has_some = true;
+        if (fn)
+            tell(watch, fn, arg);
+        else
+            print(watch, out);
+    }
+    return SHOAL_OK;
+}
+
 static enum shoal_status look(struct watch *watch, shoal_watch_fn fn, void *arg, FILE *out)
 {
     enum shoal_status status = open_watch(watch);
-    bool has_some = false;
-    for (int fd; status == SHOAL_OK && (fd = next_recorder(watch)) >= 0;) {
-        const enum shoal_status got = read_flight(watch, fd);
+    for (int fd; status == SHOAL_OK && (fd = next_file(watch)) >= 0;) {
+        status = look_into(watch, fd, fn, arg, out);
         close(fd);
-        if (got == SHOAL_OK && fn)
-            tell(watch, fn, arg);
-        else if (got == SHOAL_OK)
-            print(watch, out);
-        has_some |= got == SHOAL_OK;
-        status = got == SHOAL_PENDING ? SHOAL_OK : got;
     }
     if (watch->folder)
         closedir(watch->folder);
     free(watch->now);
     free(watch->before);
-    if (status == SHOAL_OK && !has_some)
+    if (status == SHOAL_OK && !watch->has_some)
         return fail(watch, SHOAL_PENDING, "process %d has no communicator of Shoal%s", "");
     return status;
 }

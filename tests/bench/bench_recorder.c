@@ -44,7 +44,7 @@ static double time_of(struct shoal_recorder *recorder, int with_clock)
 int main(void)
 {
     struct shoal_recorder recorder;
-    if (shoal_recorder_open(&recorder) != SHOAL_OK)
+    if (shoal_recorder_open(&recorder, shoal_flights_create()) != SHOAL_OK)
         return 1;
     time_of(&recorder, 0);
     const double stores = time_of(&recorder, 0), all = time_of(&recorder, 1);
