@@ -236,15 +236,15 @@ void shoal_control_watch(struct shoal_control *control, int rank, int pidfd)
     nudge(control);
 }
 
-bool shoal_control_publish(struct shoal_control *control, const void *data, size_t bytes)
+bool shoal_control_publish(struct shoal_control *control, enum shoal_control_weight weight, const void *data, size_t bytes)
 {
     if (bytes > SHOAL_CONTROL_NOTICE_MAX || is_forked(control))
         return false;
     if (shoal_control_tree_size(control) == 1)
         return true;
     pthread_mutex_lock(&control->core.lock);
-    const struct shoal_control_notice_head head = {.number = control->own_number + 1,
-                                                   .origin = (uint32_t)shoal_control_tree_rank(control)};
+    const struct shoal_control_notice_head head = {
+        .number = control->own_number + 1, .origin = (uint32_t)shoal_control_tree_rank(control), .weight = (uint32_t)weight};
     const bool is_added = shoal_control_state_add(&control->core.state, &head, data, bytes, 0);
     control->own_number += is_added;
     pthread_mutex_unlock(&control->core.lock);

@@ -30,7 +30,8 @@
 #define SHOAL_CONTROL_HANDSHAKE_MS 5000
 #define SHOAL_CONTROL_STRANGERS_MAX 64 /* connections that have not proved who they are; the oldest goes when one more comes */
 #define SHOAL_CONTROL_NOTICES_KEPT 64  /* the last ones, for who connects anew */
-#define SHOAL_CONTROL_NOTICES_MAX 4096 /* with those that are still to be sent to a neighbour; then the oldest goes */
+/* With those that are still to be sent to a neighbour; then the oldest of the least weight goes. */
+#define SHOAL_CONTROL_NOTICES_MAX 4096
 
 struct shoal_control;
 
@@ -74,8 +75,11 @@ void shoal_control_close(struct shoal_control *control, bool in_good_order);
  * know. Duplicates pidfd; once per rank. Any thread. */
 void shoal_control_watch(struct shoal_control *control, int rank, int pidfd);
 
+/* What is lost with a notice, least first. */
+enum shoal_control_weight { SHOAL_CONTROL_NEWS, SHOAL_CONTROL_OPINION, SHOAL_CONTROL_VERDICT, SHOAL_CONTROL_WEIGHT_END };
+
 /* Sends a notice to all other ranks. False when it is too long, there is no memory for it, or in a forked child. Any thread. */
-bool shoal_control_publish(struct shoal_control *control, const void *data, size_t bytes);
+bool shoal_control_publish(struct shoal_control *control, enum shoal_control_weight weight, const void *data, size_t bytes);
 
 /* Has handler.woken called. Any thread, async-signal-safe. */
 void shoal_control_wake(struct shoal_control *control);

@@ -117,11 +117,12 @@ static void fill_notices(const struct shoal_control_state *state, struct shoal_c
         const struct shoal_control_notice *notice = shoal_control_state_notice(state, link->notices_told);
         if (notice->via == link->id)
             continue;
-        append(link,
-               &(struct shoal_control_frame){.kind = SHOAL_CONTROL_NOTICE,
-                                             .value.notice = {.number = notice->number, .origin = (uint32_t)notice->origin},
-                                             .data = notice->data,
-                                             .data_bytes = notice->bytes});
+        append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_NOTICE,
+                                                   .value.notice = {.number = notice->number,
+                                                                    .origin = (uint32_t)notice->origin,
+                                                                    .weight = (uint32_t)notice->weight},
+                                                   .data = notice->data,
+                                                   .data_bytes = notice->bytes});
     }
 }
 

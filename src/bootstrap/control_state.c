@@ -12,7 +12,9 @@ bool shoal_control_state_init(struct shoal_control_state *state, int rank, int s
     state->size = size;
     state->ranks = calloc((size_t)size, sizeof *state->ranks);
     state->notices = calloc(SHOAL_CONTROL_NOTICES_MAX, sizeof *state->notices);
-    if (state->ranks && state->notices)
+    state->changed_size = 2 * (size_t)size;
+    state->changed = calloc(state->changed_size, sizeof *state->changed);
+    if (state->ranks && state->notices && state->changed)
         return true;
     shoal_control_state_fini(state);
     return false;
@@ -29,6 +31,8 @@ void shoal_control_state_fini(struct shoal_control_state *state)
         drop_first(state);
     free(state->notices);
     free(state->ranks);
+    free(state->changed);
+    state->changed = NULL;
     state->notices = NULL;
     state->ranks = NULL;
 }
@@ -60,8 +64,10 @@ bool shoal_control_state_learn(struct shoal_control_state *state, const struct s
         rank->pauses = fact->pauses;
         rank->stopped_ns = now_ns - SHOAL_CONTROL_SILENT_MS * SHOAL_NS_PER_MS;
     }
-    if (ends || pauses)
+    if (ends || pauses) {
         rank->changed = ++state->changes;
+        state->changed[state->changes % state->changed_size] = fact->rank;
+    }
     return ends || pauses;
 }
 
@@ -89,19 +95,39 @@ bool shoal_control_state_stop(struct shoal_control_state *state, int rank, bool 
     return shoal_control_state_learn(state, &fact, now_ns);
 }
 
+/* Among all ranks: for who is so far behind that the last changes no longer hold what it lacks. */
+static int find_oldest_after(const struct shoal_control_state *state, uint64_t after)
+{
+    int oldest = -1;
+    for (int r = 0; r < state->size; r++) {
+        if (state->ranks[r].changed > after && (oldest < 0 || state->ranks[r].changed < state->ranks[oldest].changed))
+            oldest = r;
+    }
+    return oldest;
+}
+
+/* A rank that has changed again since stands further on, too. */
+static int find_next_after(const struct shoal_control_state *state, uint64_t after)
+{
+    for (uint64_t change = after + 1; change <= state->changes; change++) {
+        const uint32_t rank = state->changed[change % state->changed_size];
+        if (state->ranks[rank].changed == change)
+            return (int)rank;
+    }
+    return -1;
+}
+
 bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t after, struct shoal_control_fact *fact_out,
                               uint64_t *change_out)
 {
-    uint64_t best = UINT64_MAX;
-    for (int r = 0; after < state->changes && r < state->size; r++) {
-        if (state->ranks[r].changed > after && state->ranks[r].changed < best) {
-            best = state->ranks[r].changed;
-            *fact_out = fact_of(state, r);
-        }
-    }
-    if (best == UINT64_MAX)
+    if (after >= state->changes)
         return false;
-    *change_out = best;
+    const bool is_far_behind = state->changes - after > state->changed_size;
+    const int rank = is_far_behind ? find_oldest_after(state, after) : find_next_after(state, after);
+    if (rank < 0)
+        return false;
+    *fact_out = fact_of(state, rank);
+    *change_out = state->ranks[rank].changed;
     return true;
 }
 
@@ -163,6 +189,21 @@ bool shoal_control_state_passed_in_silence(const struct shoal_control_state *sta
 
 /* ---- notices ---- */
 
+/* The ring is full. */
+static void drop_one(struct shoal_control_state *state)
+{
+    uint64_t place = state->notice_first;
+    for (uint64_t other = place; other < state->notice_end; other++) {
+        if (shoal_control_state_notice(state, other)->weight < shoal_control_state_notice(state, place)->weight)
+            place = other;
+    }
+    struct shoal_control_notice **notices = state->notices, *dropped = notices[place % SHOAL_CONTROL_NOTICES_MAX];
+    for (; place > state->notice_first; place--)
+        notices[place % SHOAL_CONTROL_NOTICES_MAX] = notices[(place - 1) % SHOAL_CONTROL_NOTICES_MAX];
+    state->notice_first++;
+    free(dropped);
+}
+
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via)
 {
@@ -175,16 +216,18 @@ bool shoal_control_state_add(struct shoal_control_state *state, const struct sho
     notice->number = *heard = head->number;
     notice->origin = (int)head->origin;
     notice->via = via;
+    notice->weight = (enum shoal_control_weight)head->weight;
+    notice->is_delivered = false;
     notice->bytes = bytes;
     if (bytes > 0)
         memcpy(notice->data, data, bytes);
     if (state->notice_end - state->notice_first == SHOAL_CONTROL_NOTICES_MAX)
-        drop_first(state);
+        drop_one(state);
     state->notices[state->notice_end++ % SHOAL_CONTROL_NOTICES_MAX] = notice;
     return true;
 }
 
-const struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place)
+struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place)
 {
     return state->notices[place % SHOAL_CONTROL_NOTICES_MAX];
 }

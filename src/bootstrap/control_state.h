@@ -22,6 +22,8 @@ struct shoal_control_notice {
     uint64_t number;
     uint64_t via; /* the link it came on; 0: own */
     int origin;
+    enum shoal_control_weight weight;
+    bool is_delivered; /* to the handler */
     size_t bytes;
     unsigned char data[];
 };
@@ -30,6 +32,8 @@ struct shoal_control_state {
     int rank, size;
     struct shoal_control_rank *ranks;
     uint64_t changes;
+    uint32_t *changed; /* the ranks of the last changes, by their numbers: [change % changed_size] */
+    size_t changed_size;
     struct shoal_control_notice **notices; /* a ring of SHOAL_CONTROL_NOTICES_MAX: places [first, end) are in use */
     uint64_t notice_first, notice_end;
 };
@@ -61,11 +65,12 @@ bool shoal_control_state_is_cut_off(const struct shoal_control_state *state, int
 /* Whether one of those ancestors was. */
 bool shoal_control_state_passed_in_silence(const struct shoal_control_state *state, int rank);
 
-/* Adds a notice unless it is known. False without memory. */
+/* Adds a notice unless it is known; where there are too many, the oldest of the least weight goes. That moves those before it
+ * one place on: what was told of them may be told again, which harms nobody. False without memory. */
 bool shoal_control_state_add(struct shoal_control_state *state, const struct shoal_control_notice_head *head, const void *data,
                              size_t bytes, uint64_t via);
 /* The notice at a place in [first, end). */
-const struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place);
+struct shoal_control_notice *shoal_control_state_notice(const struct shoal_control_state *state, uint64_t place);
 /* Forgets what is below `needed`, but for the last SHOAL_CONTROL_NOTICES_KEPT. */
 void shoal_control_state_trim(struct shoal_control_state *state, uint64_t needed);
 

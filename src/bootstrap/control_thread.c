@@ -242,7 +242,10 @@ static void deliver_notices(struct shoal_control *control)
     unsigned char data[SHOAL_CONTROL_NOTICE_MAX];
     pthread_mutex_lock(&control->core.lock);
     while (control->notices_delivered < state->notice_end) {
-        const struct shoal_control_notice *notice = shoal_control_state_notice(state, control->notices_delivered++);
+        struct shoal_control_notice *notice = shoal_control_state_notice(state, control->notices_delivered++);
+        if (notice->is_delivered) /* it has moved */
+            continue;
+        notice->is_delivered = true;
         const int origin = notice->origin;
         const size_t bytes = notice->bytes;
         memcpy(data, notice->data, bytes);

@@ -62,9 +62,9 @@ struct shoal_control {
     uint64_t *awaited_ns; /* per rank: since when it should have come; 0: not awaited */
     uint64_t open_until_ns, beat_ns, looked_ns, accept_ns, leave_until_ns;
     uint64_t turn_ns; /* when the handler wants another turn; 0: whenever */
-    bool is_leaving; /* it has said goodbye, */
-    bool is_closed;  /* takes no new links, */
-    bool is_shut;    /* and sends nothing more */
+    bool is_leaving;  /* it has said goodbye, */
+    bool is_closed;   /* takes no new links, */
+    bool is_shut;     /* and sends nothing more */
     uint64_t notices_delivered, changes_delivered;
 };
 

@@ -29,7 +29,8 @@ static bool is_value_sound(const struct shoal_control_frame *frame, int size)
     const struct shoal_control_notice_head *notice = &frame->value.notice;
     if (frame->kind == SHOAL_CONTROL_FACT)
         return fact->rank < ranks && fact->life < SHOAL_CONTROL_LIFE_END && fact->cause < SHOAL_CONTROL_CAUSE_END;
-    return frame->kind != SHOAL_CONTROL_NOTICE || (notice->origin < ranks && notice->number > 0);
+    return frame->kind != SHOAL_CONTROL_NOTICE ||
+           (notice->origin < ranks && notice->number > 0 && notice->weight < SHOAL_CONTROL_WEIGHT_END);
 }
 
 enum shoal_control_parsed shoal_control_frame_parse(const unsigned char *data, size_t bytes, int size, bool is_member,

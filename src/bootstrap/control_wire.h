@@ -19,7 +19,7 @@
 #include "bootstrap/tcp_wire.h"
 
 #define SHOAL_CONTROL_MAGIC UINT32_C(0x43414853) /* "SHAC" */
-#define SHOAL_CONTROL_PROTOCOL (0x10000 + 1)
+#define SHOAL_CONTROL_PROTOCOL (0x10000 + 2)
 
 enum shoal_control_kind {
     SHOAL_CONTROL_HELLO = 1,
@@ -78,7 +78,7 @@ _Static_assert(sizeof(struct shoal_control_fact) == 12, "a fact on the wire");
 struct shoal_control_notice_head {
     uint64_t number; /* the origin's, from 1 */
     uint32_t origin;
-    uint32_t reserved;
+    uint32_t weight; /* enum shoal_control_weight */
 };
 
 #define SHOAL_CONTROL_FRAME_BYTES_MAX \

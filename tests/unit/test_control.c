@@ -26,6 +26,7 @@
 #include "bootstrap/address.h"
 #include "bootstrap/auth.h"
 #include "bootstrap/control.h"
+#include "bootstrap/control_state.h"
 #include "bootstrap/control_tree.h"
 #include "bootstrap/control_wire.h"
 
@@ -314,7 +315,7 @@ static bool publish(struct rank *rank, uint32_t number, size_t bytes)
     memcpy(data, &number, sizeof number);
     for (size_t i = sizeof number; i < bytes; i++)
         data[i] = (unsigned char)(number + i);
-    return shoal_control_publish(rank->control, data, bytes);
+    return shoal_control_publish(rank->control, SHOAL_CONTROL_NEWS, data, bytes);
 }
 
 /* Each of those that are there sends one more notice, and each hears those of all others. */
@@ -363,7 +364,7 @@ static void control_long_notices_come_in_order_however_many(void **state)
     for (int r = 0; r < world->size; r++)
         assert_true(r == 5 || await_count(&world->ranks[r], &world->ranks[r].heard[5], NOTICES_MAX, 20000));
     char big[SHOAL_CONTROL_NOTICE_MAX + 1] = "";
-    assert_false(shoal_control_publish(world->ranks[5].control, big, sizeof big));
+    assert_false(shoal_control_publish(world->ranks[5].control, SHOAL_CONTROL_NEWS, big, sizeof big));
     expect_no_loss(world);
     free_world(world);
 }
@@ -1266,6 +1267,103 @@ static void control_of_one_rank_needs_no_sockets(void **state)
     free_world(world);
 }
 
+/* ---- what a rank keeps ---- */
+
+static void add_notice(struct shoal_control_state *state, uint64_t number, enum shoal_control_weight weight)
+{
+    const struct shoal_control_notice_head head = {.number = number, .origin = 1, .weight = (uint32_t)weight};
+    assert_true(shoal_control_state_add(state, &head, &number, sizeof number, 1));
+}
+
+static int count_weight(const struct shoal_control_state *state, enum shoal_control_weight weight)
+{
+    uint64_t last = 0;
+    int count = 0;
+    for (uint64_t place = state->notice_first; place < state->notice_end; place++) {
+        const struct shoal_control_notice *notice = shoal_control_state_notice(state, place);
+        assert_true(notice->number > last); /* still in order */
+        last = notice->number;
+        count += notice->weight == weight;
+    }
+    return count;
+}
+
+/* All ranks free a communicator without a word, many times, while a neighbour takes nothing: verdicts stay. */
+static void control_drops_news_before_verdicts(void **state)
+{
+    struct shoal_control_state ours;
+    uint64_t number = 0;
+    (void)state;
+    assert_true(shoal_control_state_init(&ours, 0, 2));
+    for (int i = 0; i < 3; i++)
+        add_notice(&ours, ++number, SHOAL_CONTROL_VERDICT);
+    for (int i = 0; i < 100; i++)
+        add_notice(&ours, ++number, SHOAL_CONTROL_OPINION);
+    for (int i = 0; i < 2 * SHOAL_CONTROL_NOTICES_MAX; i++)
+        add_notice(&ours, ++number, SHOAL_CONTROL_NEWS);
+    assert_int_equal(count_weight(&ours, SHOAL_CONTROL_VERDICT), 3);
+    assert_int_equal(count_weight(&ours, SHOAL_CONTROL_OPINION), 100);
+    assert_int_equal(count_weight(&ours, SHOAL_CONTROL_NEWS), SHOAL_CONTROL_NOTICES_MAX - 103);
+    for (int i = 0; i < SHOAL_CONTROL_NOTICES_MAX; i++)
+        add_notice(&ours, ++number, SHOAL_CONTROL_OPINION);
+    assert_int_equal(count_weight(&ours, SHOAL_CONTROL_VERDICT), 3);
+    assert_int_equal(count_weight(&ours, SHOAL_CONTROL_NEWS), 0);
+    shoal_control_state_fini(&ours);
+}
+
+#define STATE_RANKS 16384
+
+/* How many facts there are after a change; they come in order, each rank once. */
+static int count_facts(const struct shoal_control_state *state, uint64_t after)
+{
+    struct shoal_control_fact fact;
+    uint64_t last = after;
+    int count = 0;
+    while (shoal_control_state_next(state, after, &fact, &after)) {
+        assert_true(after > last);
+        last = after;
+        count++;
+    }
+    return count;
+}
+
+static double cpu_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* A look at all ranks for each fact would take half a second here. */
+static void control_tells_many_facts_in_little_time(void **state)
+{
+    struct shoal_control_state ours;
+    (void)state;
+    assert_true(shoal_control_state_init(&ours, 0, STATE_RANKS));
+    for (int r = 1; r < STATE_RANKS; r++)
+        assert_true(shoal_control_state_end(&ours, r, SHOAL_CONTROL_LOST, SHOAL_CONTROL_CLOSED));
+    const double before = cpu_ms();
+    assert_int_equal(count_facts(&ours, 0), STATE_RANKS - 1);
+    assert_true(cpu_ms() - before < 100);
+    shoal_control_state_fini(&ours);
+}
+
+/* However often ranks change, one that has changed once is told to who comes late. */
+static void control_tells_old_facts_to_who_comes_late(void **state)
+{
+    struct shoal_control_state ours;
+    (void)state;
+    assert_true(shoal_control_state_init(&ours, 0, 10));
+    assert_true(shoal_control_state_end(&ours, 3, SHOAL_CONTROL_LOST, SHOAL_CONTROL_CLOSED));
+    for (int i = 0; i < 200; i++)
+        assert_true(shoal_control_state_stop(&ours, 4 + i % 3, i / 3 % 2 == 0, 1));
+    assert_int_equal(count_facts(&ours, 0), 4);
+    assert_int_equal(count_facts(&ours, 1), 3);
+    assert_int_equal(count_facts(&ours, ours.changes - 1), 1);
+    assert_int_equal(count_facts(&ours, ours.changes), 0);
+    shoal_control_state_fini(&ours);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1280,6 +1378,9 @@ int main(void)
         cmocka_unit_test(control_wakes_from_a_signal_handler),
         cmocka_unit_test(control_turns_when_it_is_wanted),
         cmocka_unit_test(control_has_one_root),
+        cmocka_unit_test(control_drops_news_before_verdicts),
+        cmocka_unit_test(control_tells_many_facts_in_little_time),
+        cmocka_unit_test(control_tells_old_facts_to_who_comes_late),
         cmocka_unit_test(control_works_with_ipv6),
         cmocka_unit_test(control_threads_take_no_signals),
         cmocka_unit_test(control_all_hear_a_loss),

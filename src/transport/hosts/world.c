@@ -62,7 +62,8 @@ static struct shoal_world_member *find_member(const struct shoal_world *world, u
 static void publish(struct shoal_world *world, enum notice_kind kind, uint64_t comm, const struct shoal_failure *failure)
 {
     const struct notice notice = {.kind = kind, .comm = comm, .failure = *failure};
-    (void)shoal_control_publish(world->control, &notice, sizeof notice);
+    const enum shoal_control_weight weight = kind == DECISION ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION;
+    (void)shoal_control_publish(world->control, weight, &notice, sizeof notice);
 }
 
 /* Final on this rank. */
@@ -304,5 +305,5 @@ void shoal_world_abort(struct shoal_world *world, struct shoal_world_member *mem
 void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed)
 {
     const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
-    (void)shoal_control_publish(world->control, &notice, LEFT_BYTES);
+    (void)shoal_control_publish(world->control, SHOAL_CONTROL_NEWS, &notice, LEFT_BYTES);
 }
