@@ -6,15 +6,18 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "transport/fabric/fork.h"
 #include "transport/fabric/network.h"
 
 /* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
@@ -234,6 +237,55 @@ static void spawned_program_keeps_no_socket_of_an_endpoint(void **state)
     end_child(&peer);
 }
 
+/* ---- Cost ---------------------------------------------------------------------------------------------------------------- */
+
+#define PEERS_MANY 16384
+#define SOCKETS_MANY 800
+#define SEALS 20
+
+static struct sockaddr_in address_of(uint32_t number)
+{
+    return (struct sockaddr_in){.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)(1024 + number % 50000)),
+                                .sin_addr.s_addr = htonl(0x0a000000 + number * 2654435761u % 0x00ffffff)};
+}
+
+static double cpu_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* Not every descriptor is compared with every peer. */
+static void seal_takes_little_time_with_many_peers(void **state)
+{
+    static const char owner;
+    const struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int sockets[SOCKETS_MANY];
+    (void)state;
+    for (uint32_t i = 0; i < PEERS_MANY; i++) {
+        const struct sockaddr_in in = address_of(i);
+        struct shoal_fabric_address address = {.bytes = sizeof in};
+        memcpy(address.at, &in, sizeof in);
+        shoal_fabric_fork_note(&owner, &address);
+    }
+    for (int i = 0; i < SOCKETS_MANY; i++) {
+        sockets[i] = socket(AF_INET, SOCK_STREAM, 0);
+        assert_true(sockets[i] >= 0);
+        assert_int_equal(bind(sockets[i], (const struct sockaddr *)&loopback, sizeof loopback), 0);
+    }
+    const double before = cpu_ms();
+    for (int i = 0; i < SEALS; i++)
+        shoal_fabric_fork_seal();
+    assert_true(cpu_ms() - before < 120);
+    for (int i = 0; i < SOCKETS_MANY; i++) {
+        assert_int_equal(fcntl(sockets[i], F_GETFD), 0); /* of others */
+        close(sockets[i]);
+    }
+    shoal_fabric_fork_forget(&owner);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -242,6 +294,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(fork_child_keeps_no_socket_of_an_endpoint),
         cmocka_unit_test(fork_child_keeps_what_is_not_the_endpoints),
         cmocka_unit_test(spawned_program_keeps_no_socket_of_an_endpoint),
+        cmocka_unit_test(seal_takes_little_time_with_many_peers),
     };
     return cmocka_run_group_tests_name("fabric_fork", tests, NULL, NULL);
 }

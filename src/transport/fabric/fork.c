@@ -20,38 +20,52 @@ static struct {
     pthread_mutex_t lock;
     struct entry *entries;
     size_t count, capacity;
+    bool is_sorted; /* so that a child needs not do it */
 } noted = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static pthread_once_t noted_once = PTHREAD_ONCE_INIT;
 
 /* ---- Sockets by their addresses: in a forked child, too, where little but system calls is allowed ------------------------ */
 
-static bool is_same_ipv4(const struct sockaddr_in *a, const struct sockaddr_in *b)
+static int compare_ports(uint16_t a, uint16_t b)
 {
-    return a->sin_port == b->sin_port && a->sin_addr.s_addr == b->sin_addr.s_addr;
+    return a < b ? -1 : a > b;
 }
 
-static bool is_same_ipv6(const struct sockaddr_in6 *a, const struct sockaddr_in6 *b)
+/* A total order of addresses; those of other families than the internet's come in any place. */
+static int compare(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
-    return a->sin6_port == b->sin6_port && memcmp(&a->sin6_addr, &b->sin6_addr, sizeof a->sin6_addr) == 0;
-}
-
-static bool is_same(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
-{
+    const struct sockaddr_in *a4 = (const void *)a, *b4 = (const void *)b;
+    const struct sockaddr_in6 *a6 = (const void *)a, *b6 = (const void *)b;
     if (a->ss_family != b->ss_family)
-        return false;
-    return a->ss_family == AF_INET6 ? is_same_ipv6((const void *)a, (const void *)b)
-                                    : is_same_ipv4((const void *)a, (const void *)b);
+        return a->ss_family < b->ss_family ? -1 : 1;
+    const int ports =
+        a->ss_family == AF_INET6 ? compare_ports(a6->sin6_port, b6->sin6_port) : compare_ports(a4->sin_port, b4->sin_port);
+    if (ports)
+        return ports;
+    return a->ss_family == AF_INET6 ? memcmp(&a6->sin6_addr, &b6->sin6_addr, sizeof a6->sin6_addr)
+                                    : memcmp(&a4->sin_addr, &b4->sin_addr, sizeof a4->sin_addr);
+}
+
+/* The first entry that does not come before the address. */
+static size_t find_place(const struct sockaddr_storage *address)
+{
+    size_t low = 0, high = noted.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (compare(&noted.entries[middle].address.socket, address) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static bool is_noted(const struct sockaddr_storage *address)
 {
     if (address->ss_family != AF_INET && address->ss_family != AF_INET6)
         return false;
-    for (size_t i = 0; i < noted.count; i++) {
-        if (is_same(&noted.entries[i].address.socket, address))
-            return true;
-    }
-    return false;
+    const size_t place = find_place(address);
+    return place < noted.count && compare(&noted.entries[place].address.socket, address) == 0;
 }
 
 static bool is_of_endpoint(int fd)
@@ -66,14 +80,17 @@ static bool is_of_endpoint(int fd)
     return getpeername(fd, (struct sockaddr *)&side, &bytes) == 0 && is_noted(&side);
 }
 
-static void close_socket(int fd)
+static void close_noted(int fd)
 {
-    close(fd);
+    if (is_of_endpoint(fd))
+        close(fd);
 }
 
-static void seal_socket(int fd)
+/* What is sealed is not asked for its addresses again. */
+static void seal_noted(int fd)
 {
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    if (fcntl(fd, F_GETFD) == 0 && is_of_endpoint(fd))
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
 }
 
 /* As getdents64 writes it. */
@@ -86,7 +103,7 @@ struct name {
 };
 
 /* opendir would take memory, whose lock a thread of the parent may hold. */
-static void for_each_noted(void (*act)(int fd))
+static void for_each_descriptor(void (*act)(int fd))
 {
     char names[4096] __attribute__((aligned(8)));
     const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -94,7 +111,7 @@ static void for_each_noted(void (*act)(int fd))
     while (folder >= 0 && (bytes = syscall(SYS_getdents64, folder, names, sizeof names)) > 0) {
         for (long at = 0; at < bytes;) {
             const struct name *name = (const void *)(names + at);
-            if (isdigit((unsigned char)name->text[0]) && is_of_endpoint(atoi(name->text)))
+            if (isdigit((unsigned char)name->text[0]))
                 act(atoi(name->text));
             at += name->bytes;
         }
@@ -106,16 +123,30 @@ static void for_each_noted(void (*act)(int fd))
 static void after_fork_in_child(void)
 {
     if (noted.count)
-        for_each_noted(close_socket);
+        for_each_descriptor(close_noted);
     noted.count = 0;
     pthread_mutex_unlock(&noted.lock);
 }
 
 /* ---- Before -------------------------------------------------------------------------------------------------------------- */
 
+static int compare_entries(const void *a, const void *b)
+{
+    return compare(&((const struct entry *)a)->address.socket, &((const struct entry *)b)->address.socket);
+}
+
+static void sort(void)
+{
+    if (!noted.is_sorted)
+        qsort(noted.entries, noted.count, sizeof *noted.entries, compare_entries);
+    noted.is_sorted = true;
+}
+
 static void before_fork(void)
 {
     pthread_mutex_lock(&noted.lock);
+    if (noted.count)
+        sort();
 }
 
 static void after_fork_in_parent(void)
@@ -140,6 +171,7 @@ static void append(const struct entry *entry)
         noted.capacity = capacity;
     }
     noted.entries[noted.count++] = *entry;
+    noted.is_sorted = false;
 }
 
 void shoal_fabric_fork_note(const void *owner, const struct shoal_fabric_address *address)
@@ -168,7 +200,9 @@ void shoal_fabric_fork_forget(const void *owner)
 void shoal_fabric_fork_seal(void)
 {
     pthread_mutex_lock(&noted.lock);
-    if (noted.count)
-        for_each_noted(seal_socket);
+    if (noted.count) {
+        sort();
+        for_each_descriptor(seal_noted);
+    }
     pthread_mutex_unlock(&noted.lock);
 }
