@@ -183,7 +183,6 @@ static void rounds_with_one_large_host(void **state)
 static void expect_whole(const struct shoal_rounds *rounds, int size)
 {
     static int held[SHOAL_RANKS_MAX];
-    bool has_result = false;
     memset(held, 0, sizeof held);
     for (int i = 0; i < rounds->here.count; i++)
         held[rounds->here.at[i]]++;
@@ -191,7 +190,6 @@ static void expect_whole(const struct shoal_rounds *rounds, int size)
         const struct shoal_round *round = &rounds->rounds[i];
         if (round->is_result)
             memset(held, 0, sizeof held);
-        has_result |= round->is_result;
         for (int j = 0; j < round->came.count; j++)
             held[round->came.at[j]]++;
     }
