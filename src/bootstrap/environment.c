@@ -107,6 +107,13 @@ static bool has_name(const struct shoal_settings *settings)
            (variable("TORCHELASTIC_RUN_ID") && !is_same("TORCHELASTIC_RUN_ID", "none"));
 }
 
+bool shoal_environment_has_name(const struct shoal_settings *settings, int size)
+{
+    bool is_launched = false;
+    (void)hash_launch(0, size, &is_launched);
+    return is_launched || has_name(settings);
+}
+
 static enum shoal_status find_master(const struct shoal_settings *settings, int size, struct shoal_log *log,
                                      struct shoal_tcp_place *place)
 {

@@ -33,6 +33,9 @@ SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, 
 SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port,
                                                          struct shoal_log *log, int *first_out, int *count_out);
 
+/* Whether ranks that RANK and WORLD_SIZE number have a name for their job that no other job has. */
+bool shoal_environment_has_name(const struct shoal_settings *settings, int size);
+
 /* Whether srun started this process as one of a step's tasks. */
 bool shoal_step_is_present(void);
 

@@ -37,10 +37,12 @@ static int number_of(struct reading *reading, const char *name, long least, long
     return (int)value;
 }
 
+static const char by_variables[] = "RANK and WORLD_SIZE";
+
 static const char *find_launcher(void)
 {
     if (is_set("RANK") && is_set("WORLD_SIZE"))
-        return "RANK and WORLD_SIZE";
+        return by_variables;
     if (shoal_pmix_is_present() || shoal_pmi1_is_present())
         return shoal_pmix_is_present() ? "PMIx" : "PMI-1";
     return shoal_step_is_present() ? "srun" : NULL;
@@ -117,6 +119,9 @@ void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)
     if (shoal_pmix_is_present())
         tell_failure(&reading, shoal_pmix_check(&reading.log));
     check_secret(&reading, &around);
+    const bool is_by_hand = around.launcher && strcmp(around.launcher, by_variables) == 0;
+    if (is_by_hand && !around.has_secret && !shoal_environment_has_name(settings, around.size))
+        around.port_count = around.port_count ? 1 : 0;
     shoal_log_fini(&reading.log);
     *surroundings_out = around;
 }

@@ -264,7 +264,10 @@ static void check_start(struct shoal_diagnosis *diagnosis)
     const int free_count = count_free(&diagnosis->here, around->port, around->port_count, &error);
     print_address(&diagnosis->here, at);
     if (!free_count)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR, "choose another MASTER_PORT, or a free SHOAL_PORT",
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
+                             around->port_count > 1 || diagnosis->settings.port
+                                 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
+                                 : "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET so that 15 more are tried",
                              "rank 0 cannot listen at %s, ports %d to %d: %s", at, around->port,
                              around->port + around->port_count - 1, strerror(error));
     else

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -13,6 +14,7 @@
 
 #define RANKS_PER_HOST 8
 #define COUNT 512 /* float32 of an operand */
+#define EVENTS_PER_RANK 64
 
 struct worker {
     struct shoal_engine *engine;
@@ -33,6 +35,14 @@ struct crowd {
 static uint64_t now_ns(void *arg)
 {
     return shoal_sim_now_ns(arg);
+}
+
+/* Of this process: others may use the machine, too. */
+static uint64_t processor_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * SHOAL_NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
 static size_t resident_bytes(void)
@@ -95,7 +105,8 @@ static bool are_done(const struct crowd *crowd)
     return true;
 }
 
-/* Events are many: a round of all ranks comes after as many as there are ranks. */
+/* Events are many, mostly of what each rank tells all others of the end of an operation: a round of all ranks comes after many
+ * for each. */
 static void drive(struct crowd *crowd)
 {
     while (!are_done(crowd)) {
@@ -103,7 +114,7 @@ static void drive(struct crowd *crowd)
             (void)shoal_engine_progress(crowd->workers[r].engine);
             shoal_engine_flush(crowd->workers[r].engine);
         }
-        for (int i = 0; i < crowd->size && shoal_sim_advance(crowd->sim); i++)
+        for (int i = 0; i < EVENTS_PER_RANK * crowd->size && shoal_sim_advance(crowd->sim); i++)
             continue;
     }
 }
@@ -126,7 +137,7 @@ static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
 {
     uint64_t took_ns[2];
     for (int round = 0; round < 2; round++) { /* the second has plans and partners */
-        const uint64_t begin_ns = shoal_clock_ns();
+        const uint64_t begin_ns = processor_ns();
         for (int r = 0; r < crowd->size; r++) {
             struct worker *worker = &crowd->workers[r];
             for (size_t i = 0; i < COUNT; i++)
@@ -137,7 +148,7 @@ static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
             shoal_engine_post(worker->engine, &call, &worker->request);
         }
         drive(crowd);
-        took_ns[round] = shoal_clock_ns() - begin_ns;
+        took_ns[round] = processor_ns() - begin_ns;
         if (!is_right(crowd, &call)) {
             fprintf(stderr, "%s of %d ranks: wrong\n", name, crowd->size);
             return false;

@@ -257,6 +257,9 @@ def ports_in_use_are_told():
         told("error", "ports", f"ports {port} to {port}: Address already in use", SHOAL_PORT=str(port), **LOCAL)
         findings = told("note", "ports", f"MASTER_PORT {port} is in use", MASTER_PORT=str(port), **LOCAL)
         expect(has(findings, "ok", "ports", "rank 0 can listen at 127.0.0.1"), *findings)
+        by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port - 1), **LOCAL}
+        told("error", "ports", f"ports {port} to {port}: Address already in use", **by_hand)
+        told("ok", "ports", "rank 0 can listen at 127.0.0.1", SHOAL_JOB_ID="this", **by_hand)
         told("error", "ports", "0 are free, but the ranks here take 2", SHOAL_PORTS=str(port), **LOCAL)
         told("ok", "ports", " are free", "--ranks", "1", SHOAL_PORTS=f"{port - 16}-{port}", **LOCAL)
         told("error", "ports", "but the ranks here take 80", "--ranks", "40", SHOAL_PORTS=f"{port - 16}-{port}", **LOCAL)
