@@ -367,6 +367,23 @@ else:
     expect((code, out, err) == (0, "", ""), code, out, err)
 
 
+def a_store_that_is_not_rank_0s(world):
+    """Another program at the port, or none: never a group with strangers, and the text says what to do."""
+    if ranks.BACKEND != "shoal":
+        raise Skip("of shoal")
+    from datetime import timedelta
+    from shoal.torch import _rendezvous
+    stranger = dist.TCPStore("127.0.0.1", 0, 1, True, wait_for_workers=False)
+    stranger.set("token", "of another job")
+    for port, reason in ((stranger.port, "another program listens there"), (ranks.free_port(), "refused")):
+        try:
+            _rendezvous._connect({"port": port, "token": "ours", "addresses": ["127.0.0.1"]}, False, 2, timedelta(seconds=5))
+        except dist.DistBackendError as error:
+            expect(reason in str(error) and "MASTER_ADDR" in str(error), error)
+        else:
+            raise AssertionError("a store of others was taken")
+
+
 def variables_win(world):
     """Of torchrun's kind, also under mpirun: a wrapper script may have set them for reasons of its own."""
     command = next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), None)
@@ -549,7 +566,7 @@ def threads_that_end(world):
 
 
 ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, variables_win,
-         from_no_launcher)
+         from_no_launcher, a_store_that_is_not_rank_0s)
 IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back,
             threads_that_end)
 CASES = [beginning_case(*row) for row in BEGINNINGS]
