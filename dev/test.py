@@ -77,20 +77,6 @@ class Count:
         self.skipped += other.skipped
 
 
-def why_impossible(name):
-    """Why this machine cannot make a build; None: it can. Makes the sysroot."""
-    compiler = BUILDS[name][1]
-    if name in SYSROOTS and os.uname().machine == name:
-        return "this machine is no other: the plain build runs here"
-    if not shutil.which(compiler):
-        return f"{compiler} is not installed (dev/deps.sh)"
-    if name in SYSROOTS:
-        made = subprocess.run([TOP / "dev/cross/sysroot.sh", TOP / SYSROOTS[name]], capture_output=True, text=True)
-        if made.returncode:
-            return (made.stderr.strip().splitlines() or ["dev/cross/sysroot.sh failed"])[-1]
-    return None
-
-
 def configure(name):
     """Makes a build folder; configures one anew that lacks what tests need, which may have been installed since. Returns what is
     missing still."""
@@ -113,13 +99,33 @@ def missing(name):
     return set(NEEDED) - NOT_NEEDED.get(name, set()) - {one["name"] for one in found}
 
 
-def build(name, total):
-    path = TOP / BUILDS[name][0]
+def is_incomplete(name):
+    """Configures a build; says what is missing still, without which tests would be left out in silence."""
     lacking = sorted(configure(name))
     if lacking:
         print(f"build {name}: meson finds no {', '.join(lacking)}, and tests would be left out; "
               f"install {' '.join(NEEDED[one] for one in lacking)} (dev/deps.sh build test)")
+    return bool(lacking)
+
+
+def why_impossible(name):
+    """Why this machine cannot make a build; None: it can. Makes the sysroot."""
+    compiler = BUILDS[name][1]
+    if name in SYSROOTS and os.uname().machine == name:
+        return "this machine is no other: the plain build runs here"
+    if not shutil.which(compiler):
+        return f"{compiler} is not installed (dev/deps.sh)"
+    if name in SYSROOTS:
+        made = subprocess.run([TOP / "dev/cross/sysroot.sh", TOP / SYSROOTS[name]], capture_output=True, text=True)
+        if made.returncode:
+            return (made.stderr.strip().splitlines() or ["dev/cross/sysroot.sh failed"])[-1]
+    return None
+
+
+def build(name, total):
+    if is_incomplete(name):
         return False
+    path = TOP / BUILDS[name][0]
     start, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     result = subprocess.run(["ninja", "-C", str(path), "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seconds, after = time.time() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
