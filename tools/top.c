@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -129,10 +130,30 @@ static bool is_screen(const struct request *request)
     return !request->is_once && request->format == TABLE && isatty(STDOUT_FILENO);
 }
 
-static void screen_begin(const struct request *request)
+/* The lines that the terminal has room for, from its top. */
+static void screen_print(const char *text)
 {
-    if (is_screen(request))
-        fputs("\033[H\033[2J", stdout); /* home, clear */
+    struct winsize size;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || !size.ws_row || !size.ws_col)
+        size = (struct winsize){.ws_row = 24, .ws_col = 80};
+    fputs("\033[H\033[2J", stdout); /* home, clear */
+    for (int row = 1; *text && row < size.ws_row; row++) {
+        const int length = (int)strcspn(text, "\n");
+        printf("%.*s\n", length < size.ws_col ? length : size.ws_col, text);
+        text += length + (text[length] == '\n');
+    }
+}
+
+static void screen_show(const struct top_look *look)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    if (out)
+        top_print_table(look, out);
+    if (out && fclose(out) == 0)
+        screen_print(text);
+    free(text);
 }
 
 /* The process that was named may end before its job does, and means nothing to other hosts. */
@@ -156,8 +177,10 @@ static int look_next(const struct request *request, const struct top_target *tar
 
 static void look_show(const struct top_look *look, const struct request *request)
 {
-    screen_begin(request);
-    look_print(look, request, stdout);
+    if (is_screen(request))
+        screen_show(look);
+    else
+        look_print(look, request, stdout);
     if (!request->is_once && request->format == TABLE && !is_screen(request))
         fputc('\n', stdout);
     fflush(stdout);

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """`shoal top`: what it tells of live jobs, whom it takes for a job, what it refuses."""
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import struct
 import subprocess
 import tempfile
+import termios
 import time
 
 from tap import Skip, call, expect, run_cases
@@ -179,6 +182,23 @@ def the_table_is_repeated_until_the_job_ends():
         job.pids = {}
 
 
+def a_terminal_gets_what_it_has_room_for():
+    with Job("late", 4) as job:
+        mine, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 6, 50, 0, 0))
+        top = subprocess.Popen([SHOAL, "top", "--interval", "0.05", str(job.run.pid)], stdin=subprocess.DEVNULL, stdout=theirs)
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"\033[H\033[2J") < 3:
+            shown += os.read(mine, 4096)
+        top.kill()
+        top.wait()
+        os.close(mine)
+        page = shown.split(b"\033[H\033[2J")[1].decode().split("\r\n")
+        expect(page[0].startswith("job ") and len(page) == 6 and page[-1] == "" and max(map(len, page)) <= 50, page)
+        expect([line.split()[0] for line in page[2:5]] == ["0", "1", "2"], page)
+
+
 def refused(*words, about, code=1, before=()):
     got, out, err = call(*before, SHOAL, "top", "--once", *words)
     expect((got, out) == (code, "") and err.startswith("shoal top: ") and err.count("\n") == 1 and about in err, got, out, err)
@@ -349,7 +369,8 @@ if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
-               counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together, the_table_is_repeated_until_the_job_ends,
+               counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together,
+               the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
                recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
                a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])
