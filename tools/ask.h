@@ -19,7 +19,7 @@ struct ask_host {
     int slots; /* 0: not said */
 };
 
-/* Of a file: "host [slots=N]" on each line. */
+/* The hosts of a file, which has "host [slots=N]" on each line. */
 struct ask_hosts {
     struct ask_host *at;
     int count;

@@ -4,7 +4,7 @@
 
 #include "doctor.h"
 
-/* What a host is asked. */
+/* A question to all hosts. */
 struct request {
     const struct ask_hosts *hosts;
     const struct doctor_options *options;

@@ -52,7 +52,7 @@ struct top_target {
     const char *job; /* the first digits of its number; NULL: none */
 };
 
-/* Whom a communicator's oldest operation waits for. */
+/* The ranks that a communicator's oldest operation waits for. */
 enum { TOP_WAITS_SHOWN = 8 };
 struct top_wait {
     int ranks[TOP_WAITS_SHOWN]; /* of the communicator */
@@ -68,7 +68,7 @@ struct top_blame {
     double us;
 };
 
-/* Other hosts to ask. What is NULL or 0 before top_hosts_read becomes the preset. */
+/* Other hosts to ask. A member that is NULL or 0 before top_hosts_read gets its preset there. */
 struct top_hosts {
     struct ask_hosts list;
     const char *via, *shoal;

@@ -9,7 +9,7 @@
 #include "tool.h"
 #include "trace.h"
 
-/* What holds others up for so long deserves a word. */
+/* A rank that holds others up for so long deserves a line. */
 #define BLAME_US 1e6
 
 static const char *plural(long count)

@@ -1,4 +1,4 @@
-/* Who waits for whom: as the ranks have said, or as the numbers of their newest operations tell. */
+/* Finds the ranks that others wait for: as these have said, or as the numbers of their newest operations tell. */
 #include "top.h"
 
 #include <stdlib.h>
@@ -73,7 +73,7 @@ static size_t next_of(const struct top_look *look, size_t process_at, double *us
     return SIZE_MAX;
 }
 
-/* Where the chain of waits from a process ends; SIZE_MAX: it waits for none here, or goes round. */
+/* The process at the end of the chain of waits; SIZE_MAX: it waits for none here, or the chain is a circle. */
 static size_t end_of(const struct top_look *look, size_t process_at, double *us_out)
 {
     double us;

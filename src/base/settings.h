@@ -98,7 +98,7 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
 /* "40000-40099", or one port; empty: both become 0. False when it is no such text. */
 bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out);
 
-/* Where files go that nobody has named: TMPDIR, or /tmp. */
+/* The folder for files that nobody has named: TMPDIR, or /tmp. */
 const char *shoal_settings_temporary_folder(void);
 
 /* Prints the table. */

@@ -320,7 +320,7 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
 
-/* What the recorder shows as algorithm where no row of the table is meant: not known yet, one rank, no plan, small and large
+/* The recorder shows these as algorithm where no row of the table is meant: not known yet, one rank, no plan, small and large
  * messages. */
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];

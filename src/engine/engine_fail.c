@@ -188,7 +188,7 @@ static bool is_teller(const struct shoal_engine *engine)
            atomic_exchange_explicit(&told, engine->recorder.job, memory_order_relaxed) != engine->recorder.job;
 }
 
-/* Where the user has named no file, one in the temporary folder. */
+/* Writes to the temporary folder, as the user has named no file. */
 static void keep_recorder(struct shoal_engine *engine)
 {
     char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX];
@@ -205,7 +205,7 @@ static void keep_recorder(struct shoal_engine *engine)
             "flight recorder: `shoal trace %s` shows what the ranks of this host did; docs/errors.md tells what to do", all);
 }
 
-/* Where the recorder names no job, as in a test of the engine alone, the user has named the file or there is none. */
+/* A recorder that names no job belongs to a test of the engine alone: it is kept only where the test names a file. */
 static void write_recorder(struct shoal_engine *engine)
 {
     const char *name = engine->settings->recorder_file;

@@ -53,7 +53,7 @@ struct shoal_recorder_identity {
     int world_rank; /* this rank's number among all workers */
 };
 
-/* A static text that records point to. Who reads the records in another process finds the text by its address here. */
+/* A static text that records point to. A reader in another process finds the text by its address here. */
 struct shoal_flight_text {
     uint64_t address;
     char text[32];
@@ -114,7 +114,7 @@ SHOAL_MUST_USE enum shoal_status shoal_recorder_init(struct shoal_recorder *reco
 SHOAL_MUST_USE enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder, struct shoal_flights *flights);
 void shoal_recorder_fini(struct shoal_recorder *recorder);
 
-/* Names a text that records will point to; once each. What is not named reads "?" elsewhere. */
+/* Names a text that records will point to, once each. Other processes see "?" for a text that has no name here. */
 void shoal_recorder_name(struct shoal_recorder *recorder, const char *text);
 
 /* Says whose it is. Other processes read the recorder from now on. */
@@ -144,7 +144,7 @@ static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_
     shoal_flight_add(&recorder->flight->late, (uint64_t)late & (0 - was_last));
 }
 
-/* Whom this rank waits for, -1: nobody; since when, in ticks. */
+/* Says which rank this one waits for (-1: none) and since when, in ticks. */
 void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_t since);
 
 /* Into a recorder that was initialized. */

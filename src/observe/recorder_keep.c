@@ -1,5 +1,5 @@
-/* Where the recorder goes on failure when the user has named no file: into a folder of the user's own in the temporary folder,
- * a file for each process. Files of earlier jobs are removed, but for the newest. */
+/* On failure, a recorder for which the user has named no file goes into the user's own folder in the temporary folder, a file
+ * for each process. Files of earlier jobs are removed, but for the newest. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

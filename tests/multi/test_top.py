@@ -341,7 +341,7 @@ def wait_for(is_right):
 
 
 def a_signal_writes_the_recorders():
-    """Of ranks that wait in Shoal and of one that does not; they live on, and a second signal writes again."""
+    """A rank that waits in Shoal writes, and so does one that does not call it. Both live on, and a second signal writes again."""
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         job.look_until(lambda mine, look: world(mine[0])["called"] == 101, str(job.pids[0]))
