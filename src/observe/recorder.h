@@ -3,8 +3,8 @@
  * docs/trace.md tells what the printed lines hold; `shoal trace` reads them.
  *
  * The recorders of a context lie in a memfd named SHOAL_FLIGHT_NAME, so that another process can read them while this one
- * lives, whatever this one does (watch.c, `shoal top`). One file serves all communicators, because descriptors are few. It is cut
- * into slots of shoal_flight_stride() bytes; a slot without a recorder is all zeros:
+ * lives, whatever this one does (watch.c, `shoal top`). One file serves all communicators, because descriptors are few. It is
+ * cut into slots of shoal_flight_stride() bytes; a slot without a recorder is all zeros:
  *
  *     struct shoal_flight     what it is, whose it is, sums since the communicator was made, whom the rank waits for now
  *     struct shoal_record     SHOAL_RECORDS of them
