@@ -203,6 +203,8 @@ static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct s
         return refused(client, identity, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
+    if (error == ETIMEDOUT) /* a slow server may take this rank in yet, and must not take its going for a loss */
+        (void)send_frame(client->fd, (struct shoal_tcp_head){.kind = SHOAL_TCP_BYE}, NULL, NULL, deadline_ns);
     if (error)
         return elsewhere(client, error, reason);
     if (head.verdict != SHOAL_TCP_OK)

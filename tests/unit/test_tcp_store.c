@@ -487,6 +487,52 @@ static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
     expect_alive(f, 1);
 }
 
+/* A server that takes hello and proof and then stands still. Its last word heard is the client's. */
+struct standing {
+    int listener;
+    struct shoal_tcp_hello hello;
+    struct shoal_tcp_head last;
+};
+
+static void *stand_still(void *arg)
+{
+    struct standing *standing = arg;
+    struct challenge challenge = {{.magic = SHOAL_TCP_MAGIC, .kind = SHOAL_TCP_CHALLENGE}, {.server = standing->hello}};
+    char value[SHOAL_TCP_HELLO_BYTES_MAX];
+    struct shoal_tcp_head head;
+    const int fd = accept(standing->listener, NULL, NULL);
+    challenge.head.value_bytes = sizeof challenge.value;
+    while (recv(fd, &head, sizeof head, MSG_WAITALL) == sizeof head) {
+        standing->last = head;
+        if (head.value_bytes > 0 && recv(fd, value, head.value_bytes, MSG_WAITALL) <= 0)
+            break;
+        if (head.kind == SHOAL_TCP_HELLO && send(fd, &challenge, sizeof challenge, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    close(fd);
+    return NULL;
+}
+
+static void tcp_store_client_that_gives_up_says_bye(void **state)
+{
+    struct fixture *f = *state;
+    struct standing standing = {.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .hello = f->identity.side.hello};
+    struct shoal_address at = f->address;
+    char reason[SHOAL_TCP_REASON_MAX];
+    pthread_t thread;
+    shoal_address_port_put(&at, 0);
+    assert_int_equal(bind(standing.listener, (const struct sockaddr *)&at.socket, at.bytes), 0);
+    assert_int_equal(listen(standing.listener, 1), 0);
+    assert_int_equal(getsockname(standing.listener, (struct sockaddr *)&at.socket, &at.bytes), 0);
+    pthread_create(&thread, NULL, stand_still, &standing);
+    const uint64_t deadline_ns = shoal_clock_ns() + SHOAL_NS_PER_S;
+    assert_int_equal(shoal_tcp_client_join(&f->clients[0], &at, &f->identity, deadline_ns, deadline_ns, reason),
+                     SHOAL_TCP_JOIN_ELSEWHERE);
+    pthread_join(thread, NULL);
+    close(standing.listener);
+    assert_int_equal(standing.last.kind, SHOAL_TCP_BYE);
+}
+
 static void tcp_store_of_another_job_is_passed_by(void **state)
 {
     struct fixture *f = *state;
@@ -758,6 +804,7 @@ int main(void)
         CASE(tcp_store_refuses_another_version),
         CASE(tcp_store_refuses_other_settings),
         CASE(tcp_store_refuses_wrong_ranks_and_sizes),
+        CASE(tcp_store_client_that_gives_up_says_bye),
         CASE(tcp_store_of_another_job_is_passed_by),
         SECRET_CASE(tcp_store_wants_the_secret),
         CASE(tcp_store_without_secret_refuses_one),
