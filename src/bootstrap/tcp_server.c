@@ -24,7 +24,8 @@ struct shoal_tcp_server {
     bool is_listening; /* the listener is in the epoll set */
     pthread_t thread;
     bool is_stopping;
-    uint64_t stop_ns;   /* when a server that stops waits no longer */
+    uint64_t stop_ns;   /* when a server that stops waits no longer, */
+    uint64_t end_ns;    /* whoever still asks */
     bool has_warned;    /* that there are no descriptors left */
     uint64_t accept_ns; /* no connection is taken before; set when there are no descriptors left */
 };
@@ -74,8 +75,10 @@ static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_sess
         is_alive = receive_some(server, session);
     else if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         is_alive = false;
-    while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns))
+    while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns)) {
         is_alive = send_some(session);
+        server->stop_ns = shoal_min_size(now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS, server->end_ns);
+    }
     if (!is_alive)
         shoal_tcp_session_close(&server->core, session);
 }
@@ -157,6 +160,7 @@ static void begin_stop(struct shoal_tcp_server *server, uint64_t now_ns)
 {
     server->is_stopping = true;
     server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
+    server->end_ns = now_ns + SHOAL_TCP_FAREWELL_MS_MAX * SHOAL_NS_PER_MS;
     (void)await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
 }
 

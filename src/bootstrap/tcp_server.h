@@ -7,7 +7,8 @@
 #include "bootstrap/address.h"
 #include "bootstrap/tcp_session.h"
 
-#define SHOAL_TCP_FAREWELL_MS 1000
+#define SHOAL_TCP_FAREWELL_MS 1000      /* after the last request */
+#define SHOAL_TCP_FAREWELL_MS_MAX 20000 /* in all */
 
 struct shoal_tcp_server;
 
@@ -18,7 +19,8 @@ int shoal_tcp_server_listen(const struct shoal_address *address);
 SHOAL_MUST_USE enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_identity *identity,
                                                         struct shoal_log *log, struct shoal_tcp_server **server_out);
 
-/* Waits at most SHOAL_TCP_FAREWELL_MS until those who joined have said bye, then ends the thread and closes the sockets. */
+/* Waits until those who joined have said bye, at most SHOAL_TCP_FAREWELL_MS while nobody asks for anything, then ends the
+ * thread and closes the sockets. */
 void shoal_tcp_server_stop(struct shoal_tcp_server *server);
 
 #endif

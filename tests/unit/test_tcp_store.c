@@ -656,6 +656,37 @@ static void tcp_store_rank_that_left_waits_for_the_next_server(void **state)
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 20), -1); /* nobody was lost */
 }
 
+struct asker {
+    struct shoal_tcp_client *client;
+    int good;
+};
+
+static void *ask_for_a_while(void *arg)
+{
+    struct asker *asker = arg;
+    for (int i = 0; i < 6; i++) {
+        asker->good += shoal_tcp_client_set(asker->client, "key", "value", 5) == 0;
+        usleep(300000);
+    }
+    shoal_tcp_client_leave(asker->client);
+    return NULL;
+}
+
+/* Longer than one farewell in all. */
+static void tcp_store_stays_while_a_rank_still_asks(void **state)
+{
+    struct fixture *f = *state;
+    struct asker asker = {.client = &f->clients[1]};
+    pthread_t thread;
+    assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
+    pthread_create(&thread, NULL, ask_for_a_while, &asker);
+    shoal_tcp_server_stop(f->server);
+    pthread_join(thread, NULL);
+    assert_int_equal(asker.good, 6);
+    shoal_address_port_put(&f->address, 0);
+    start(f);
+}
+
 /* ---- the tree ---- */
 
 /* Joins the root's store in a slot, and its place in the tree. */
@@ -812,6 +843,7 @@ int main(void)
         CASE(tcp_store_tells_who_waits_that_a_rank_ended),
         CASE(tcp_store_without_descriptors_says_so),
         CASE(tcp_store_rank_that_left_waits_for_the_next_server),
+        CASE(tcp_store_stays_while_a_rank_still_asks),
         cmocka_unit_test(tcp_tree_sets_the_last_digit_to_0),
         MANY_CASE(tcp_tree_brings_values_down_by_the_rank_above),
         MANY_CASE(tcp_tree_has_rank_0_stand_in_for_one_that_is_not_reached),
