@@ -152,6 +152,7 @@ SUITES = {suite.name: suite for suite in [
     *[cliffs(collective) for collective in COLLECTIVES],
     Suite("late", "8 B with a peer 20 ms late, counted from its arrival", kind="late"),
     Suite("quota", "4 ranks, 8 B, each rank held to half a core", 4, kind="quota"),
+    Suite("busy", "Beside a process that computes all the time", kind="busy"),
     *[hosts(f"{layout}-{COLLECTIVES[collective].title}", collective, layout, "1gbit")
       for layout in ("4x1", "2x2") for collective in ("allreduce", "allgather")],
     hosts("2x1-unshaped", "allreduce", "2x1", sizes=(64 * M,)),
@@ -520,7 +521,29 @@ def quota_round(suite, number, shoal, peers, quick):
              "value": mine / min(times), "shoal_us": mine, "openmpi_us": min(times)}]
 
 
-CASES = {"cliffs": cliffs_round, "sixteen": sixteen_round, "late": late_round, "quota": quota_round}
+# ---- Busy: beside a process that computes all the time -----------------------------------------------------------------------
+
+def busy_point(suite, number, shoal, peers, size):
+    """Not bound by us: who binds ranks, does it for itself."""
+    runners = [(shoal.name, lambda: shoal.measure(suite, suite.ranks, size, PLAIN.options))]
+    runners += [(peer.name, lambda peer=peer: peer.measure(suite, size)) for peer in peers]
+    turn = number % len(runners)
+    times = {name: measure()["median_us"] for name, measure in runners[turn:] + runners[:turn]}
+    fastest = min(time for name, time in times.items() if name != shoal.name)
+    return {"round": number, "case": f"{report.size_text(size)}, time over the fastest MPI's", "state": "unknown",
+            "value": times[shoal.name] / fastest, "times_us": times}
+
+
+def busy_round(suite, number, shoal, peers, quick):
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        return [busy_point(suite, number, shoal, peers, size) for size in (8, 4 * K)]
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+CASES = {"cliffs": cliffs_round, "sixteen": sixteen_round, "late": late_round, "quota": quota_round, "busy": busy_round}
 
 
 def cases_round(suite, number, shoal, peers, quick):

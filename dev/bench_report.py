@@ -341,6 +341,7 @@ TARGETS = [
     Target("hosts-2x1-unshaped", "beside Open MPI", "ratio_openmpi", 1.3, size_from=64 * M),
     Target("late", "from the late peer's arrival, us", "value", 100, False),
     Target("quota", "over Open MPI's", "value", 3, False),
+    Target("busy", "over the fastest MPI's", "value", 1.5, False),
     *torch_targets(),
 ]
 
