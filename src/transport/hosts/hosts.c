@@ -56,7 +56,7 @@ struct remote {
     struct payload payloads[SHOAL_PAYLOADS];
     uint64_t completed;  /* what it has told */
     uint64_t told;       /* what it was told */
-    uint64_t last_sent;  /* sequence of the last record there */
+    uint64_t last_sent;  /* highest sequence of a record there */
     uint64_t last_heard; /* and of the last one from there */
     uint64_t waits;      /* the number of its last WAITS */
     int told_waits;      /* 1 + whom it was told this rank waits for */
@@ -161,7 +161,8 @@ static void send_record(struct hosts *hosts, int peer, const struct shoal_arriva
         arrival.counters = remote->counters_given;
     }
     const struct iovec body[] = {{&arrival, sizeof arrival}, {(void *)(uintptr_t)payload, bytes}};
-    remote->last_sent = record->descriptor.sequence;
+    if (record->descriptor.sequence > remote->last_sent) /* operations in rounds send theirs after later ones */
+        remote->last_sent = record->descriptor.sequence;
     note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, body, 2));
 }
 
