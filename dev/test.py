@@ -59,8 +59,9 @@ SANITIZERS = {
 }
 
 
-# Suites of which one test runs beside others: one core is enough for it, or it mostly waits, or can wait long.
+# Suites of which so many tests run beside others: a part of a core is enough for each, as --profile shows, or it can wait long.
 BESIDE = {"unit", "sim", "fuzz", "beside"}
+LANES = 2
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
@@ -252,7 +253,7 @@ def report(name, test, result, options, total):
 
 
 def run_build(name, options, total):
-    """One test after the other, and one of those of BESIDE meanwhile; in the end two of them."""
+    """One test after the other, and LANES of those of BESIDE meanwhile; in the end one more of them."""
     directory, alone, beside, lock = TOP / BUILDS[name][0], collections.deque(), collections.deque(), threading.Lock()
     for test in tests_of(name, options.k):
         (beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else alone).append(test)
@@ -267,11 +268,12 @@ def run_build(name, options, total):
             with lock:
                 report(name, test, result, options, total)
 
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        meanwhile = pool.submit(run_all, beside)
+    with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
+        meanwhile = [pool.submit(run_all, beside) for _ in range(LANES)]
         run_all(alone)
         run_all(beside)
-        meanwhile.result()
+        for lane in meanwhile:
+            lane.result()
 
 
 def profile(total):
