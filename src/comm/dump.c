@@ -12,9 +12,16 @@
 
 #include "observe/recorder.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all below, but what the handler reads */
-static struct shoal_log *owner;                          /* of the context that began; NULL: off */
-static const struct shoal_settings *settings_of_owner;
+/* A context that asked for the signal. */
+struct asker {
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;        /* of all below, but what the handler reads */
+static pthread_mutex_t askers_lock = PTHREAD_MUTEX_INITIALIZER; /* of these two, which the thread reads; taken after `lock` */
+static struct asker *askers; /* the first says where the recorders are written; when it ends, the next does */
+static size_t asker_count;
 static pthread_t thread;
 static int signal_number;
 static atomic_bool must_stop;
@@ -40,9 +47,11 @@ static void note_job(void *arg, const struct shoal_watched *watched)
     *(uint64_t *)arg = watched->job;
 }
 
-static void dump(void)
+/* Under the lock of the askers, so that the log lives. */
+static void dump(const struct asker *asker)
 {
-    struct shoal_recorder_file file = {owner, "SHOAL_RECORDER_FILE", settings_of_owner->recorder_file, false};
+    struct shoal_log *owner = asker->log;
+    struct shoal_recorder_file file = {owner, "SHOAL_RECORDER_FILE", asker->settings->recorder_file, false};
     struct shoal_recorder recorder = {.flight = NULL};
     char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX], name[SHOAL_RECORDER_NAME_MAX], error[300];
     const bool is_named = strcmp(file.pattern, "auto") != 0 && strcmp(file.pattern, "no") != 0;
@@ -71,8 +80,10 @@ static void *serve(void *arg)
         const ssize_t got = read(wake_fd, &times, sizeof times);
         if (atomic_load_explicit(&must_stop, memory_order_acquire) || (got < 0 && errno != EINTR))
             return NULL;
-        if (got == (ssize_t)sizeof times)
-            dump();
+        pthread_mutex_lock(&askers_lock);
+        if (got == (ssize_t)sizeof times && asker_count)
+            dump(&askers[0]);
+        pthread_mutex_unlock(&askers_lock);
     }
 }
 
@@ -94,24 +105,58 @@ static bool start_thread(void)
     return errno == 0;
 }
 
+static bool add_asker(struct shoal_log *log, const struct shoal_settings *settings)
+{
+    pthread_mutex_lock(&askers_lock);
+    struct asker *more = reallocarray(askers, asker_count + 1, sizeof *more);
+    if (more) {
+        askers = more;
+        askers[asker_count++] = (struct asker){log, settings};
+    }
+    pthread_mutex_unlock(&askers_lock);
+    return more != NULL;
+}
+
+/* True when it was there, and was the last one. */
+static bool remove_asker(const struct shoal_log *log)
+{
+    size_t kept = 0;
+    pthread_mutex_lock(&askers_lock);
+    const size_t before = asker_count;
+    for (size_t i = 0; i < before; i++) {
+        if (askers[i].log != log)
+            askers[kept++] = askers[i];
+    }
+    asker_count = kept;
+    if (!kept) {
+        free(askers);
+        askers = NULL;
+    }
+    pthread_mutex_unlock(&askers_lock);
+    return before && !kept;
+}
+
+static bool is_handled_by_program(const struct shoal_settings *settings)
+{
+    struct sigaction found;
+    signal_number = !strcmp(settings->dump_signal, "USR1") ? SIGUSR1 : SIGUSR2;
+    return sigaction(signal_number, NULL, &found) != 0 || (found.sa_handler != SIG_DFL && found.sa_handler != wake);
+}
+
 static void start(struct shoal_log *log, const struct shoal_settings *settings)
 {
     const struct sigaction ours = {.sa_handler = wake, .sa_flags = SA_RESTART};
-    struct sigaction found;
-    signal_number = !strcmp(settings->dump_signal, "USR1") ? SIGUSR1 : SIGUSR2;
-    if (sigaction(signal_number, NULL, &found) != 0 || found.sa_handler != SIG_DFL) {
+    if (is_handled_by_program(settings)) {
         shoal_log_line(log, SHOAL_LOG_WARN, "comm",
                        "SHOAL_DUMP_SIGNAL is %s, which the program handles itself: it writes no flight recorder; `shoal top "
                        "--dump` does without a signal",
                        settings->dump_signal);
         return;
     }
-    owner = log;
-    settings_of_owner = settings;
-    if (start_thread() && sigaction(signal_number, &ours, NULL) == 0)
+    if (add_asker(log, settings) && start_thread() && sigaction(signal_number, &ours, NULL) == 0)
         return;
     shoal_log_line(log, SHOAL_LOG_WARN, "comm", "SHOAL_DUMP_SIGNAL: no thread can be started for it: %m");
-    owner = NULL;
+    remove_asker(log);
 }
 
 void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settings)
@@ -119,23 +164,22 @@ void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settin
     if (!strcmp(settings->dump_signal, "no") || !settings->dump_signal[0])
         return;
     pthread_mutex_lock(&lock);
-    if (!owner)
+    if (!asker_count)
         start(log, settings);
+    else if (!add_asker(log, settings))
+        shoal_log_line(log, SHOAL_LOG_WARN, "comm", "SHOAL_DUMP_SIGNAL: no memory to ask for it");
     pthread_mutex_unlock(&lock);
 }
 
+/* The handler stays: a signal may be on its way, and its default would end the process. */
 void shoal_dump_stop(struct shoal_log *log)
 {
     const uint64_t one = 1;
-    struct sigaction found;
     pthread_mutex_lock(&lock);
-    if (owner == log && wake_pid == getpid()) {
-        if (sigaction(signal_number, NULL, &found) == 0 && found.sa_handler == wake)
-            signal(signal_number, SIG_DFL);
+    if (remove_asker(log) && wake_pid == getpid()) {
         atomic_store_explicit(&must_stop, true, memory_order_release);
         if (write(wake_fd, &one, sizeof one) == (ssize_t)sizeof one)
             pthread_join(thread, NULL);
-        owner = NULL;
     }
     pthread_mutex_unlock(&lock);
 }

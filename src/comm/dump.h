@@ -6,10 +6,10 @@
 #include "base/log.h"
 
 /* From now on the signal that the settings name, if any, writes the recorders of all contexts of this process, where these
- * settings say; nothing happens when another context has asked for that before. A program that handles the signal itself keeps
- * it, and a warning says so. */
+ * settings say. When another context has asked before, its settings count until it stops. A program that handles the signal
+ * itself keeps it, and a warning says so. */
 void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settings);
-/* Ends it, if it began with this log. */
+/* Takes back what was asked with this log. When nobody asks any more, the signal does nothing; it does not end the process. */
 void shoal_dump_stop(struct shoal_log *log);
 
 #endif

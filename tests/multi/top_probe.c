@@ -4,8 +4,11 @@
  *   receive   rank 0 receives from rank 1, which sends nothing; rank 1 waits for a signal
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
- *   handler   like late, and the program has a handler for SIGUSR2 */
+ *   handler   like late, and the program has a handler for SIGUSR2
+ *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2, and
+ *             prints "lives" */
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +45,8 @@ static int run(struct shoal_comm *comm, const char *mode)
     const int rank = shoal_comm_rank(comm);
     if (!strcmp(mode, "busy"))
         return run_busy(comm);
+    if (!strcmp(mode, "contexts"))
+        return pause(), 0;
     if (!strcmp(mode, "mismatch"))
         return sum(comm, rank == 1 ? 65535 : 65536) == SHOAL_OK ? 0 : 3;
     if (!strcmp(mode, "fork") && fork() == 0)
@@ -62,19 +67,25 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "handler"))
         signal(SIGUSR2, be_deaf);
-    struct shoal_context *context;
+    const bool has_two = argc == 2 && !strcmp(argv[1], "contexts");
+    struct shoal_context *first = NULL, *context;
     struct shoal_comm *comm;
     data = calloc(65536, sizeof *data);
+    if (has_two && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
+        return 2;
     if (argc != 2 || !data || shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
         return 2;
     for (int i = 0; i < 100; i++) {
         if (sum(comm, 1024) != SHOAL_OK)
             return 2;
     }
+    shoal_context_destroy(first);
     printf("ready %d\n", (int)getpid());
     fflush(stdout);
     const int code = run(comm, argv[1]);
     shoal_comm_free(comm);
     shoal_context_destroy(context);
+    if (has_two && raise(SIGUSR2) == 0)
+        puts("lives");
     return code;
 }
