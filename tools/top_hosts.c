@@ -63,6 +63,7 @@ static const struct field fields[] = {
     OF_COMM("arrived_us", REAL, at.arrived_us),
     OF_COMM("waits_for", INT, at.waits_for),
     OF_COMM("waits_us", REAL, at.waits_us),
+    OF_COMM("rejected", U64, at.rejected),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

@@ -271,6 +271,12 @@ void top_look_fini(struct top_look *look)
     memset(look, 0, sizeof *look);
 }
 
+/* Per second. What another process gives may also fall. */
+static double rate(uint64_t now, uint64_t before, double span_s)
+{
+    return now > before ? (double)(now - before) / span_s : 0;
+}
+
 void top_look_compare(struct top_look *look, const struct top_look *before)
 {
     look->span_s = look->at_s - before->at_s;
@@ -280,8 +286,8 @@ void top_look_compare(struct top_look *look, const struct top_look *before)
             const struct shoal_watched *old = &before->comms[k].at;
             if (old->pid != comm->at.pid || old->comm != comm->at.comm || old->rank != comm->at.rank)
                 continue;
-            comm->operations_per_s = (double)(comm->at.operations - old->operations) / look->span_s;
-            comm->bytes_per_s = (double)(comm->at.bytes - old->bytes) / look->span_s;
+            comm->operations_per_s = rate(comm->at.operations, old->operations, look->span_s);
+            comm->bytes_per_s = rate(comm->at.bytes, old->bytes, look->span_s);
             break;
         }
     }

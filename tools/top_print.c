@@ -83,7 +83,7 @@ struct row {
     int world_rank;
     size_t busy_at; /* the communicator whose operation has been under way longest; SIZE_MAX: none is */
     const struct top_comm *broken;
-    uint64_t operations, came_last;
+    uint64_t operations, came_last, rejected;
     double operations_per_s, bytes_per_s, late_us, idle_us;
 };
 
@@ -92,6 +92,7 @@ static void row_add(const struct top_look *look, struct row *row, size_t comm_at
     const struct top_comm *comm = &look->comms[comm_at];
     row->operations += comm->at.operations;
     row->came_last += comm->at.came_last;
+    row->rejected = comm->at.rejected > row->rejected ? comm->at.rejected : row->rejected;
     row->late_us += comm->at.late_us;
     row->operations_per_s += comm->operations_per_s;
     row->bytes_per_s += comm->bytes_per_s;
@@ -145,6 +146,8 @@ static void row_print(const struct top_look *look, const struct row *row, FILE *
             row->operations ? 100 * (double)row->came_last / (double)row->operations : 0, late,
             bytes_name((double)row->process->memory_bytes, memory), bytes_name((double)row->process->shared_bytes, shared));
     doing_print(look, row, out);
+    if (row->rejected)
+        fprintf(out, "; %" PRIu64 " message%s rejected", row->rejected, plural((long)row->rejected));
     fputc('\n', out);
 }
 
@@ -290,13 +293,22 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
     fputc('}', out);
 }
 
+/* All communicators of a rank have the endpoint's number; the newest is the largest. */
+static uint64_t rejected_find(const struct top_look *look, const struct top_process *process)
+{
+    uint64_t most = 0;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        most = look->comms[i].at.rejected > most ? look->comms[i].at.rejected : most;
+    return most;
+}
+
 static void process_print_json(const struct top_look *look, const struct top_process *process, FILE *out)
 {
     fprintf(out,
             "{\"job\":\"%016" PRIx64 "\",\"pid\":%d,\"world_rank\":%d,\"state\":\"%s\",\"memory_bytes\":%" PRIu64
-            ",\"shared_bytes\":%" PRIu64,
+            ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64,
             process->job, process->pid, process->world_rank, top_state_name(process->state), process->memory_bytes,
-            process->shared_bytes);
+            process->shared_bytes, rejected_find(look, process));
     text_print(out, ",\"host\":", process->host);
     fputs(",\"communicators\":[", out);
     for (size_t i = process->first; i < process->first + process->count; i++) {
@@ -381,6 +393,11 @@ static double stopped_of(const struct top_look *look, size_t at)
     return look->processes[at].state == 'T' || look->processes[at].state == 't';
 }
 
+static double rejected_of(const struct top_look *look, size_t at)
+{
+    return (double)rejected_find(look, &look->processes[at]);
+}
+
 struct metric {
     const char *name, *type, *help;
     double (*value)(const struct top_look *look, size_t at);
@@ -400,6 +417,8 @@ static const struct metric process_metrics[] = {
     {"shoal_resident_bytes", "gauge", "Resident memory of the process.", memory_of},
     {"shoal_shared_bytes", "gauge", "Shared memory that the process has reserved for Shoal.", shared_of},
     {"shoal_stopped", "gauge", "1 when a signal or a debugger has stopped the process.", stopped_of},
+    {"shoal_rejected_messages_total", "counter", "Messages from the network that the process's endpoint rejected.",
+     rejected_of},
 };
 
 static void metric_head_print(const struct metric *metric, FILE *out)

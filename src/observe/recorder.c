@@ -190,6 +190,11 @@ void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_
     atomic_store_explicit(&recorder->flight->waits_for, rank + 1, memory_order_relaxed);
 }
 
+void shoal_recorder_note_rejected(struct shoal_recorder *recorder)
+{
+    atomic_store_explicit(&recorder->flight->rejected, shoal_rejections_total(recorder->rejections), memory_order_relaxed);
+}
+
 void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy)
 {
     memcpy(copy->flight, recorder->flight, FLIGHT_BYTES);

@@ -20,7 +20,7 @@
 #define SHOAL_RECORDS 1024
 #define SHOAL_FLIGHT_NAME "shoal-flight"
 #define SHOAL_FLIGHT_MAGIC UINT64_C(0x544c464c414f4853) /* "SHOALFLT" */
-#define SHOAL_FLIGHT_LAYOUT 1                           /* one more whenever a reader would misread the structs below */
+#define SHOAL_FLIGHT_LAYOUT 2                           /* one more whenever a reader would misread the structs below */
 #define SHOAL_FLIGHT_TEXTS 160
 
 struct shoal_flights;
@@ -88,6 +88,7 @@ struct shoal_flight {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic int32_t waits_for; /* 1 + the rank that this one has said it waits for; 0: none */
     _Atomic int32_t status;                               /* of the first failure; 0: none */
     _Atomic uint64_t waits_since;                         /* ticks */
+    _Atomic uint64_t rejected;                            /* messages that the rank's endpoint did not take, so far */
 };
 
 struct shoal_recorder {
@@ -146,6 +147,10 @@ static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_
 
 /* Says which rank this one waits for (-1: none) and since when, in ticks. */
 void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_t since);
+
+/* Stores how many messages were rejected so far. There must be an endpoint; under the lock that its counts are written
+ * under. */
+void shoal_recorder_note_rejected(struct shoal_recorder *recorder);
 
 /* Into a recorder that was initialized. */
 void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy);

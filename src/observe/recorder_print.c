@@ -117,7 +117,8 @@ static const char *op_name(uint8_t op)
 static void print_decimal(FILE *out, const char *name, double value, int digits)
 {
     const uint64_t scale = digits == 3 ? UINT64_C(1000) : UINT64_C(1000000000000);
-    const uint64_t number = (uint64_t)((value < 0 ? -value : value) * (double)scale + 0.5);
+    const double size = value < 0 ? -value : value, most = 1.8e19 / (double)scale; /* another process's hold anything */
+    const uint64_t number = (uint64_t)((size < most ? size : most) * (double)scale + 0.5);
     fprintf(out, ",\"%s\":%s%llu.%0*llu", name, value < 0 && number ? "-" : "", (unsigned long long)(number / scale), digits,
             (unsigned long long)(number % scale));
 }
@@ -174,8 +175,9 @@ static void print_when(const struct shoal_record *r, const struct stamp *stamp, 
     print_ticks(out, "posted_ticks", r->posted);
     print_ticks(out, "arrived_ticks", r->arrived);
     print_ticks(out, "done_ticks", r->done);
-    const uint64_t age_us = (uint64_t)us_between(stamp, r->posted, stamp->now_ticks);
-    fprintf(out, ",\"unix_us\":%llu", (unsigned long long)(stamp->now_unix_us - age_us));
+    const double age_us = us_between(stamp, r->posted, stamp->now_ticks);
+    const bool is_age = age_us > 0 && age_us < (double)stamp->now_unix_us;
+    fprintf(out, ",\"unix_us\":%llu", (unsigned long long)(stamp->now_unix_us - (is_age ? (uint64_t)age_us : 0)));
 }
 
 static void print_rejections(const struct shoal_network_rejections *rejections, FILE *out)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/ranks.h"
 #include "observe/recorder.h"
 
 /* More are not looked at: a file may be anybody's, and as long as it likes. */
@@ -26,7 +27,8 @@ struct watch {
     int inner_pid; /* as the process sees itself; 0: not known */
     DIR *folder;   /* /proc/PID/fd */
     struct copy *now, *before;
-    bool has_some; /* a recorder was found */
+    uint64_t next_after; /* records that had begun when *now had been read */
+    bool has_some;       /* a recorder was found */
     char *error;
     size_t error_bytes;
 };
@@ -99,13 +101,21 @@ static bool read_records(struct watch *watch, int fd, off_t from)
         if (is_read && tries < 2)
             memcpy(watch->before, watch->now, sizeof *watch->before);
     }
-    return is_read;
+    return is_read &&
+           read_all(fd, from + (off_t)offsetof(struct shoal_flight, next), &watch->next_after, sizeof watch->next_after);
 }
 
 static enum shoal_status fail(const struct watch *watch, enum shoal_status status, const char *text, const char *why)
 {
     snprintf(watch->error, watch->error_bytes, text, watch->pid, why);
     return status;
+}
+
+/* Callers may take these numbers for indices. */
+static bool is_rank_of_something(const struct shoal_flight *flight)
+{
+    return flight->size >= 1 && flight->size <= SHOAL_RANKS_MAX && flight->rank >= 0 && flight->rank < flight->size &&
+           flight->world_rank >= -1 && flight->world_rank < SHOAL_RANKS_MAX;
 }
 
 /* OK with *watch->now filled; PENDING: it is none of this process's, or is not ready. */
@@ -125,8 +135,8 @@ static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
                     "the `shoal` of that version",
                     head.version);
     }
-    if (!read_records(watch, fd, from))
-        return SHOAL_PENDING; /* it has ended meanwhile */
+    if (!read_records(watch, fd, from) || !is_rank_of_something(&watch->now->flight))
+        return SHOAL_PENDING; /* it has ended meanwhile, or was never a rank */
     clean_head(&watch->now->flight);
     adopt_records(watch);
     return SHOAL_OK;
@@ -145,17 +155,29 @@ static bool is_message(const struct shoal_record *record)
     return !strcmp(record->kind, "send") || !strcmp(record->kind, "receive") || !strcmp(record->kind, "drain");
 }
 
+/* Operations that have ended: those that had begun before the records were read, less those of them that had not ended then. So
+ * it never falls from one look to the next. Records that began meanwhile count for neither. */
+static uint64_t count_ended(const struct watch *watch)
+{
+    const uint64_t next = atomic_load_explicit(&watch->before->flight.next, memory_order_relaxed);
+    const uint64_t newer = watch->next_after - next;
+    uint64_t open = 0;
+    for (uint64_t i = 0; i < SHOAL_RECORDS; i++) {
+        const struct shoal_record *record = &watch->now->records[(next + i) % SHOAL_RECORDS];
+        open += i >= newer && record->posted && !record->done;
+    }
+    return next > open ? next - open : 0;
+}
+
 /* The operation that has been under way longest, and what came last. */
 static void tell_operations(const struct copy *copy, struct shoal_watched *watched)
 {
     const struct shoal_record *oldest = NULL;
-    uint64_t done = 0, changing = 0;
+    uint64_t done = 0;
     for (size_t i = 0; i < SHOAL_RECORDS; i++) {
         const struct shoal_record *record = &copy->records[i];
-        if (!record->kind) {
-            changing += record->posted != 0;
+        if (!record->kind)
             continue;
-        }
         if (!is_message(record) && record->sequence > watched->called)
             watched->called = record->sequence;
         done = record->done > done ? record->done : done;
@@ -165,8 +187,6 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
         if (!oldest || record->posted < oldest->posted)
             oldest = record;
     }
-    watched->operations =
-        atomic_load_explicit(&copy->flight.next, memory_order_relaxed) - (uint64_t)watched->under_way - changing;
     watched->idle_us = done ? us_since(&copy->flight, done) : -1;
     if (!oldest)
         return;
@@ -196,13 +216,18 @@ static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .size = flight->size,
         .world_rank = flight->world_rank,
         .status = (enum shoal_status)atomic_load_explicit(&flight->status, memory_order_relaxed),
+        .operations = count_ended(watch),
         .bytes = atomic_load_explicit(&flight->bytes, memory_order_relaxed),
         .came_last = atomic_load_explicit(&flight->came_last, memory_order_relaxed),
         .late_us = (double)(int64_t)atomic_load_explicit(&flight->late, memory_order_relaxed) * flight->ns_per_tick / 1e3,
         .kind = "",
         .algorithm = "",
-        .waits_for = atomic_load_explicit(&flight->waits_for, memory_order_relaxed) - 1,
+        .waits_for = -1,
+        .rejected = atomic_load_explicit(&flight->rejected, memory_order_relaxed),
     };
+    const int32_t said = atomic_load_explicit(&flight->waits_for, memory_order_relaxed);
+    if (said >= 1 && said <= flight->size)
+        watched.waits_for = said - 1;
     if (watched.waits_for >= 0)
         watched.waits_us = us_since(flight, atomic_load_explicit(&flight->waits_since, memory_order_relaxed));
     tell_operations(watch->now, &watched);

@@ -82,6 +82,7 @@ def a_rank_that_others_wait_for_is_named():
         expect(comm["idle_us"] > 1e6 and mine[1]["state"] == "sleeping" and mine[1]["memory_bytes"] > 1 << 20, mine[1])
         expect(look["held_up_by"]["pid"] == pid and look["held_up_by"]["held"] == 2, look["held_up_by"])
         _, out, _ = call(SHOAL, "top", "--once", pid)
+        expect("rejected" not in out and all(p["rejected"] == 0 for p in mine.values()), out, mine)
         expect("; waits for rank 1 for " in out and "  in no call for " in out and f"py-spy dump --pid {pid}, or gdb -p {pid}" in out, out)
 
 
@@ -173,13 +174,19 @@ def a_dump_is_what_trace_reads():
 def the_table_is_repeated_until_the_job_ends():
     with Job("busy") as job:
         top = subprocess.Popen([SHOAL, "top", "--interval", "0.05", str(job.run.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        time.sleep(0.6)
+        out, tables = "", 0
+        while tables < 2:
+            line = top.stdout.readline()
+            expect(line, "it ended while the job lived", out)
+            tables += line.startswith("job ")
+            out += line
         job.run.terminate()
         job.run.wait(timeout=30)
-        out, err = top.communicate(timeout=30)
-        expect(top.returncode == 0 and out.count("\njob ") >= 2, top.returncode, out)
-        expect("\033" not in out and err.startswith("shoal top: no process that may be looked at belongs to a job "), out, err)
         job.pids = {}
+        rest, err = top.communicate(timeout=30)
+        out += rest
+        expect(top.returncode == 0, top.returncode, out)
+        expect("\033" not in out and err.startswith("shoal top: no process that may be looked at belongs to a job "), out, err)
 
 
 def a_terminal_gets_what_it_has_room_for():
@@ -241,6 +248,32 @@ def garbage_harms_nobody():
             done = subprocess.run([SHOAL, "top", *words, str(os.getpid())], capture_output=True)
             expect(done.returncode in (0, 1), step, words, done)
         os.close(fd)
+
+
+def a_rank_that_is_none_is_not_told():
+    """Who uses shoal_watch may take a rank for an index."""
+    with Job("late") as job:
+        (name,) = [f for f in os.listdir(f"/proc/{job.pids[0]}/fd")
+                   if os.readlink(f"/proc/{job.pids[0]}/fd/{f}").startswith("/memfd:shoal-flight")]
+        with open(f"/proc/{job.pids[0]}/fd/{name}", "rb") as file:
+            good = bytearray(file.read())
+    struct.pack_into("<i", good, 28, os.getpid())
+    expect(struct.unpack_from("<iii", good, 160) == (0, 2, 0), struct.unpack_from("<iii", good, 160))
+    struct.pack_into("<Q", good, 6800, 7)
+    for ranks in ((0, 2, 0), (2, 2, 0), (-1, 2, 0), (0, 0, 0), (0, -5, 0), (0, 1 << 30, 0), (0, 2, 1 << 30), (0, 2, -2)):
+        struct.pack_into("<iii", good, 160, *ranks)
+        fd = os.memfd_create("shoal-flight")
+        os.write(fd, good)
+        code, out, err = call(SHOAL, "top", "--once", "--format", "json", os.getpid())
+        table, counters = (call(SHOAL, "top", "--once", *words, os.getpid())[1] for words in ((), ("--format", "prometheus")))
+        os.close(fd)
+        expect((code == 0) == ("; 7 messages rejected\n" in table) == bool(re.search(r"^shoal_rejected_messages_total\{.*\} 7$", counters, re.M)),
+               table, counters)
+        if ranks == (0, 2, 0):
+            expect(code == 0 and json.loads(out)["processes"][0]["communicators"][0]["operations"] in (100, 101), out, err)
+            expect(json.loads(out)["processes"][0]["rejected"] == 7, out)
+        else:
+            expect(code == 1 and out == "" and err.startswith("shoal top: "), ranks, out, err)
 
 
 def a_process_of_another_user_is_told():
@@ -357,6 +390,19 @@ def a_signal_writes_the_recorders():
         expect(job.look(str(job.pids[0]))[1]["held_up_by"]["pid"] == job.pids[1], "the job lives")
 
 
+def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
+    """And it does no harm when all have gone."""
+    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("contexts", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
+        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
+        os.kill(job.pids[0], signal.SIGUSR2)
+        wait_for(lambda: os.path.exists(kept) and [os.stat(os.path.join(kept, name)).st_size > 20000 for name in os.listdir(kept)] == [True])
+        time.sleep(0.2)  # it waits again
+        os.kill(job.pids[0], signal.SIGUSR1)
+        out, _ = job.run.communicate(timeout=30)
+        expect(job.run.returncode == 0 and out.endswith("0| lives\n"), job.run.returncode, out)
+        job.pids = {}
+
+
 def a_signal_that_the_program_handles_stays_its_own():
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("handler", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         expect(job.before.count("SHOAL_DUMP_SIGNAL is USR2, which the program handles itself: it writes no flight recorder") == 2, job.before)
@@ -373,4 +419,5 @@ if __name__ == "__main__":
                the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
                recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
+               a_signal_is_heeded_when_the_context_that_asked_first_has_gone, a_rank_that_is_none_is_not_told,
                a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -393,6 +394,52 @@ static void another_ones_folder_is_not_written_to(void **state)
     unsetenv("TMPDIR");
 }
 
+static void note_operations(void *arg, const struct shoal_watched *watched)
+{
+    *(uint64_t *)arg = watched->operations;
+}
+
+static void *work(void *arg)
+{
+    struct shoal_recorder *recorder = arg;
+    while (!atomic_load_explicit(&recorder->flight->waits_for, memory_order_relaxed)) {
+        struct shoal_record record = sample, *at = shoal_recorder_next(recorder);
+        record.status = SHOAL_PENDING;
+        record.done = 0;
+        *at = record;
+        at->status = SHOAL_OK;
+        at->done = 6000;
+    }
+    return NULL;
+}
+
+/* Of a rank that never rests; its counter is read anew by each scraper of Prometheus. */
+static void ended_operations_never_fall(void **state)
+{
+    const struct shoal_recorder_identity identity = {1, 4, 2};
+    struct shoal_flights *flights = shoal_flights_create();
+    struct shoal_recorder recorder;
+    uint64_t before = 0, now = 0;
+    pthread_t thread;
+    char error[300];
+    (void)state;
+    assert_int_equal(shoal_recorder_open(&recorder, flights), SHOAL_OK);
+    shoal_recorder_name(&recorder, sample.kind);
+    shoal_recorder_name(&recorder, sample.algorithm);
+    shoal_recorder_identify(&recorder, &identity, 7, "world", 2, NS_PER_TICK);
+    assert_int_equal(pthread_create(&thread, NULL, work, &recorder), 0);
+    for (int i = 0; i < 300; i++, before = now) {
+        assert_int_equal(shoal_watch(getpid(), note_operations, &now, error, sizeof error), SHOAL_OK);
+        assert_true(now >= before);
+    }
+    shoal_recorder_note_wait(&recorder, 0, 1); /* ends the thread */
+    pthread_join(thread, NULL);
+    assert_int_equal(shoal_watch(getpid(), note_operations, &now, error, sizeof error), SHOAL_OK);
+    assert_true(now == atomic_load(&recorder.flight->next));
+    shoal_recorder_fini(&recorder);
+    shoal_flights_destroy(flights);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +447,7 @@ int main(void)
         cmocka_unit_test(times_that_are_not_yet_are_null),
         cmocka_unit_test(nothing_is_printed_of_nothing),
         cmocka_unit_test(rejections_are_told_once),
+        cmocka_unit_test(ended_operations_never_fall),
         cmocka_unit_test(oldest_records_are_overwritten),
         cmocka_unit_test(time_of_day_is_that_of_posting),
         cmocka_unit_test(names_are_escaped),
