@@ -171,9 +171,9 @@ static enum shoal_status make(struct shoal_context *context, const struct recipe
     comm->engine->recorder.rejections = context->network ? shoal_network_rejections(context->network) : NULL;
     memcpy(comm->name, comm->engine->name, sizeof comm->name);
     const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
+    shoal_driver_lock(&context->driver);
     shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank,
                             context->driver.anchor.ns_per_tick);
-    shoal_driver_lock(&context->driver);
     shoal_driver_add(&context->driver, comm->engine);
     comm->next = context->comms;
     context->comms = comm;

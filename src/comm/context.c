@@ -102,6 +102,8 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     shoal_dump_stop(&context->log);
+    if (context->has_driver) /* it may be polling the network, which asks the worlds who has ended */
+        shoal_driver_stop_thread(&context->driver);
     for (size_t i = 0; i < context->world_count; i++)
         shoal_world_close(context->worlds[i]);
     free(context->worlds);

@@ -77,8 +77,9 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
         rejections = *copy.rejections;
         copy.rejections = &rejections;
     }
+    const double ns_per_tick = comm->context->driver.anchor.ns_per_tick;
     shoal_driver_unlock(&comm->context->driver);
-    shoal_recorder_print(&copy, comm->name, comm->rank, comm->context->driver.anchor.ns_per_tick, out);
+    shoal_recorder_print(&copy, comm->name, comm->rank, ns_per_tick, out);
     shoal_recorder_fini(&copy);
 }
 
@@ -87,8 +88,8 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
     SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
                         "SHOAL_OPERATION_INIT"));
-    const double us = comm->context->driver.anchor.ns_per_tick / 1e3;
     shoal_driver_lock(&comm->context->driver);
+    const double us = comm->context->driver.anchor.ns_per_tick / 1e3;
     const bool has_last = comm->engine->last && comm->engine->last->done;
     const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};
     shoal_driver_unlock(&comm->context->driver);

@@ -1,6 +1,7 @@
 /* Ranks that wait for each other in a cycle, on one communicator or across several. Each rank that has been blocked for a while
  * publishes a rank that it waits for. This file follows what is published from one rank to the next until it comes back to
- * this rank. A blocked rank needs the rank that it publishes, so a cycle never ends by itself. */
+ * this rank. A blocked rank needs the rank that it publishes, so a cycle never ends by itself; what a rank published before it
+ * was stopped may be over, and is not believed. */
 #include <string.h>
 
 #include "engine/driver.h"
@@ -17,7 +18,9 @@ struct hop {
 static int blocked_on(struct shoal_engine *engine, int rank)
 {
     const int said = engine->ops->waits_for(engine->transport, rank);
-    return said >= 0 && (said & SHOAL_WAIT_BLOCKED) ? said & ~SHOAL_WAIT_BLOCKED : -1;
+    if (said < 0 || !(said & SHOAL_WAIT_BLOCKED) || shoal_engine_is_stopped(engine, rank))
+        return -1;
+    return said & ~SHOAL_WAIT_BLOCKED;
 }
 
 /* The number that a rank of one communicator has on another; -1: it is not there, or shares its process with other ranks. */

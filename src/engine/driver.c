@@ -62,16 +62,22 @@ void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network 
     driver->network = network;
 }
 
+void shoal_driver_stop_thread(struct shoal_driver *driver)
+{
+    if (!driver->has_thread)
+        return;
+    pthread_mutex_lock(&driver->thread_lock);
+    driver->must_stop = true;
+    pthread_cond_signal(&driver->thread_wake);
+    pthread_mutex_unlock(&driver->thread_lock);
+    shoal_shm_bell_ring(driver->node->bell);
+    pthread_join(driver->thread, NULL);
+    driver->has_thread = false;
+}
+
 void shoal_driver_fini(struct shoal_driver *driver)
 {
-    if (driver->has_thread) {
-        pthread_mutex_lock(&driver->thread_lock);
-        driver->must_stop = true;
-        pthread_cond_signal(&driver->thread_wake);
-        pthread_mutex_unlock(&driver->thread_lock);
-        shoal_shm_bell_ring(driver->node->bell);
-        pthread_join(driver->thread, NULL);
-    }
+    shoal_driver_stop_thread(driver);
     pthread_cond_destroy(&driver->thread_wake);
     pthread_mutex_destroy(&driver->thread_lock);
     pthread_mutex_destroy(&driver->lock);
@@ -164,6 +170,7 @@ void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engin
     if (*busy_link)
         *busy_link = engine->busy_next;
     engine->is_listed = false;
+    engine->is_closing = true;
     if (driver->drain_next == engine)
         driver->drain_next = engine->next;
 }
@@ -222,21 +229,25 @@ static bool progress_all(struct shoal_driver *driver)
 #define JUMP_SHARE 100
 
 /* Ranks that were all stopped, as with their machine, are late together: nobody is to blame. And of what was posted since a
- * jump of the ticks nobody knows when. */
+ * jump of the ticks nobody knows when. A counter that is off at the next look, too, excuses nothing: else one that is never
+ * right would keep all deadlines from passing. */
 static void excuse_absence(struct shoal_driver *driver)
 {
     const uint64_t before_ns = driver->anchor.ns, off_ns = shoal_clock_anchor_move(&driver->anchor);
     const uint64_t away_ns = driver->anchor.ns - before_ns;
-    const bool has_jumped = off_ns > JUMP_NS + away_ns / JUMP_SHARE;
-    if (away_ns < AWAY_NS && !has_jumped)
+    const bool is_off = off_ns > JUMP_NS + away_ns / JUMP_SHARE, has_jumped = is_off && !driver->was_off;
+    driver->was_off = is_off;
+    if (away_ns < AWAY_NS && !is_off)
         return;
+    if (is_off) /* a machine that this one was moved to has a counter of another rate */
+        driver->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     if (has_jumped)
         shoal_log_line(driver->log, SHOAL_LOG_WARN, "engine",
                        "the processor's counter jumped by %.3f s (was this machine moved?): what is under way gets its whole "
                        "time again",
                        (double)off_ns / 1e9);
     for (struct shoal_engine *engine = driver->engines; engine; engine = engine->next)
-        shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns);
+        shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns < AWAY_NS ? 0 : away_ns);
 }
 
 /* Under the lock. Returns how long all engines can do without another look. */
@@ -435,6 +446,10 @@ static void look_at_core(struct shoal_driver *driver, uint64_t now_ns)
     const int core = sched_getcpu();
     if (core < 0 || !try_lock(driver))
         return;
+    if (driver->next_core_ns == UINT64_MAX) { /* forbidden since the caller looked */
+        shoal_driver_unlock(driver);
+        return;
+    }
     const bool has_met = shoal_shm_node_meet_on_core(driver->node, core, &taken);
     driver->core_meetings = has_met ? driver->core_meetings + 1 : 0;
     const bool must_leave = driver->core_meetings == CORE_MEETINGS;

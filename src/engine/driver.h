@@ -27,6 +27,7 @@ struct shoal_driver {
     struct shoal_engine *drain_next; /* whose messages are looked at next; NULL: the first one's */
     unsigned idle_turns;
     struct shoal_clock_anchor anchor; /* moved when deadlines are looked at */
+    bool was_off;                     /* what it said of the time was wrong at the last look */
     int local_ranks;
     _Atomic uint64_t spin_ns; /* changes with the first group of more ranks, while others may wait */
     uint64_t yield_ns;
@@ -48,7 +49,8 @@ struct shoal_driver {
 
 SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log,
                                                    const struct shoal_settings *settings, struct shoal_shm_node *node);
-/* Stops the thread. All engines must be gone. */
+/* Stops the progress thread, for good: what it polls may be closed then. All engines must be gone. */
+void shoal_driver_stop_thread(struct shoal_driver *driver);
 void shoal_driver_fini(struct shoal_driver *driver);
 
 /* So many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
@@ -67,10 +69,10 @@ void shoal_driver_unlock(struct shoal_driver *driver);
 /* Under the lock. */
 void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine);
 void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine);
-/* Something was posted to the engine. */
+/* Something was posted to the engine. An engine that was removed is not listed again: callbacks may post while it is closed. */
 static inline void shoal_driver_note_posted(struct shoal_driver *driver, struct shoal_engine *engine)
 {
-    if (engine->is_listed)
+    if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
     engine->progress_ns = 0; /* what was seen of earlier operations says nothing about this one */

@@ -344,6 +344,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->circle = NULL;
     request->round = -1;
     request->has_sent = false;
+    request->excused_ns = 0;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;

@@ -59,6 +59,7 @@ struct shoal_request {
     atomic_int awaited;          /* threads that are blocked until it is done */
     uint64_t sequence;
     uint64_t deadline_ns;
+    uint64_t excused_ns; /* what the deadline was moved by, as shoal_engine_excuse counts it */
     uint64_t posted_ticks;
     struct shoal_record *record;
     struct shoal_arrival arrival; /* own */
@@ -151,6 +152,7 @@ struct shoal_engine {
     struct shoal_engine *next;      /* the driver's list */
     struct shoal_engine *busy_next; /* its list of engines with something under way */
     bool is_listed;                 /* there */
+    bool is_closing;                /* on neither list any more */
     uint64_t (*now_ns)(void *now_arg);
     void *now_arg;
     uint32_t timeout_ms;
@@ -290,7 +292,8 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
-/* This rank did not run for so long, or its clock jumped: what is under way has that much more time, as from now at most. */
+/* This rank did not run for away_ns, or its clock jumped (UINT64_MAX): what is under way has that much more time, as from now
+ * at most. Each request is excused eight times at least, and until this sums up to its timeout; 0 only cuts deadlines. */
 void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
 
 /* Any thread. */
@@ -430,6 +433,7 @@ struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct sh
 /* Whether that rank itself is waited for. */
 bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
 /* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
+bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
 bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
 /* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,

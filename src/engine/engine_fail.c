@@ -353,7 +353,7 @@ static struct shoal_request *most_urgent(struct shoal_engine *engine)
     return urgent;
 }
 
-static bool is_stopped(struct shoal_engine *engine, int peer)
+bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
 {
     char state[96];
     engine->ops->describe(engine->transport, peer, state, sizeof state);
@@ -365,7 +365,7 @@ static int find_stopped(struct shoal_engine *engine, int peer)
 {
     for (int i = 0; i < engine->size; i++) {
         const int r = (peer + i) % engine->size;
-        if (r != engine->rank && is_stopped(engine, r))
+        if (r != engine->rank && shoal_engine_is_stopped(engine, r))
             return r;
     }
     return peer;
@@ -383,7 +383,7 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
         const int next = waited_for_by(engine, end);
-        if (next < 0 || next == engine->rank || is_stopped(engine, end))
+        if (next < 0 || next == engine->rank || shoal_engine_is_stopped(engine, end))
             return end;
         end = next;
     }
@@ -780,23 +780,39 @@ static bool fail_lost(struct shoal_engine *engine)
     return true;
 }
 
-static uint64_t excused_ns(const struct shoal_engine *engine, const struct shoal_request *request, uint64_t away_ns)
+/* A request is excused so often at least, however long each absence was. */
+#define EXCUSES 8
+
+/* True when the request was given time. Not for ever: a rank whose looks all come late, as with slow callbacks, would else
+ * never see the end of an operation that another rank holds up. */
+static bool excuse(const struct shoal_engine *engine, struct shoal_request *request, uint64_t away_ns)
 {
-    const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
-    const uint64_t most_ns = shoal_engine_now_ns(engine) + timeout_ms * SHOAL_NS_PER_MS;
-    return request->deadline_ns < most_ns && away_ns < most_ns - request->deadline_ns ? request->deadline_ns + away_ns
-                                                                                      : most_ns;
+    const uint64_t timeout_ns = (request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
+    const uint64_t most_ns = shoal_engine_now_ns(engine) + timeout_ns;
+    const uint64_t given_ns = request->excused_ns < timeout_ns ? away_ns : 0;
+    request->excused_ns += given_ns < timeout_ns / EXCUSES ? given_ns : timeout_ns / EXCUSES;
+    if (request->deadline_ns < most_ns && given_ns < most_ns - request->deadline_ns)
+        request->deadline_ns += given_ns;
+    else
+        request->deadline_ns = most_ns;
+    return given_ns > 0;
+}
+
+static bool excuse_list(const struct shoal_engine *engine, struct shoal_request *first, uint64_t away_ns)
+{
+    bool is_given = false;
+    for (struct shoal_request *request = first; request; request = request->next)
+        is_given |= excuse(engine, request, away_ns);
+    return is_given;
 }
 
 void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 {
-    for (struct shoal_request *request = engine->active_head; request; request = request->next)
-        request->deadline_ns = excused_ns(engine, request, away_ns);
-    for (struct shoal_request *request = engine->queue_head; request; request = request->next)
-        request->deadline_ns = excused_ns(engine, request, away_ns);
-    for (struct shoal_request *request = shoal_messages_first(engine); request; request = request->next)
-        request->deadline_ns = excused_ns(engine, request, away_ns);
-    engine->progress_ns = 0; /* nobody is slow yet */
+    bool is_given = excuse_list(engine, engine->active_head, away_ns);
+    is_given |= excuse_list(engine, engine->queue_head, away_ns);
+    is_given |= excuse_list(engine, shoal_messages_first(engine), away_ns);
+    if (is_given)
+        engine->progress_ns = 0; /* nobody is slow yet */
 }
 
 /* Between two looks at whom a slow operation waits for. */
@@ -805,6 +821,8 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 uint64_t shoal_engine_check(struct shoal_engine *engine)
 {
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
+    if (engine->recorder.rejections)
+        shoal_recorder_note_rejected(&engine->recorder);
     if (engine->is_broken || !shoal_engine_is_busy(engine)) {
         engine->progress_ns = 0;
         return UINT64_MAX;

@@ -30,6 +30,7 @@ static void begin(struct shoal_engine *engine, struct shoal_request *request, ui
     request->state = SHOAL_REQUEST_ANNOUNCED;
     request->record = NULL;
     request->cached = NULL;
+    request->excused_ns = 0;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns =
         shoal_engine_time_ns(engine, request->posted_ticks) + (timeout_ms ? timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;

@@ -1065,6 +1065,27 @@ static void block(struct world *world, int r)
     atomic_store(&world->ranks[r].requests[0].awaited, 1);
 }
 
+/* What it said before it was stopped may be over. */
+static void engine_blames_a_stopped_rank_and_no_deadlock(void **state)
+{
+    const struct shoal_sim_options weather = {.seed = 21, .size = 3, .delay_ns_max = TICK_NS};
+    struct world *world = open_world(&weather, preset);
+    (void)state;
+    for (int r = 0; r < 3; r++) {
+        post_receive(world, r, (r + 1) % 3, 5);
+        block(world, r);
+    }
+    drive(world, 1, 11 * SHOAL_NS_PER_S);
+    assert_non_null(strstr(world->last_line, "deadlock"));
+    shoal_sim_stop(world->sim, 1);
+    drive(world, 1, 16 * SHOAL_NS_PER_S);
+    const struct shoal_failure *failure = &world->ranks[0].engine->failure;
+    assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
+    assert_null(strstr(failure->text, "deadlock"));
+    assert_int_equal(failure->rank, 1);
+    close_world(world);
+}
+
 static void engine_calls_a_cycle_of_messages_a_deadlock(void **state)
 {
     static const uint16_t hosts[] = {0, 1, 2, 2};
@@ -1088,6 +1109,8 @@ static void engine_calls_a_cycle_of_messages_a_deadlock(void **state)
         }
         drive(world, 1, 11 * SHOAL_NS_PER_S);
         assert_int_equal(strstr(world->last_line, "deadlock") != NULL, i != 3);
+        for (int r = 0; r < size && i != 3; r++) /* as other processes see it */
+            assert_int_equal(atomic_load(&world->ranks[r].engine->recorder.flight->waits_for), 1 + (r + 1) % size);
         drive(world, 1, 16 * SHOAL_NS_PER_S);
         const struct shoal_failure *failure = &world->ranks[0].engine->failure;
         assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
@@ -1382,6 +1405,7 @@ int main(void)
         cmocka_unit_test(engine_repeats_the_warning),
         cmocka_unit_test(engine_looks_around_in_one_pass),
         cmocka_unit_test(engine_calls_a_cycle_of_messages_a_deadlock),
+        cmocka_unit_test(engine_blames_a_stopped_rank_and_no_deadlock),
         cmocka_unit_test(engine_names_a_message_with_another_tag),
         cmocka_unit_test(engine_names_who_does_not_take_what_is_sent),
         cmocka_unit_test(engine_names_the_end_of_a_chain),

@@ -187,12 +187,130 @@ static void driver_yields_to_the_thread_that_drives(void **state)
     close_world(world);
 }
 
+static void post_again(void *arg, enum shoal_status status)
+{
+    struct world *world = arg;
+    static struct shoal_request again; /* done at once */
+    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    assert_int_equal(status, SHOAL_ERR_PEER_LOST);
+    shoal_engine_post(world->engines[3], &call, &again);
+    shoal_driver_note_posted(&world->driver, world->engines[3]);
+}
+
+/* The list must not hold an engine that is freed next. */
+static void driver_does_not_list_an_engine_that_closes(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_request request = {.done_fn = post_again, .done_arg = world};
+    (void)state;
+    post_barrier(world, 3, &request);
+    shoal_driver_lock(&world->driver);
+    shoal_driver_remove(&world->driver, world->engines[3]);
+    shoal_engine_close(world->engines[3]);
+    assert_int_equal(shoal_request_status(&request), SHOAL_ERR_PEER_LOST);
+    assert_null(world->driver.busy);
+    shoal_driver_unlock(&world->driver);
+    close_world(world);
+}
+
+static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms, struct shoal_request *request)
+{
+    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = timeout_ms};
+    shoal_driver_lock(&world->driver);
+    shoal_engine_post(world->engines[pair], &call, request);
+    shoal_driver_note_posted(&world->driver, world->engines[pair]);
+    shoal_driver_unlock(&world->driver);
+}
+
+/* As on a machine with a faster processor, to which this one was moved. */
+static void deadlines_pass_with_a_counter_of_another_rate(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_request request = {.done_fn = NULL};
+    (void)state;
+    shoal_driver_lock(&world->driver);
+    const double right = world->driver.anchor.ns_per_tick;
+    world->driver.anchor.ns_per_tick *= 1.5;
+    shoal_driver_unlock(&world->driver);
+    post_barrier_for(world, 0, 400, &request);
+    const uint64_t start_ns = shoal_clock_ns();
+    while (shoal_request_status(&request) == SHOAL_PENDING && shoal_clock_ns() - start_ns < 10 * SHOAL_NS_PER_S)
+        shoal_driver_poll(&world->driver);
+    assert_int_equal(shoal_request_status(&request), SHOAL_ERR_TIMEOUT);
+    const double off = world->driver.anchor.ns_per_tick / right - 1;
+    assert_true(off > -0.01 && off < 0.01);
+    close_world(world);
+}
+
+/* However often this rank was away: others may be at fault as well. */
+static void absences_are_not_excused_for_ever(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_request request = {.done_fn = NULL};
+    (void)state;
+    post_barrier_for(world, 0, 1000, &request);
+    shoal_driver_lock(&world->driver);
+    for (int i = 0; i < 8; i++) {
+        const uint64_t before_ns = request.deadline_ns;
+        while (shoal_clock_ns() < before_ns - 999 * SHOAL_NS_PER_MS)
+            continue;
+        shoal_engine_excuse(world->engines[0], UINT64_MAX);
+        assert_true(request.deadline_ns > before_ns); /* a jump, or a stop of an hour */
+    }
+    const uint64_t last_ns = request.deadline_ns;
+    while (shoal_clock_ns() < last_ns - 990 * SHOAL_NS_PER_MS)
+        continue;
+    shoal_engine_excuse(world->engines[0], UINT64_MAX);
+    shoal_engine_excuse(world->engines[0], 1000);
+    assert_true(request.deadline_ns == last_ns);
+    request.deadline_ns = UINT64_MAX; /* as with ticks of a wrong rate */
+    shoal_engine_excuse(world->engines[0], 0);
+    assert_true(request.deadline_ns <= shoal_clock_ns() + SHOAL_NS_PER_S);
+    shoal_driver_unlock(&world->driver);
+    close_world(world);
+}
+
+/* A peer stays on the list when its bell could not be mapped. */
+static void a_peer_without_a_bell_is_on_no_core(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_shm_peer peer = {.bell = NULL}, *peers[] = {&peer};
+    cpu_set_t taken;
+    (void)state;
+    world->node.peers = peers;
+    world->node.peer_count = 1;
+    assert_false(shoal_shm_node_meet_on_core(&world->node, 1, &taken));
+    assert_true(CPU_COUNT(&taken) == 1 && CPU_ISSET(1, &taken));
+    world->node.peer_count = 0;
+    close_world(world);
+}
+
+/* Where another process reads it. */
+static void rejected_messages_are_recorded_at_a_check(void **state)
+{
+    struct world *world = open_world();
+    struct shoal_recorder *recorder = &world->engines[0]->recorder;
+    struct shoal_network_rejections rejections = {.counts = {0}};
+    (void)state;
+    recorder->rejections = &rejections;
+    rejections.counts[SHOAL_REJECTED_FORGED] = 4;
+    rejections.counts[SHOAL_REJECTED_EARLY] = 1;
+    (void)shoal_engine_check(world->engines[0]);
+    assert_int_equal(atomic_load(&recorder->flight->rejected), 5);
+    close_world(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(driver_lists_only_busy_engines),
         cmocka_unit_test(driver_takes_messages_of_idle_engines),
         cmocka_unit_test(driver_yields_to_the_thread_that_drives),
+        cmocka_unit_test(driver_does_not_list_an_engine_that_closes),
+        cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
+        cmocka_unit_test(absences_are_not_excused_for_ever),
+        cmocka_unit_test(a_peer_without_a_bell_is_on_no_core),
+        cmocka_unit_test(rejected_messages_are_recorded_at_a_check),
     };
     return cmocka_run_group_tests_name("driver", tests, NULL, NULL);
 }

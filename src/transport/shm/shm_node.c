@@ -853,6 +853,8 @@ bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_
     atomic_store_explicit(&node->bell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
     for (size_t i = 0; i < node->peer_count; i++) {
         struct shoal_shm_peer *peer = node->peers[i];
+        if (!peer->bell) /* its meeting failed */
+            continue;
         const uint64_t place = atomic_load_explicit(&peer->bell->place, memory_order_relaxed);
         if (place == peer->place)
             continue;
