@@ -8,8 +8,10 @@
 
 #include <string.h>
 
+#include "alloc_limit.h"
 #include "base/clock.h"
 #include "transport/hosts/causes.h"
+#include "transport/hosts/world.h"
 
 #define COMM 77
 
@@ -79,12 +81,13 @@ static void somebody_decides_in_time(void **state)
     bool is_news;
     (void)state;
     struct shoal_cause *cause = shoal_causes_propose(&causes, COMM, &late, true, start_ns, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
-    assert_int_equal(shoal_cause_due_ns(cause, false), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns + SHOAL_CAUSES_COLLECT_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_SETTLE_MS * ms);
     shoal_causes_propose(&causes, COMM, &better, false, start_ns + 5, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, false), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
+    assert_int_equal(shoal_cause_due_ns(cause, false, 0), start_ns + SHOAL_CAUSES_ALONE_MS * ms);
     shoal_causes_propose(&causes, COMM, &aborted, false, start_ns + 6, &is_news);
-    assert_int_equal(shoal_cause_due_ns(cause, true), start_ns);
+    assert_int_equal(shoal_cause_due_ns(cause, true, 0), start_ns);
+    assert_int_equal(shoal_cause_due_ns(cause, true, 2 * start_ns), 2 * start_ns + SHOAL_CAUSES_HEIR_MS * ms);
     shoal_causes_fini(&causes);
 }
 
@@ -103,6 +106,37 @@ static void old_decisions_are_forgotten_and_open_ones_are_not(void **state)
     shoal_causes_fini(&causes);
 }
 
+static void take(void *arg, const struct shoal_failure *failure)
+{
+    *(struct shoal_failure *)arg = *failure;
+}
+
+static void without_memory_nobody_waits_for_an_agreement(void **state)
+{
+    struct shoal_bootstrap bootstrap = {.size = 1, .launcher = "test"};
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_failure told = {0}, late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
+    struct shoal_world_member member = {.comm = COMM, .arg = &told, .take = take};
+    struct shoal_world *world = NULL;
+    char error[256];
+    (void)state;
+    shoal_log_init_quiet(&log);
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    const struct shoal_world_options options = {.log = &log, .settings = &settings, .timeout_ms = 1000};
+    assert_int_equal(shoal_world_open(&bootstrap, &options, &world), SHOAL_OK);
+    shoal_world_join(world, &member);
+    const uint64_t start_ns = shoal_clock_ns();
+    alloc_left = 0;
+    shoal_world_agree(world, &member, &late);
+    alloc_left = LONG_MAX;
+    assert_true(shoal_clock_ns() - start_ns < SHOAL_NS_PER_S);
+    assert_int_equal(told.status, SHOAL_ERR_TIMEOUT);
+    shoal_world_leave(world, &member);
+    shoal_world_close(world);
+    shoal_log_fini(&log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -110,6 +144,7 @@ int main(void)
         cmocka_unit_test(the_best_candidate_is_kept),
         cmocka_unit_test(a_decision_is_final),
         cmocka_unit_test(somebody_decides_in_time),
+        cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
     };
     return cmocka_run_group_tests_name("causes", tests, NULL, NULL);

@@ -58,7 +58,7 @@ static void forget_oldest(struct shoal_causes *causes)
     struct shoal_cause **oldest = NULL;
     int count = 0;
     for (struct shoal_cause **link = &causes->first; *link; link = &(*link)->next) {
-        if (!(*link)->is_decided)
+        if (!(*link)->is_decided || (*link)->is_leaving)
             continue;
         oldest = link;
         count++;
@@ -112,10 +112,12 @@ struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t co
     return cause;
 }
 
-uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root)
+uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns)
 {
     uint64_t wait_ms = cause->is_own ? SHOAL_CAUSES_SETTLE_MS : SHOAL_CAUSES_ALONE_MS;
     if (is_root) /* an abort is wanted at once */
         wait_ms = cause->best.status == SHOAL_ERR_ABORTED ? 0 : SHOAL_CAUSES_COLLECT_MS;
-    return cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
+    const uint64_t due_ns = cause->first_ns + wait_ms * SHOAL_NS_PER_MS;
+    const uint64_t heard_ns = is_root && heir_ns ? heir_ns + SHOAL_CAUSES_HEIR_MS * SHOAL_NS_PER_MS : 0;
+    return due_ns > heard_ns ? due_ns : heard_ns;
 }

@@ -1,8 +1,9 @@
 /* How the ranks of a world agree on one first cause for each communicator that fails, whatever host finds what first.
  *
  * Each rank that knows of a failure proposes a candidate, which floods to every rank of the world. The root of the control tree
- * collects candidates for a moment, decides for the best of them, and floods its decision; that is final. Without a root that
- * answers, the rank that proposed the best candidate decides a second later, and the others a little after it.
+ * collects candidates for a moment, decides for the best of them, and floods its decision; that is final. A root that does not
+ * answer is replaced when the tree goes round it. Where that does not happen in time, the rank that proposed the best candidate
+ * decides, and the others a little after it.
  *
  * This keeps the candidates and says when to decide. It knows no clock, no thread and no connection: world.c does. */
 #ifndef SHOAL_TRANSPORT_HOSTS_CAUSES_H
@@ -12,8 +13,9 @@
 #include "shoal/shoal.h"
 
 #define SHOAL_CAUSES_COLLECT_MS 100 /* how long the root waits for candidates: at a deadline all hosts find theirs at once */
-#define SHOAL_CAUSES_SETTLE_MS 1000 /* how long the rank with the best candidate waits for the root */
-#define SHOAL_CAUSES_ALONE_MS 1300  /* and how long everybody else waits */
+#define SHOAL_CAUSES_HEIR_MS 300    /* how long a new root lets others connect: its predecessor may have decided */
+#define SHOAL_CAUSES_SETTLE_MS 6500 /* how long the rank with the best candidate waits: the tree is whole again before that */
+#define SHOAL_CAUSES_ALONE_MS 7000  /* and how long everybody else waits */
 #define SHOAL_CAUSES_KEPT 64        /* decided ones, for communicators that are made later */
 
 struct shoal_cause {
@@ -21,7 +23,8 @@ struct shoal_cause {
     uint64_t comm;
     uint64_t first_ns; /* when the first candidate was known here */
     bool is_decided;
-    bool is_own; /* this rank proposed the best candidate */
+    bool is_leaving; /* decided here, and on its way to the others, who are to have it before the own host has */
+    bool is_own;     /* this rank proposed the best candidate */
     struct shoal_failure best;
 };
 
@@ -48,7 +51,8 @@ struct shoal_cause *shoal_causes_propose(struct shoal_causes *causes, uint64_t c
 /* Takes a decision. NULL when one was taken before, or without memory. */
 struct shoal_cause *shoal_causes_decide(struct shoal_causes *causes, uint64_t comm, const struct shoal_failure *failure);
 
-/* When this rank is to decide for the best candidate, if nobody else has by then. */
-uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root);
+/* When this rank is to decide for the best candidate, if nobody else has by then. heir_ns: when it became the root in the place
+ * of another; 0: it has been so from the beginning. */
+uint64_t shoal_cause_due_ns(const struct shoal_cause *cause, bool is_root, uint64_t heir_ns);
 
 #endif

@@ -12,8 +12,14 @@
 /* Leaves of communicators that this rank has not made yet. */
 #define EARLY_MAX 1024
 #define CLOSED_MAX 256
-/* A control thread that does not run for so long cannot tell what was agreed on. */
-#define AGREE_S 5
+/* After this time shoal_world_agree gives up: the control thread does not run, so it cannot report a decision. */
+#define AGREE_S 8
+
+/* Ranks that do not hear each other do not decide before the tree has gone round whoever is between them. */
+_Static_assert(SHOAL_CAUSES_SETTLE_MS > SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS &&
+                   SHOAL_CAUSES_SETTLE_MS > SHOAL_CONTROL_SILENT_MS + SHOAL_CONTROL_HEARTBEAT_MS,
+               "the tree is whole again before ranks decide alone");
+_Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
 enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
 
@@ -42,6 +48,8 @@ struct shoal_world {
     pthread_cond_t decided;
     struct shoal_world_member *members;
     struct shoal_causes causes;
+    bool is_root;
+    uint64_t heir_ns; /* when this rank became the root in the place of another; 0: it is none, or was so from the beginning */
     struct left early[EARLY_MAX];
     unsigned early_count;        /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
@@ -75,13 +83,17 @@ static void take_decision(struct shoal_world *world, uint64_t comm, const struct
     pthread_cond_broadcast(&world->decided);
 }
 
-static void propose(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure, bool is_own)
+/* False when there is no memory, and so nothing to wait for: better told than agreed on. */
+static bool propose(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure, bool is_own)
 {
     bool is_news;
-    if (!shoal_causes_propose(&world->causes, comm, failure, is_own, shoal_clock_ns(), &is_news))
-        take_decision(world, comm, failure); /* no memory: better told than agreed on */
-    else if (is_news && is_own)
+    if (!shoal_causes_propose(&world->causes, comm, failure, is_own, shoal_clock_ns(), &is_news)) {
+        take_decision(world, comm, failure);
+        return false;
+    }
+    if (is_news && is_own)
         publish(world, CANDIDATE, comm, failure);
+    return true;
 }
 
 static void decide(struct shoal_world *world, uint64_t comm, const struct shoal_failure *failure)
@@ -90,25 +102,41 @@ static void decide(struct shoal_world *world, uint64_t comm, const struct shoal_
         take_decision(world, comm, failure);
 }
 
+static void note_root(struct shoal_world *world, uint64_t now_ns)
+{
+    const bool is_root = shoal_control_is_root(world->control);
+    if (is_root != world->is_root)
+        world->heir_ns = is_root ? now_ns : 0;
+    world->is_root = is_root;
+}
+
+/* A rank that reads the decision may exit at once, and its host's control tree with it. So a decision for all is sent, at the
+ * beginning of the next turn, before anyone here can read it. Returns when to look again. */
+static uint64_t decide_one(struct shoal_world *world, struct shoal_cause *cause, uint64_t now_ns)
+{
+    const uint64_t due_ns = shoal_cause_due_ns(cause, world->is_root, world->heir_ns);
+    const bool was_leaving = cause->is_leaving;
+    if (!cause->is_decided && due_ns > now_ns)
+        return due_ns;
+    cause->is_leaving = !cause->is_decided && (world->is_root || cause->is_own);
+    if (cause->is_leaving)
+        publish(world, DECISION, cause->comm, &cause->best);
+    else if (!cause->is_decided || was_leaving)
+        take_decision(world, cause->comm, &cause->best);
+    cause->is_decided = true;
+    return cause->is_leaving ? now_ns : UINT64_MAX;
+}
+
 /* Returns when the next decision is due; 0: none is. */
 static uint64_t decide_due(struct shoal_world *world, uint64_t now_ns)
 {
-    const bool is_root = shoal_control_is_root(world->control);
-    uint64_t next_ns = 0;
+    uint64_t next_ns = UINT64_MAX;
+    note_root(world, now_ns);
     for (struct shoal_cause *cause = world->causes.first; cause; cause = cause->next) {
-        const uint64_t due_ns = shoal_cause_due_ns(cause, is_root);
-        if (cause->is_decided)
-            continue;
-        if (due_ns > now_ns) {
-            next_ns = next_ns && next_ns < due_ns ? next_ns : due_ns;
-            continue;
-        }
-        cause->is_decided = true;
-        if (is_root || cause->is_own)
-            publish(world, DECISION, cause->comm, &cause->best);
-        take_decision(world, cause->comm, &cause->best);
+        const uint64_t look_ns = decide_one(world, cause, now_ns);
+        next_ns = look_ns < next_ns ? look_ns : next_ns;
     }
-    return next_ns;
+    return next_ns == UINT64_MAX ? 0 : next_ns;
 }
 
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */
@@ -145,7 +173,7 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
         notice.failure.operation[sizeof notice.failure.operation - 1] = 0;
     pthread_mutex_lock(&world->lock);
     if (notice.kind == CANDIDATE)
-        propose(world, notice.comm, &notice.failure, false);
+        (void)propose(world, notice.comm, &notice.failure, false);
     else if (notice.kind == DECISION)
         decide(world, notice.comm, &notice.failure);
     else if (notice.kind == LEFT)
@@ -169,7 +197,7 @@ static void propose_abort(struct shoal_world *world, struct shoal_world_member *
     if (!atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
         return;
     member->abort(member->arg, &failure);
-    propose(world, member->comm, &failure, true);
+    (void)propose(world, member->comm, &failure, true);
 }
 
 static uint64_t on_turn(void *arg, uint64_t now_ns)
@@ -202,6 +230,7 @@ enum shoal_status shoal_world_open(struct shoal_bootstrap *bootstrap, const stru
     if (!world)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
     world->log = options->log;
+    world->is_root = bootstrap->rank == 0;
     pthread_mutex_init(&world->lock, NULL);
     init_condition(&world->decided);
     struct shoal_control_options control = {.log = options->log,
@@ -254,7 +283,7 @@ void shoal_world_join(struct shoal_world *world, struct shoal_world_member *memb
             member->left(member->arg, world->early[i].rank, world->early[i].completed);
     }
     const struct shoal_cause *cause = shoal_causes_find(&world->causes, member->comm);
-    if (cause && cause->is_decided)
+    if (cause && cause->is_decided && !cause->is_leaving)
         member->take(member->arg, &cause->best);
     pthread_mutex_unlock(&world->lock);
 }
@@ -272,11 +301,11 @@ void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *mem
     pthread_mutex_unlock(&world->lock);
 }
 
-/* Whether the communicator's cause is decided; then *failure is it. */
+/* Whether the communicator's cause is decided, and the others have it; then *failure is it. */
 static bool is_decided(const struct shoal_world *world, uint64_t comm, struct shoal_failure *failure)
 {
     const struct shoal_cause *cause = shoal_causes_find(&world->causes, comm);
-    if (!cause || !cause->is_decided)
+    if (!cause || !cause->is_decided || cause->is_leaving)
         return false;
     *failure = cause->best;
     return true;
@@ -289,9 +318,9 @@ void shoal_world_agree(struct shoal_world *world, struct shoal_world_member *mem
     until.tv_sec += AGREE_S;
     int error = 0;
     pthread_mutex_lock(&world->lock);
-    propose(world, member->comm, failure, true);
+    const bool is_kept = propose(world, member->comm, failure, true);
     shoal_control_wake(world->control);
-    while (!is_decided(world, member->comm, failure) && error == 0)
+    while (is_kept && !is_decided(world, member->comm, failure) && error == 0)
         error = pthread_cond_timedwait(&world->decided, &world->lock, &until);
     pthread_mutex_unlock(&world->lock);
 }

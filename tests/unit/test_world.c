@@ -1,0 +1,187 @@
+/* One first cause for all ranks of a world, whose ranks are threads of this process: also where the root of the control tree
+ * gets no processor, and where it ends as soon as it knows. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "bootstrap/control_tree.h"
+#include "transport/hosts/world.h"
+
+#define RANKS 3
+#define COMM 77
+#define OTHER_COMM 78
+#define HELD_UP_US 2500000 /* short of what makes others go round the root */
+#define SOON_US 1000000
+
+struct rank {
+    struct shoal_bootstrap bootstrap;
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_world *world;
+    struct shoal_world_member member, other;
+    struct shoal_failure told;
+    atomic_bool is_told, holds_up, watches;
+    atomic_bool was_told_first; /* before another rank was told */
+};
+
+static struct rank ranks[RANKS];
+static struct shoal_control_contact contacts[RANKS];
+static pthread_barrier_t meeting;
+
+static enum shoal_status meet(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
+                              uint32_t timeout_ms)
+{
+    struct rank *rank = state;
+    (void)log, (void)name, (void)timeout_ms;
+    memcpy(&contacts[rank->bootstrap.rank], mine, bytes);
+    pthread_barrier_wait(&meeting);
+    memcpy(all, contacts, bytes * RANKS);
+    return SHOAL_OK;
+}
+
+/* As a process that exits when it reads the failure does: nothing is sent any more. */
+static void watch_others(struct rank *rank)
+{
+    for (int us = 0; us < SOON_US && !atomic_load(&ranks[1].is_told); us += 1000)
+        usleep(1000);
+    atomic_store(&rank->was_told_first, !atomic_load(&ranks[1].is_told));
+}
+
+static void take(void *arg, const struct shoal_failure *failure)
+{
+    struct rank *rank = arg;
+    if (atomic_load(&rank->watches))
+        watch_others(rank);
+    rank->told = *failure;
+    atomic_store(&rank->is_told, true);
+}
+
+static void propose_nothing(void *arg, struct shoal_failure *failure)
+{
+    (void)arg, (void)failure;
+}
+
+static void hear_left(void *arg, int rank, uint64_t completed)
+{
+    struct rank *self = arg;
+    (void)rank, (void)completed;
+    if (atomic_load(&self->holds_up))
+        usleep(HELD_UP_US);
+}
+
+static void *open_one(void *arg)
+{
+    struct rank *rank = arg;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct shoal_world_options options = {.log = &rank->log,
+                                                .settings = &rank->settings,
+                                                .address = (const struct sockaddr *)&address,
+                                                .address_bytes = sizeof address,
+                                                .timeout_ms = 20000};
+    if (shoal_world_open(&rank->bootstrap, &options, &rank->world) == SHOAL_OK) {
+        shoal_world_join(rank->world, &rank->member);
+        shoal_world_join(rank->world, &rank->other);
+    }
+    return NULL;
+}
+
+static void *agree_one(void *arg)
+{
+    struct rank *rank = arg;
+    const int number = rank->bootstrap.rank;
+    struct shoal_failure failure = {
+        .struct_bytes = sizeof failure, .status = SHOAL_ERR_TIMEOUT, .sequence = 7, .rank = 0, .reporter = number};
+    shoal_world_agree(rank->world, &rank->member, &failure);
+    return NULL;
+}
+
+static void *close_one(void *arg)
+{
+    struct rank *rank = arg;
+    shoal_world_leave(rank->world, &rank->member);
+    shoal_world_leave(rank->world, &rank->other);
+    shoal_world_close(rank->world);
+    shoal_log_fini(&rank->log);
+    return NULL;
+}
+
+static void run_ranks(int first, void *(*work)(void *))
+{
+    pthread_t threads[RANKS];
+    for (int r = first; r < RANKS; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, work, &ranks[r]), 0);
+    for (int r = first; r < RANKS; r++)
+        pthread_join(threads[r], NULL);
+}
+
+static void open_ranks(void)
+{
+    char error[256];
+    pthread_barrier_init(&meeting, NULL, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        struct rank *rank = &ranks[r];
+        memset(rank, 0, sizeof *rank);
+        assert_int_equal(shoal_settings_load(&rank->settings, NULL, error, sizeof error), SHOAL_OK);
+        shoal_log_init_quiet(&rank->log);
+        rank->bootstrap =
+            (struct shoal_bootstrap){.rank = r, .size = RANKS, .launcher = "test", .state = rank, .exchange = meet};
+        rank->member =
+            (struct shoal_world_member){.comm = COMM, .arg = rank, .take = take, .abort = propose_nothing, .left = hear_left};
+        rank->other = rank->member;
+        rank->other.comm = OTHER_COMM;
+    }
+    run_ranks(0, open_one);
+    for (int r = 0; r < RANKS; r++)
+        assert_non_null(ranks[r].world);
+}
+
+static void close_ranks(void)
+{
+    run_ranks(0, close_one);
+    pthread_barrier_destroy(&meeting);
+}
+
+/* Ranks 1 and 2 hear each other through the root alone. */
+static void a_root_that_is_held_up_makes_no_two_causes(void **state)
+{
+    (void)state;
+    open_ranks();
+    atomic_store(&ranks[0].holds_up, true);
+    shoal_world_tell_left(ranks[1].world, OTHER_COMM, 1, 0);
+    usleep(100000);
+    run_ranks(1, agree_one);
+    assert_true(atomic_load(&ranks[1].is_told) && atomic_load(&ranks[2].is_told));
+    assert_int_equal(ranks[1].told.reporter, 1);
+    assert_int_equal(ranks[2].told.reporter, 1);
+    close_ranks();
+}
+
+static void a_root_tells_the_others_before_its_own_host(void **state)
+{
+    (void)state;
+    open_ranks();
+    atomic_store(&ranks[0].watches, true);
+    run_ranks(0, agree_one);
+    assert_true(atomic_load(&ranks[0].is_told));
+    assert_false(atomic_load(&ranks[0].was_told_first));
+    close_ranks();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_root_that_is_held_up_makes_no_two_causes),
+        cmocka_unit_test(a_root_tells_the_others_before_its_own_host),
+    };
+    return cmocka_run_group_tests_name("world", tests, NULL, NULL);
+}
