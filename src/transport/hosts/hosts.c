@@ -771,8 +771,11 @@ static void give_abort(void *arg, struct shoal_failure *failure_out)
 {
     const struct hosts *hosts = arg;
     const int rank = hosts->transport.rank;
-    *failure_out = (struct shoal_failure){
-        .struct_bytes = sizeof *failure_out, .status = SHOAL_ERR_ABORTED, .rank = rank, .reporter = rank, .step = -1};
+    *failure_out = (struct shoal_failure){.struct_bytes = sizeof *failure_out,
+                                          .status = SHOAL_ERR_ABORTED,
+                                          .rank = rank,
+                                          .reporter = rank,
+                                          .step = -1};
     snprintf(failure_out->host, sizeof failure_out->host, "%.63s", hosts->log->host);
     snprintf(failure_out->text, sizeof failure_out->text, "rank %d called shoal_comm_abort", rank);
 }
@@ -842,6 +845,18 @@ static bool is_quiet(struct shoal_transport *transport, int *rank_out)
     return quiet;
 }
 
+static bool is_out_of_reach(const struct hosts *hosts, const struct shoal_network_peer *peer, char *text, size_t bytes)
+{
+    if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
+        return false;
+    char here[128], there[128];
+    shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), here, sizeof here);
+    shoal_network_print_address(hosts->network, &peer->address, there, sizeof there);
+    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", there, hosts->log->host,
+             here, peer->broken);
+    return true;
+}
+
 /* How a rank elsewhere is lost, into text; false while it is there. */
 static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
 {
@@ -854,14 +869,7 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
         shoal_control_describe(peer->control, peer->world_rank, text, bytes);
         return true;
     }
-    if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
-        return false;
-    char here[128], there[128];
-    shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), here, sizeof here);
-    shoal_network_print_address(hosts->network, &peer->address, there, sizeof there);
-    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", there, hosts->log->host,
-             here, peer->broken);
-    return true;
+    return is_out_of_reach(hosts, peer, text, bytes);
 }
 
 static bool has_completed(const struct remote *remote, uint64_t sequence)
@@ -888,10 +896,19 @@ static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
     return first;
 }
 
+/* A peer that has completed the operation holds it up all the same where something for it can never leave. */
+static bool holds_up(struct hosts *hosts, int rank, uint64_t sequence, char *how, size_t bytes)
+{
+    const struct remote *remote = remote_of(hosts, rank);
+    if (has_completed(remote, sequence))
+        return is_sending(&hosts->transport, rank) && is_out_of_reach(hosts, remote->peer, how, bytes);
+    return is_gone(hosts, remote, how, bytes);
+}
+
 static bool is_remote_lost(struct hosts *hosts, int rank, uint64_t sequence, struct shoal_failure *failure)
 {
     char how[480];
-    if (has_completed(remote_of(hosts, rank), sequence) || !is_gone(hosts, remote_of(hosts, rank), how, sizeof how))
+    if (!holds_up(hosts, rank, sequence, how, sizeof how))
         return false;
     const int first = find_first_lost(hosts, rank, sequence);
     const struct shoal_network_peer *peer = remote_of(hosts, first)->peer;
