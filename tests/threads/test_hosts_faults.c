@@ -243,6 +243,7 @@ static void failures_of_two_hosts_at_once_are_one_failure(void **state)
         run_world(4, 1, aborts_body);
         expect_same_failure(4);
         assert_int_equal(ranks[0].failure.status, SHOAL_ERR_ABORTED);
+        assert_int_equal(ranks[0].failure.pid, getpid());
     }
 }
 

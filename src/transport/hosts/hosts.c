@@ -775,6 +775,7 @@ static void give_abort(void *arg, struct shoal_failure *failure_out)
                                           .status = SHOAL_ERR_ABORTED,
                                           .rank = rank,
                                           .reporter = rank,
+                                          .pid = (int)getpid(),
                                           .step = -1};
     snprintf(failure_out->host, sizeof failure_out->host, "%.63s", hosts->log->host);
     snprintf(failure_out->text, sizeof failure_out->text, "rank %d called shoal_comm_abort", rank);
