@@ -406,7 +406,8 @@ static bool is_finished(const struct run *run)
 
 /* ---- the report ---- */
 
-/* The rank to blame. Workers that end because of one failure exit in any order, so what they say of it counts; -1: none. */
+/* Returns the rank to blame; -1: none. After one failure workers exit in any order, so their log lines decide, not the first
+ * exit. */
 static int cause_find(const struct run *run)
 {
     pid_t pids[RUN_WORKERS_MAX];

@@ -25,8 +25,8 @@ struct run_blame {
 /* Takes a line of a worker's output, without its end. Any other line changes nothing. */
 void run_blame_hear(struct run_blame *blame, const char *line, size_t length);
 
-/* The worker to blame for the end of worker `from`: who is named by it, or by the one that it names, and so on. That is `from`
- * itself where it has logged no failure, or names a process that is no worker. -1: nobody is to blame. */
+/* Returns the worker to blame for the end of worker `from`: follows the blame from each worker to the one that it names. The
+ * result is `from` itself when it has logged no failure or names a process that is no worker. -1: nobody is to blame. */
 int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int from);
 
 #endif

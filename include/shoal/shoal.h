@@ -136,7 +136,7 @@ struct shoal_comm_options {
  * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. With none of
  * them: a communicator of size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
  * Two jobs at one MASTER_PORT are told apart by what their launcher calls them, by SHOAL_JOB_ID or by their secrets. With none
- * of these one port is tried, a job that meets another there fails (ERR_ARGUMENT), and rank 0 waits half a second for such.
+ * of these Shoal tries one port only. Jobs that meet there fail (ERR_ARGUMENT); rank 0 waits half a second for such a job.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
  * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status

@@ -6,7 +6,8 @@
 
 #define SHOAL_RANKS_MAX 4096
 
-/* ERR_ARGUMENT, logged with the limit, where a size that `what` gave is no number of ranks, or rank is none of them. */
+/* ERR_ARGUMENT when size is not 1 to SHOAL_RANKS_MAX, or rank is not 0 to size - 1. `what` names the source of the two numbers
+ * in the log line. */
 SHOAL_MUST_USE enum shoal_status shoal_ranks_check(struct shoal_log *log, const char *room, const char *what, long rank,
                                                    long size);
 

@@ -24,7 +24,7 @@ struct shoal_bootstrap {
     struct shoal_store above, below;
     bool has_secret; /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
-    uint64_t warn_ms; /* who has waited so long says for whom, and again after twice as long; 0: nobody */
+    uint64_t warn_ms; /* a rank that has waited this long logs for which ranks, again after twice the time; 0: never */
     void *state;      /* the source's own; freed by shoal_bootstrap_close */
     void (*close)(void *state);
     /* Where the source's callbacks log their failures themselves: the status of the last one. NULL for the caller's store. */

@@ -89,7 +89,7 @@ bool shoal_control_is_root(const struct shoal_control *control);
 
 /* Any thread; one atomic load. */
 bool shoal_control_is_lost(const struct shoal_control *control, int rank);
-/* Lost, or gone: what is for it needs not be sent. Any thread; one atomic load. */
+/* True when the rank is lost or gone: it needs no more messages. Any thread; one atomic load. */
 bool shoal_control_has_ended(const struct shoal_control *control, int rank);
 /* Lost, and without a word: as when its host is cut off. Any thread. */
 bool shoal_control_is_cut_off(const struct shoal_control *control, int rank);

@@ -23,7 +23,7 @@ struct tcp_store {
 
 /* Two jobs by hand at one port start as two lines of a script do. */
 #define SETTLE_MS 500
-/* Who holds a port is asked so long: where it is the only one, where there are more. */
+/* How long the program that holds a port may take to answer: where that is the only port, and where there are more. */
 #define HOLDER_MS 2000
 #define HOLDER_OF_MANY_MS 200
 
@@ -91,8 +91,8 @@ static enum shoal_status refuse_holder(struct shoal_tcp_client *client, struct s
                           client->server, client->met.size, client->met.host, client->met.process);
 }
 
-/* Joins whoever holds an address in use: a job that this one cannot be told from must hear of it. OK: what is there disturbs
- * nobody; PENDING: it is about to leave. */
+/* Tries to join the server at an address in use: where nothing tells its job from this one, that job must learn of this one.
+ * Returns OK when the server belongs to another job or another program, PENDING when it is about to leave. */
 static enum shoal_status meet_holder(const struct shoal_address *address, const struct shoal_tcp_identity *identity,
                                      uint64_t deadline_ns, struct shoal_log *log)
 {
@@ -342,8 +342,8 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
                           search.reason);
 }
 
-/* Without a name and a secret, ranks of another job by hand may have come in the place of this one's; those then come as second
- * ones, and the server tells who waits. */
+/* Without a name and a secret, ranks of another job may have taken the places of this job's ranks. When this job's ranks then
+ * come, their places are taken, and the server reports that to every rank that waits. */
 static enum shoal_status confirm(void *state)
 {
     struct tcp_store *store = state;

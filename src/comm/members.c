@@ -195,8 +195,8 @@ static enum shoal_status keep_world(struct shoal_context *context, struct shoal_
     return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
 }
 
-/* The key that the sessions of a world derive theirs from: of the secret, or, where there is none, as good as the store that
- * the doors came through: who can read that can read this. */
+/* Finds the key from which the sessions of a world derive their keys. It comes from the secret. Without a secret it comes from
+ * rank 0 through the store, so everybody who can read the store knows it. */
 static enum shoal_status find_job_key(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
                                       const struct door *doors, struct shoal_siphash_key *key_out)
 {
@@ -216,7 +216,8 @@ static struct shoal_session_side side_of(const struct door *doors, int rank)
     return side;
 }
 
-/* Before any of them may send: a rank leaves the next exchange, that of the control tree, when all have come to it. */
+/* Must run before any peer may send. That holds because no rank leaves the next exchange, the control tree's, before all ranks
+ * have reached it. */
 static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
                                         const struct shoal_shm_place *places, const struct door *doors,
                                         struct shoal_member *members)

@@ -39,7 +39,8 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
     return SHOAL_OK;
 }
 
-/* What all ranks here have together: one that its launcher has bound sees only its own part of the cores. */
+/* The cores that all ranks of this host may use together. A rank that its launcher has bound sees only its own share of
+ * them. */
 static int cores_of_ranks(const struct shoal_driver *driver)
 {
     const int cores = shoal_shm_node_cores(driver->node);
@@ -222,7 +223,7 @@ static bool progress_all(struct shoal_driver *driver)
     return did;
 }
 
-/* Between two looks of one who waits lie 100 ms at most. So long, and it was stopped, or there was nothing to wait for. */
+/* A rank that waits looks at least every 100 ms. After a longer gap it was stopped, or had nothing to wait for. */
 #define AWAY_NS SHOAL_NS_PER_S
 /* Ticks that are off by more, and by more than a hundredth of the time since the last look, have jumped. */
 #define JUMP_NS (10 * SHOAL_NS_PER_MS)
@@ -393,7 +394,7 @@ static bool naps_at_network(const struct shoal_driver *driver)
     return atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed) && shoal_network_has_descriptor(driver->network);
 }
 
-/* To make all others pass a fence at each nap would interrupt every core of the host a thousand times a second and more. */
+/* A fence in all other processes at each nap would interrupt every core of the host over a thousand times a second. */
 static void sleep_at_bell(struct shoal_driver *driver, struct shoal_request *request, uint64_t waited_ns, uint64_t left_ns)
 {
     const bool is_nap = atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
@@ -424,9 +425,10 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
         shoal_shm_node_awake(driver->node);
 }
 
-/* Ranks that wake each other may be put on one core, and stay there as long as other processes keep the rest busy. A wait that
- * finds nothing looks so often, and the rank leaves when it has met another so often in a row. Then it looks again after a
- * longer while: a core that is shared with a process that never waits is left by the kernel's choice within milliseconds. */
+/* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other
+ * cores busy. An idle wait looks every CORE_LOOK_NS; after CORE_MEETINGS meetings in a row the rank leaves the core, and
+ * the next look comes after CORE_SETTLE_NS: from a core whose process never waits, the kernel itself moves the rank within
+ * milliseconds. */
 #define CORE_LOOK_NS SHOAL_NS_PER_MS
 #define CORE_MEETINGS 3
 #define CORE_SETTLE_NS (50 * SHOAL_NS_PER_MS)

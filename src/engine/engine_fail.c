@@ -173,7 +173,7 @@ static double ns_per_tick(const struct shoal_engine *engine)
     return engine->anchor ? engine->anchor->ns_per_tick : 1;
 }
 
-/* One rank of each host says where the recorders are: the lowest one that was not lost; and of each job once, though all its
+/* On each host the lowest rank that was not lost logs where the recorders are. It does so once for each job, even when several
  * communicators break. */
 static bool is_teller(const struct shoal_engine *engine)
 {
@@ -598,8 +598,8 @@ static int find_waited_for(struct shoal_engine *engine, struct shoal_request *re
     return -1;
 }
 
-/* After half the time to a warning a rank that is blocked says so, for which it names whom it waits for itself. Of a message
- * only its peer and this host are told: pipelines wait often. Returns that rank; -1: this one is not blocked. */
+/* After half of SHOAL_WARN_MS a blocked rank publishes which rank it waits for directly. For a message it tells only the peer
+ * and this host, because pipelines wait often. Returns the rank waited for; -1: this rank is not blocked. */
 static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
 {
     const uint64_t half_ns = engine->settings->warn_ms * SHOAL_NS_PER_MS / 2;
@@ -612,8 +612,8 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
     return rank;
 }
 
-/* Who waits for this rank would else blame it. Not of messages that nobody waits for: who has posted a receive may do something
- * else meanwhile. */
+/* Publishes the wait, so that ranks that wait for this one do not blame it. Messages that no thread waits for are left out: the
+ * program may do other work meanwhile. */
 static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
 {
     struct shoal_request *request = first_call(engine);

@@ -41,7 +41,7 @@ static int newest_first(const void *a, const void *b)
     return (x->tv_nsec < y->tv_nsec) - (x->tv_nsec > y->tv_nsec);
 }
 
-/* Recorders that are not of the job whose names begin with `own`. Returns how many; -1: no memory. */
+/* Lists the recorders of other jobs; names of this job's begin with `own`. Returns their number; -1: no memory. */
 static int list_old(DIR *folder, const char *own, struct old_file **files_out)
 {
     struct dirent *entry;

@@ -336,7 +336,7 @@ static struct shoal_network_channel *find_channel(const struct shoal_network *ne
     return channel;
 }
 
-/* At 1, 2, 4 and so on of a kind a line is logged: a flood must not fill the log, too. */
+/* One line is logged for the 1st, 2nd, 4th, ... rejection of each kind, so that a flood does not fill the log. */
 static bool is_told(uint64_t count)
 {
     return (count & (count - 1)) == 0;
@@ -512,7 +512,7 @@ static void give_back_counters(struct shoal_network *network, const struct shoal
     }
 }
 
-/* Those that still come for a communicator that is closed are nobody's fault. */
+/* Late writes for a communicator that is closed already are no error. */
 static void on_written(void *arg, uint32_t immediate)
 {
     static const struct counters none = {.channel = NULL};
@@ -582,7 +582,8 @@ static void keep_early(struct shoal_network *network, struct shoal_network_peer 
     kept->bytes += bytes;
 }
 
-/* Who sent the message; NULL, and counted, when that is not shown. Nothing of it is looked at before. */
+/* Returns the sender of a message, or NULL when the message does not prove it; such messages are counted. No other part of the
+ * message is read before. */
 static struct shoal_network_peer *authenticate(struct shoal_network *network, const void *data, size_t bytes)
 {
     struct shoal_seal seal;

@@ -59,8 +59,8 @@ struct shoal_network_part {
 _Static_assert(sizeof(struct shoal_network_arrival) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX, "a record is one message");
 _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
 
-/* The most that a rank sends another for a communicator that the other has not made yet, header included: a record for each
- * operation that may be active, and a queue full of packets. All else answers what the other has sent. */
+/* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: a record for each
+ * operation that may be active, and a full queue of packets. All other messages answer something that the peer has sent. */
 #define SHOAL_NETWORK_EARLY_MAX                                             \
     (SHOAL_ARRIVALS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
@@ -75,8 +75,8 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
 
 struct shoal_network_peer;
 
-/* Writes, or messages, under way to one peer, counted twice: one less when one has left. One that failed counts until the peer
- * has ended: its communicator must not take for sent what was not. */
+/* Counts the writes, or the messages, under way to one peer: in *count and in *total. Each is subtracted when it has left. One
+ * that failed stays counted until the peer has ended, so that its communicator does not take it for sent. */
 struct shoal_network_load {
     struct shoal_network_peer *peer;
     unsigned *count;
@@ -145,7 +145,8 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
 SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                                     struct shoal_network_peer **peer_out);
 
-/* What an endpoint was sent and did not take, so far. The counts are written under the driver's lock. */
+/* How many messages and immediates this endpoint has rejected so far, by reason. The counts are written under the driver's
+ * lock. */
 const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network);
 
 /* What has come for the communicator already is handed over at once. */

@@ -54,8 +54,8 @@ void shoal_session_open(struct shoal_session *session, const struct shoal_siphas
 /* ---- Authentication codes ------------------------------------------------------------------------------------------------ */
 
 /* NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, CRYPTO 1999) with words of 64 bits, as in VMAC: two blocks of one length
- * have one result with a probability of 2^-64 for who does not know the key. Several times as fast as SipHash. What is left
- * behind the last pair of words counts as if zeros followed. */
+ * have the same result with a probability of 2^-64 where the key is secret. Several times as fast as SipHash. A last incomplete
+ * pair of words is filled up with zeros. */
 static void fold_block(const uint64_t *key, const unsigned char *at, size_t bytes, uint64_t result[2])
 {
     unsigned __int128 sum = 0;

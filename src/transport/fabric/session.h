@@ -7,7 +7,7 @@
  * Each direction of each pair has keys and a session number of its own, derived from the job's key, both ranks of the world and
  * 16 random bytes of either process. So a message fits one sender, one receiver, one direction, one run.
  *
- * One thread at a time; no call allocates or fails but for what it says. */
+ * One thread at a time. No call allocates; only shoal_session_check can fail. */
 #ifndef SHOAL_TRANSPORT_FABRIC_SESSION_H
 #define SHOAL_TRANSPORT_FABRIC_SESSION_H
 
@@ -60,7 +60,7 @@ void shoal_session_seal(struct shoal_session *session, void *message, size_t byt
 
 enum shoal_session_verdict { SHOAL_SESSION_GOOD, SHOAL_SESSION_FORGED, SHOAL_SESSION_REPLAYED };
 
-/* Of a message whose seal names the session. A good one is good once. */
+/* Checks a message whose seal names this session. The same message is GOOD once, and REPLAYED from then on. */
 SHOAL_MUST_USE enum shoal_session_verdict shoal_session_check(struct shoal_session *session, const void *message, size_t bytes);
 
 #endif

@@ -34,10 +34,9 @@ struct shoal_causes {
 
 void shoal_causes_fini(struct shoal_causes *causes);
 
-/* A total order of the candidates for one communicator; true when a comes before b. What a rank found in its own calls or its
- * memory comes before the loss of a rank, which may follow from it; that before an abort, which may answer it; that before a
- * deadline, which any of them lets pass. Among equals the earlier operation counts, then a rank that is named, then the lower
- * reporter. */
+/* Orders the candidates for one communicator totally: true when a comes before b. First come errors in a rank's own calls or
+ * memory, then a lost rank, then an abort, then a timeout, because each may cause those behind it. Among equals the lower
+ * sequence comes first, then a candidate that names a rank, then the lower reporter. */
 bool shoal_cause_is_before(const struct shoal_failure *a, const struct shoal_failure *b);
 
 /* NULL: nothing is known of the communicator. */

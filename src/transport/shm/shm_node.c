@@ -223,7 +223,7 @@ static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
     return shoal_link_send(peer->socket, &gone, -1);
 }
 
-/* What did not go through before, the oldest last: in what order memory goes is of no account. */
+/* Sends the notices that did not fit before, the newest first. The order in which peers unmap memory does not matter. */
 static bool say_unsaid(struct shoal_shm_peer *peer)
 {
     while (peer->unsaid_count && say_gone(peer, peer->unsaid[peer->unsaid_count - 1]))
@@ -253,8 +253,8 @@ void shoal_shm_node_drain(struct shoal_shm_node *node)
     }
 }
 
-/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. What is
- * gone is told before: its number may be used again. */
+/* Passes a segment; within a process by pointer, with a reference for the receiver. False when the link is full now. Notices of
+ * memory that is gone go first, because this segment may use one of their numbers again. */
 static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
 {
     if (!say_unsaid(peer))

@@ -130,7 +130,7 @@ bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct sho
 SHOAL_MUST_USE enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
                                                      struct shoal_segment **segment_out);
 
-/* Reads what peers have sent: their memory, new and gone; and tells them what there was no room for. */
+/* Reads what peers have sent about their memory, new and gone. Then sends them the notices that the link had no room for. */
 void shoal_shm_node_drain(struct shoal_shm_node *node);
 
 /* Gets memory for [begin, begin + bytes) of a segment, of which `what` is told where there is none (ERR_MEMORY); what is kept
@@ -198,9 +198,9 @@ static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
 }
 void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
 
-/* Under the lock, while this rank waits and finds nothing: says that it is on `core`, and gives the cores (*taken_out, with the
- * own one) of all peers that have said so since the last call: they wait, too, and are awake. True when one of them is on this
- * core, and it is this rank that is to leave: of two, the one whose id is greater. */
+/* Call it under the lock, from a wait that finds nothing. Publishes that this rank is on `core`. *taken_out receives that core
+ * and the cores of all peers that have published theirs since the last call: these peers wait, too, and are awake. Returns true
+ * when a peer is on this core and this rank has the greater id, so that this rank must leave. */
 bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out);
 
 /* How many cores this rank and its peers here may use together, by their affinity masks: a launcher that binds each rank leaves

@@ -50,8 +50,8 @@ SHOAL_MUST_USE enum shoal_status shoal_segment_reserve(struct shoal_segment *seg
 /* Gives its pages back at once, whoever has it mapped: what is read there is zero, what is written has pages again. Where it is
  * pinned, this happens when it no longer is. */
 void shoal_segment_discard(struct shoal_segment *segment);
-/* A device (a network adapter, a GPU) knows the pages by where they are in the machine, and goes on to use them there: they
- * are not replaced while it does. With a reference. The owner's lock is held at both. */
+/* A device (a network adapter, a GPU) uses the pages by their physical addresses, so a pinned segment keeps its pages. Pinning
+ * takes a reference. Call both functions under the owner's lock. */
 struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment);
 void shoal_segment_unpin(struct shoal_segment *segment);
 /* The owner gives the segment up (and puts it): its memory no longer counts. NULL is allowed. */
