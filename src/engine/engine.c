@@ -62,6 +62,20 @@ static void count_hosts(struct shoal_engine *engine)
     }
 }
 
+/* Ranks of the host that has most. */
+static int find_most_locals(struct shoal_engine *engine)
+{
+    const uint16_t *host = engine->transport->host;
+    uint16_t *counts = engine->nearest; /* scratch; there are no more hosts than ranks */
+    int most = 0;
+    memset(counts, 0, (size_t)engine->size * sizeof *counts);
+    for (int r = 0; r < engine->size; r++) {
+        const int count = ++counts[host ? host[r] : 0];
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
 enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
 {
     const uint64_t start = options->settings->counter_start;
@@ -97,6 +111,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     }
     for (size_t i = 0; i < engine->depth * (size_t)engine->size; i++)
         engine->slot_base[i] = start;
+    engine->most_locals = find_most_locals(engine);
     *engine_out = engine;
     return SHOAL_OK;
 }

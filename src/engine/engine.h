@@ -159,9 +159,10 @@ struct shoal_engine {
     int rank;
     int size;
     int hosts;
-    int leader; /* the lowest rank of this host */
-    int local;  /* this rank's number among those of its host, */
-    int locals; /* and how many they are */
+    int leader;      /* the lowest rank of this host */
+    int local;       /* this rank's number among those of its host, */
+    int locals;      /* and how many they are */
+    int most_locals; /* ranks of the host that has most */
     unsigned depth;
     size_t part_bytes; /* of one part of a window slot */
     const struct shoal_clock_anchor *anchor;
