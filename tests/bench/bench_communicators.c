@@ -1,5 +1,5 @@
 /* What communicators of one host cost a rank: prints, as their number grows, descriptors, mappings, anonymous memory, and memory
- * of their segments, when they are made, when each has summed 8 B, and when each has summed 4 MiB. A measurement, not a test:
+ * of their segments and of flight recorders, when they are made, when each has summed 8 B, and when each has summed 4 MiB. A measurement, not a test:
  * `build/tests/bench/bench_communicators RANKS`. */
 #include <dirent.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@
 
 struct cost {
     int descriptors, mappings;
-    long anonymous_kib, segments_kib;
+    long anonymous_kib, segments_kib, recorders_kib;
 };
 
 /* Descriptors but the one that reads them, and the memory behind those of communicators. */
@@ -42,6 +42,8 @@ static void count_descriptors(struct cost *cost)
         cost->descriptors += length > 0;
         if (strstr(target, "memfd:shoal-communicator") && stat(path, &file) == 0)
             cost->segments_kib += (long)file.st_blocks / 2;
+        if (strstr(target, "memfd:shoal-flight") && stat(path, &file) == 0)
+            cost->recorders_kib += (long)file.st_blocks / 2;
     }
     cost->descriptors--;
     if (directory)
@@ -50,7 +52,7 @@ static void count_descriptors(struct cost *cost)
 
 static struct cost measure(void)
 {
-    struct cost cost = {0, 0, 0, 0};
+    struct cost cost = {0, 0, 0, 0, 0};
     char line[512];
     count_descriptors(&cost);
     FILE *maps = fopen("/proc/self/maps", "re"), *sums = fopen("/proc/self/smaps_rollup", "re");
@@ -69,8 +71,8 @@ static void print(int rank, int comms, const char *when)
 {
     const struct cost cost = measure();
     if (rank == 0)
-        printf("%4d  %-10s %5d descriptors %5d mappings %7ld KiB anonymous %7ld KiB of segments\n", comms, when,
-               cost.descriptors, cost.mappings, cost.anonymous_kib, cost.segments_kib);
+        printf("%4d  %-10s %5d descriptors %5d mappings %7ld KiB anonymous %7ld KiB of segments %5ld KiB of recorders\n", comms,
+               when, cost.descriptors, cost.mappings, cost.anonymous_kib, cost.segments_kib, cost.recorders_kib);
     fflush(stdout);
 }
 

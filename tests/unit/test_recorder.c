@@ -402,8 +402,12 @@ static void note_operations(void *arg, const struct shoal_watched *watched)
 static void *work(void *arg)
 {
     struct shoal_recorder *recorder = arg;
-    while (!atomic_load_explicit(&recorder->flight->waits_for, memory_order_relaxed)) {
+    for (int i = 0; !atomic_load_explicit(&recorder->flight->waits_for, memory_order_relaxed); i++) {
+        const uint64_t start_ns = shoal_clock_ns();
+        while (i % 600 < 100 && shoal_clock_ns() - start_ns < 3000)
+            continue; /* no two readings agree, and during some a burst begins */
         struct shoal_record record = sample, *at = shoal_recorder_next(recorder);
+        record.sequence = (uint64_t)i + 1;
         record.status = SHOAL_PENDING;
         record.done = 0;
         *at = record;
@@ -413,7 +417,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Of a rank that never rests; its counter is read anew by each scraper of Prometheus. */
+/* Of a rank that is busy now and then; its counter is read anew by each scraper of Prometheus. */
 static void ended_operations_never_fall(void **state)
 {
     const struct shoal_recorder_identity identity = {1, 4, 2};
@@ -428,7 +432,7 @@ static void ended_operations_never_fall(void **state)
     shoal_recorder_name(&recorder, sample.algorithm);
     shoal_recorder_identify(&recorder, &identity, 7, "world", 2, NS_PER_TICK);
     assert_int_equal(pthread_create(&thread, NULL, work, &recorder), 0);
-    for (int i = 0; i < 300; i++, before = now) {
+    for (int i = 0; i < 1000; i++, before = now) {
         assert_int_equal(shoal_watch(getpid(), note_operations, &now, error, sizeof error), SHOAL_OK);
         assert_true(now >= before);
     }
