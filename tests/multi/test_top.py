@@ -396,7 +396,6 @@ def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         os.kill(job.pids[0], signal.SIGUSR2)
         wait_for(lambda: os.path.exists(kept) and [os.stat(os.path.join(kept, name)).st_size > 20000 for name in os.listdir(kept)] == [True])
-        time.sleep(0.2)  # it waits again
         os.kill(job.pids[0], signal.SIGUSR1)
         out, _ = job.run.communicate(timeout=30)
         expect(job.run.returncode == 0 and out.endswith("0| lives\n"), job.run.returncode, out)
