@@ -79,20 +79,23 @@ static bool is_same(const char *name, const char *value)
     return variable(name) && strcmp(variable(name), value) == 0;
 }
 
-/* A launcher's name for what it started, where that has as many ranks as the job: then the job is no other. A job may be put
- * together from several steps, too, so else it says nothing. */
+/* A launcher's name for what it started, where that has as many ranks as the job; a job may be put together from several steps,
+ * too. Where the launcher has numbered this rank as well, the job is no other. Else jobs by hand may share one step, so the name
+ * only goes into the hash: into that of every rank, as they all have it. */
 static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
 {
     static const struct {
-        const char *size, *names[4];
-    } launches[] = {{"SLURM_STEP_NUM_TASKS", {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
-                    {"OMPI_COMM_WORLD_SIZE", {"PMIX_NAMESPACE"}}};
+        const char *size, *rank, *names[4];
+    } launches[] = {{"SLURM_STEP_NUM_TASKS",
+                     "SLURM_PROCID",
+                     {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+                    {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", {"PMIX_NAMESPACE"}}};
     char text[16];
     snprintf(text, sizeof text, "%d", size);
     for (size_t i = 0; i < SHOAL_COUNT_OF(launches); i++) {
         if (!is_same(launches[i].size, text))
             continue;
-        *is_named = true;
+        *is_named |= variable("RANK") && is_same(launches[i].rank, variable("RANK"));
         for (size_t n = 0; n < SHOAL_COUNT_OF(launches[i].names) && launches[i].names[n]; n++)
             hash = hash_text(hash, variable(launches[i].names[n]) ? variable(launches[i].names[n]) : "");
     }
@@ -230,7 +233,7 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
 }
 
 /* torchrun's agent keeps a store for its workers, and says so. */
-static void take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
+static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_torch_place place = {.host = variable("MASTER_ADDR")};
     const char *run = variable("TORCHELASTIC_RUN_ID"), *restarts = variable("TORCHELASTIC_RESTART_COUNT");
@@ -238,10 +241,10 @@ static void take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, str
     long port = 0;
     if (bootstrap->has_secret || bootstrap->size == 1 || !place.host || !is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
         shoal_environment_number("MASTER_PORT", 1, 65535, log, &is_set, &port) != SHOAL_OK || !is_set)
-        return;
+        return SHOAL_OK;
     place.port = (uint16_t)port;
     snprintf(place.name, sizeof place.name, "%.60s/%.20s", run ? run : "", restarts ? restarts : "0");
-    shoal_torch_secret_load(&place, log, timeout_ms, bootstrap);
+    return shoal_torch_secret_load(&place, log, timeout_ms, bootstrap);
 }
 
 static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_settings *settings,
@@ -250,7 +253,7 @@ static enum shoal_status open_variables(const struct recipe *recipe, const struc
     struct shoal_tcp_place place;
     SHOAL_TRY(find_self(recipe, log, bootstrap));
     SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
-    take_secret_of_agent(log, timeout_ms, bootstrap);
+    SHOAL_TRY(take_secret_of_agent(log, timeout_ms, bootstrap));
     if (bootstrap->size == 1)
         return shoal_single_store_open(log, bootstrap);
     SHOAL_TRY(recipe->find_place(settings, bootstrap->size, log, &place));

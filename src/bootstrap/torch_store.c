@@ -12,17 +12,21 @@
 /* As much of torch's TCPStore as hands out a secret. The protocol is that of torch/csrc/distributed/c10d/TCPStoreBackend.hpp
  * (torch 1.8 to 2.13 and later, either backend): numbers as they lie in memory, texts behind their length in 64 bits. A
  * connection begins with VALIDATE and a number. COMPARE_SET of a key, what is expected and what is wanted sets the key where it
- * is not there and nothing is expected, and answers with what it then holds: so all ranks get what the first one brought. */
+ * is not there and nothing is expected, and answers with what it then holds: so all ranks get what the first one brought. A rank
+ * that could not use a secret brings the word NONE. */
 enum { QUERY_VALIDATE = 0, QUERY_COMPARE_SET = 2 };
 #define VALIDATION_NUMBER UINT32_C(0x3C85F7CE)
-#define ANSWER_MS 5000
+#define ANSWER_MS 30000 /* thousands of ranks may ask at once */
 #define KEY_BYTES 160
+#define NONE "none"
+#define NONE_BYTES (sizeof NONE - 1)
 
 struct sharing {
     char host[SHOAL_ADDRESS_HOST_MAX];
     uint16_t port;
     char key[KEY_BYTES];
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the offer, then what the store holds */
+    size_t bytes;                             /* of that */
     int error;
 };
 
@@ -46,7 +50,7 @@ static size_t build_request(const struct sharing *sharing, unsigned char *at)
     used += put(at + used, &(uint8_t){QUERY_COMPARE_SET}, 1);
     used += put_text(at + used, sharing->key, strlen(sharing->key));
     used += put_text(at + used, "", 0);
-    return used + put_text(at + used, sharing->secret, sizeof sharing->secret);
+    return used + put_text(at + used, sharing->secret, sharing->bytes);
 }
 
 static int receive(int fd, void *data, size_t bytes)
@@ -64,9 +68,10 @@ static int ask(int fd, struct sharing *sharing)
     if (send(fd, request, length, MSG_NOSIGNAL) != (ssize_t)length)
         return errno;
     const int error = receive(fd, &bytes, sizeof bytes);
-    if (!error && bytes != sizeof sharing->secret)
+    if (!error && bytes != sizeof sharing->secret && bytes != NONE_BYTES)
         return EPROTO;
-    return error ? error : receive(fd, sharing->secret, sizeof sharing->secret);
+    sharing->bytes = error ? 0 : (size_t)bytes;
+    return error ? error : receive(fd, sharing->secret, sharing->bytes);
 }
 
 static int ask_at(const struct shoal_address *address, struct sharing *sharing)
@@ -106,20 +111,52 @@ static bool hash_secret(const struct sharing *sharing, unsigned char secret[SHOA
     return shoal_auth_mac(context, &part, 1, secret);
 }
 
-void shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log, uint32_t timeout_ms,
-                             struct shoal_bootstrap *bootstrap)
+static enum shoal_status make_offer(struct sharing *sharing, struct shoal_log *log)
+{
+    sharing->bytes = shoal_auth_is_available() ? sizeof sharing->secret : NONE_BYTES;
+    memcpy(sharing->secret, NONE, NONE_BYTES);
+    if (!shoal_auth_is_available() || shoal_auth_random(sharing->secret, sizeof sharing->secret) == SHOAL_OK)
+        return SHOAL_OK;
+    return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random bytes from the kernel (%s)", strerror(errno));
+}
+
+/* What all ranks find alike: nothing listens there, or what listens speaks otherwise. After anything else some may have got a
+ * secret, with which this rank could not prove itself. */
+static bool is_alike(int error)
+{
+    return error == ECONNREFUSED || error == ECONNRESET || error == EPROTO;
+}
+
+static enum shoal_status take_answer(const struct sharing *sharing, struct shoal_log *log, struct shoal_bootstrap *bootstrap)
+{
+    if (sharing->error && !is_alike(sharing->error))
+        return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap",
+                              "torchrun's store at %s, port %u, of which the ranks take their secret, did not answer: %s; look "
+                              "whether it is overloaded or a firewall is between, or set SHOAL_SECRET alike on all ranks",
+                              sharing->host, sharing->port, strerror(sharing->error));
+    if (sharing->error || sharing->bytes == NONE_BYTES) {
+        shoal_log_line(log, SHOAL_LOG_INFO, "bootstrap", "no secret from torchrun's store at %s, port %u: %s", sharing->host,
+                       sharing->port, sharing->error ? strerror(sharing->error) : "a rank has no libsodium");
+        return SHOAL_OK;
+    }
+    bootstrap->has_secret = hash_secret(sharing, bootstrap->secret);
+    if (bootstrap->has_secret)
+        return SHOAL_OK;
+    return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
+                          "another rank has put a secret into torchrun's store, but libsodium, which proves it, is not "
+                          "installed here; install libsodium23 on this host");
+}
+
+enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log, uint32_t timeout_ms,
+                                          struct shoal_bootstrap *bootstrap)
 {
     struct sharing sharing = {.port = place->port};
     snprintf(sharing.host, sizeof sharing.host, "%s", place->host);
     snprintf(sharing.key, sizeof sharing.key, "/shoal/secret/%s", place->name);
-    if (!shoal_auth_is_available() || shoal_auth_random(sharing.secret, sizeof sharing.secret) != SHOAL_OK)
-        return;
+    SHOAL_TRY(make_offer(&sharing, log));
     if (shoal_errand_run(share, &sharing, sizeof sharing, timeout_ms < ANSWER_MS ? timeout_ms : ANSWER_MS) != SHOAL_OK)
         sharing.error = ETIMEDOUT;
-    if (sharing.error)
-        shoal_log_line(log, SHOAL_LOG_INFO, "bootstrap", "no secret from torchrun's store at %s, port %u: %s", place->host,
-                       place->port, strerror(sharing.error));
-    else
-        bootstrap->has_secret = hash_secret(&sharing, bootstrap->secret);
+    const enum shoal_status status = take_answer(&sharing, log, bootstrap);
     explicit_bzero(&sharing, sizeof sharing);
+    return status;
 }

@@ -63,12 +63,12 @@ def a_pmix_of_too_many_ranks_names_the_limit():
     refused("PMIx: the number of ranks is 16385, but may be 1 to 4096", **pmix("", "16385"))
 
 
-def a_torchrun_whose_store_never_answers_hands_out_no_secret():
+def a_torchrun_whose_store_never_answers_is_an_error():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)
-        refused("no secret from torchrun's store", "rank 0 of 2 did not come within 700 ms", RANK="1", WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(silent.getsockname()[1]), SHOAL_LOG="info",
+        refused("torchrun's store at 127.0.0.1", "did not answer", "or set SHOAL_SECRET alike on all ranks", RANK="1",
+                WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(silent.getsockname()[1]),
                 TORCHELASTIC_USE_AGENT_STORE="True")
 
 
@@ -84,5 +84,5 @@ def a_program_that_never_answers_at_rank_0s_port_is_an_error():
 
 run_cases([a_name_server_that_does_not_answer_is_an_error, a_pmix_server_that_does_not_answer_is_an_error,
            a_pmix_server_that_stops_to_answer_is_an_error, a_pmix_server_that_does_not_let_go_is_left_alone,
-           a_pmix_of_too_many_ranks_names_the_limit, a_torchrun_whose_store_never_answers_hands_out_no_secret,
+           a_pmix_of_too_many_ranks_names_the_limit, a_torchrun_whose_store_never_answers_is_an_error,
            a_program_that_never_answers_at_rank_0s_port_is_an_error])

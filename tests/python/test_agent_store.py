@@ -2,9 +2,11 @@
 
 Prints TAP. SHOAL_PROBE names launcher_probe. Exit code 0: none failed, 1: some did."""
 import os
+import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 
 from torch.distributed import TCPStore
 
@@ -46,6 +48,25 @@ def a_rank_that_took_another_secret_is_refused():
     expect(codes[1] == 1 and "secret is not rank 0's" in text, codes, text)
 
 
+def a_rank_without_libsodium_goes_without_a_secret_or_says_what_to_install():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libsodium.so.23", "libsodium.so.26", "libsodium.so"):
+            (pathlib.Path(folder) / name).write_text("no library")
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        first = start(0, store.port, LD_LIBRARY_PATH=folder)
+        key = "shoal/secret/none/0"  # torch puts a / before
+        store.wait([key])
+        expect(store.get(key) == b"none", store.get(key))
+        ranks = [first, start(1, store.port)]
+        told = [rank.communicate(timeout=60) for rank in ranks]
+        expect([rank.returncode for rank in ranks] == [0, 0] and "with a secret" not in str(told), told)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store.set(key, "s" * 32)
+        last = start(1, store.port, LD_LIBRARY_PATH=folder)
+        text = "".join(last.communicate(timeout=60))
+        expect(last.returncode == 1 and "install libsodium23 on this host" in text, last.returncode, text)
+
+
 def without_a_store_ranks_join_without_a_secret():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -61,4 +82,5 @@ def torchrun_hands_one_out():
 
 
 run_cases([a_secret_comes_from_the_store, a_rank_that_took_another_secret_is_refused,
+           a_rank_without_libsodium_goes_without_a_secret_or_says_what_to_install,
            without_a_store_ranks_join_without_a_secret, torchrun_hands_one_out])

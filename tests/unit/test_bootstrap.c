@@ -1035,14 +1035,15 @@ static void bootstrap_environment_with_too_many_ranks_names_the_limit(void **sta
 static int run_two_jobs(uint16_t port, const char *const how[JOBS], char lines[JOBS * 2][LINES_BYTES])
 {
     struct child children[JOBS * 2];
-    char texts[3][64];
+    char texts[4][64];
     int good = 0;
     snprintf(texts[0], sizeof texts[0], "MASTER_PORT=%d", port);
     for (int c = 0; c < JOBS * 2; c++) {
         snprintf(texts[1], sizeof texts[1], "RANK=%d", c % 2);
         snprintf(texts[2], sizeof texts[2], "TEST_FIRST_VALUE=%d", 100 * (c / 2));
+        snprintf(texts[3], sizeof texts[3], "SLURM_PROCID=%d", c % 2); /* as srun gives it; alone it means nothing */
         const char *const variables[] = {
-            "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", texts[0], texts[1], texts[2], how[c / 2], NULL};
+            "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", texts[0], texts[1], texts[2], texts[3], how[c / 2], NULL};
         children[c] = start_child(variables, false);
     }
     for (int c = 0; c < JOBS * 2; c++) {
@@ -1067,8 +1068,10 @@ static void bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix(void **state)
     (void)state;
     static char lines[JOBS * 2][LINES_BYTES];
     const uint16_t port = find_ports();
-    for (int round = 0; round < 12; round++) {
-        const char *const none[JOBS] = {NULL, NULL};
+    /* The second time inside one task of a step that happens to have as many. */
+    static const char *const inside = "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1";
+    for (int round = 0; round < 24; round++) {
+        const char *const none[JOBS] = {round < 12 ? NULL : inside, round < 12 ? NULL : inside};
         if (run_two_jobs(port, none, lines) < 4)
             assert_true(has_any(lines, "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET"));
     }
