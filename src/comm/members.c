@@ -168,7 +168,10 @@ static enum shoal_status exchange_doors(struct shoal_context *context, struct sh
     if (shoal_auth_random(own.nonce, sizeof own.nonce) != SHOAL_OK ||
         (!bootstrap->has_secret && bootstrap->rank == 0 && shoal_auth_random(own.key, sizeof own.key) != SHOAL_OK))
         return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "no random bytes from the kernel (%m)");
-    SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, doors, sizeof own, timeout_ms));
+    const enum shoal_status status =
+        shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, doors, sizeof own, timeout_ms);
+    explicit_bzero(own.key, sizeof own.key);
+    SHOAL_TRY(status);
     for (int r = 0; r < bootstrap->size; r++) {
         doors[r].provider[sizeof doors[r].provider - 1] = 0;
         if (strcmp(doors[r].provider, own.provider) != 0)
@@ -258,6 +261,21 @@ static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_wor
     }
 }
 
+/* Rank 0's door may hold the job's key: none of it stays in memory. */
+static enum shoal_status meet_at_doors(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                       const struct shoal_shm_place *places, struct shoal_member *members)
+{
+    struct door *doors = calloc((size_t)bootstrap->size, sizeof *doors);
+    if (!doors)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
+    enum shoal_status status = exchange_doors(context, bootstrap, timeout_ms, doors);
+    if (status == SHOAL_OK)
+        status = meet_elsewhere(context, bootstrap, places, doors, members);
+    explicit_bzero(doors, (size_t)bootstrap->size * sizeof *doors);
+    free(doors);
+    return status;
+}
+
 static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                     const struct shoal_shm_place *places, struct shoal_member *members,
                                     struct shoal_world **world_out)
@@ -267,11 +285,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
     SHOAL_TRY(open_network(context, &nic));
     shoal_bootstrap_end_phase(bootstrap, "network");
-    SHOAL_SCOPED(free_bytes) struct door *doors = calloc((size_t)bootstrap->size, sizeof *doors);
-    if (!doors)
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
-    SHOAL_TRY(exchange_doors(context, bootstrap, timeout_ms, doors));
-    SHOAL_TRY(meet_elsewhere(context, bootstrap, places, doors, members));
+    SHOAL_TRY(meet_at_doors(context, bootstrap, timeout_ms, places, members));
     const struct shoal_world_options options = {.log = &context->log,
                                                 .settings = &context->settings,
                                                 .address = (const struct sockaddr *)&nic.address,
