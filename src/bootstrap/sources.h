@@ -59,8 +59,8 @@ struct shoal_torch_place {
     char name[100]; /* the secret's in the store */
 };
 
-/* A secret that ranks share through torchrun's store; whoever reaches the store can read it. has_secret stays false, and the log
- * says why, where no such store listens, or a rank without libsodium came first. ERR_TIMEOUT: the store does not answer, so
+/* A secret that ranks share through torchrun's store; whoever reaches the store can read it. has_secret stays false, and the
+ * log says why, where no such store listens, or a rank without libsodium came first. ERR_TIMEOUT: the store does not answer, so
  * others may have a secret. ERR_AUTH: others have one, and libsodium is not here. */
 SHOAL_MUST_USE enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place, struct shoal_log *log,
                                                          uint32_t timeout_ms, struct shoal_bootstrap *bootstrap);

@@ -12,8 +12,8 @@
 /* As much of torch's TCPStore as hands out a secret. The protocol is that of torch/csrc/distributed/c10d/TCPStoreBackend.hpp
  * (torch 1.8 to 2.13 and later, either backend): numbers as they lie in memory, texts behind their length in 64 bits. A
  * connection begins with VALIDATE and a number. COMPARE_SET of a key, what is expected and what is wanted sets the key where it
- * is not there and nothing is expected, and answers with what it then holds: so all ranks get what the first one brought. A rank
- * that could not use a secret brings the word NONE. */
+ * is not there and nothing is expected, and answers with what it then holds: so all ranks get what the first one brought. A
+ * rank that could not use a secret brings the word NONE. */
 enum { QUERY_VALIDATE = 0, QUERY_COMPARE_SET = 2 };
 #define VALIDATION_NUMBER UINT32_C(0x3C85F7CE)
 #define ANSWER_MS 30000 /* thousands of ranks may ask at once */
