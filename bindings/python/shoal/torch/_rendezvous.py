@@ -121,9 +121,17 @@ def _tell_local_rank(place):
 
 def _broadcast(library, comm, told):
     """What rank 0 tells, on every rank; told is None on the others."""
-    block = ctypes.create_string_buffer(json.dumps(told).encode() if told else b"", MESSAGE_BYTES)
+    block = ctypes.create_string_buffer(_fit(told) if told else b"", MESSAGE_BYTES)
     _check(library.broadcast(comm, block, block, MESSAGE_BYTES, _library.TYPES["uint8"], 0, None), None, comm)
     return json.loads(block.value)
+
+
+def _fit(told):
+    """As JSON; of more addresses than fit the first ones and the last, which is the host's name."""
+    addresses = list(told["addresses"])
+    while len(text := json.dumps({**told, "addresses": addresses}).encode()) >= MESSAGE_BYTES:
+        del addresses[-2]
+    return text
 
 
 # ---- The store ---------------------------------------------------------------------------------------------------------------
