@@ -64,7 +64,7 @@ static const char help[] =
     "\n"
     "Exit codes: 0 success, 2 the question makes no sense.\n";
 
-enum { RANKS_MAX = 1024 };
+enum { RANKS_MAX = 4096 }; /* as the library: SHOAL_RANKS_MAX in src/base/ranks.h */
 
 static bool memory_read(const struct tool_args *args, struct shoal_question *question)
 {

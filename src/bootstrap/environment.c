@@ -79,9 +79,9 @@ static bool is_same(const char *name, const char *value)
     return variable(name) && strcmp(variable(name), value) == 0;
 }
 
-/* A launcher's name for what it started, where that has as many ranks as the job; a job may be put together from several steps,
- * too. Where the launcher has numbered this rank as well, the job is no other. Else jobs by hand may share one step, so the name
- * only goes into the hash: into that of every rank, as they all have it. */
+/* A launcher's name for what it started, where that has as many ranks as the job; a job may be put together from several
+ * steps, too. Where the launcher has numbered this rank as well, the job is no other. Else jobs by hand may share one step, so
+ * the name only goes into the hash: into that of every rank, as they all have it. */
 static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
 {
     static const struct {

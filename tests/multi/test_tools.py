@@ -156,6 +156,13 @@ def explain_prints_the_plan():
         expect(word in out, word, out)
 
 
+def explain_knows_all_sizes_of_jobs():
+    out = explain("allreduce", "--ranks", "4096", "--hosts", "256", "--bytes", "8")
+    expect("allreduce" in out, out)
+    refused("explain", "allreduce", "--ranks", "4097", about="4096")
+    refused("explain", "allreduce", "--hosts", "512", "--ranks-per-host", "9", about="more than 4096 ranks")
+
+
 def steps(text):
     return [line for line in text.splitlines() if re.match(r" *\d+  ", line)]
 
@@ -524,7 +531,7 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,
            lack_of_shared_memory_is_told_in_the_callers_numbers,
            bench_refuses_what_makes_no_sense, explain_prints_the_plan,
-           explain_shows_zero_copy_for_shared_memory, explain_tells_programs_the_same, explain_has_a_legend_for_its_steps,
+           explain_shows_zero_copy_for_shared_memory, explain_knows_all_sizes_of_jobs, explain_tells_programs_the_same, explain_has_a_legend_for_its_steps,
            explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
            explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,
