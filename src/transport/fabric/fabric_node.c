@@ -56,7 +56,8 @@ struct shoal_fabric_node {
     struct shoal_fabric_memory staging_memory;
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
-    int unposted; /* receives that are not posted */
+    uint64_t own_faults; /* of the completion queue, or of posting receives */
+    int unposted;        /* receives that are not posted */
 };
 
 static enum shoal_status fail(struct shoal_fabric_node *node, const char *what, long error)
@@ -532,6 +533,16 @@ static void hear_failure(struct shoal_fabric_node *node, const struct shoal_fabr
     handler->failed(handler->arg, owner, text);
 }
 
+/* No message and no peer is to blame. It may come at each poll: the 1st, 2nd, 4th, ... is logged. */
+static void tell_own_fault(struct shoal_fabric_node *node, const char *text)
+{
+    const uint64_t count = ++node->own_faults;
+    if ((count & (count - 1)) == 0)
+        shoal_log_line(node->log, SHOAL_LOG_WARN, "fabric",
+                       "the own endpoint (%s) fails, %llu times so far: %s; operations over it end at their deadlines",
+                       node->info->fabric_attr->prov_name, (unsigned long long)count, text);
+}
+
 bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler)
 {
     struct fi_cq_data_entry entries[POLL_ENTRIES];
@@ -541,8 +552,8 @@ bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_f
     if (count == -FI_EAVAIL)
         hear_failure(node, handler);
     else if (count < 0 && count != -FI_EAGAIN)
-        handler->failed(handler->arg, NULL, node->library->error_text((int)-count));
+        tell_own_fault(node, node->library->error_text((int)-count));
     if (node->unposted > 0 && post_receives(node) != SHOAL_OK)
-        handler->failed(handler->arg, NULL, "receives cannot be posted");
+        tell_own_fault(node, "receives cannot be posted");
     return count > 0;
 }

@@ -48,7 +48,7 @@ struct shoal_fabric_handler {
     /* A message, or what shoal_fabric_node_write was given, has left: the source may be overwritten, and the peer gets it
      * whether or not this process polls; it may not have heard of it yet. */
     void (*left)(void *arg, void *owner);
-    /* It will not leave, or a message will not, or (owner NULL) something else went wrong. */
+    /* It will not leave, or a message will not, or (owner NULL) a receive failed. */
     void (*failed)(void *arg, void *owner, const char *text);
 };
 
