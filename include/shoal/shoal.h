@@ -757,8 +757,8 @@ struct shoal_watched {
     /* Told by the rank itself once nothing has moved for half a second. */
     int waits_for; /* a rank of the communicator, here or on another host; -1: it has not said so */
     double waits_us;
-    /* Messages from the network that the rank's endpoint rejected, when an operation was last under way for 0.1 s; those for all
-     * its communicators together, as strangers name none. */
+    /* Messages from the network that the rank's endpoint rejected, when an operation was last under way for 0.1 s. They count
+     * for all its communicators together, because strangers name none. */
     uint64_t rejected;
 };
 

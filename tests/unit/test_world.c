@@ -20,7 +20,7 @@
 #define RANKS 3
 #define COMM 77
 #define OTHER_COMM 78
-#define HELD_UP_US 2500000 /* short of what makes others go round the root */
+#define HELD_UP_US 1500000 /* less than others wait for the root */
 #define SOON_US 1000000
 
 struct rank {

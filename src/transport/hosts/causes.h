@@ -14,8 +14,8 @@
 
 #define SHOAL_CAUSES_COLLECT_MS 100 /* how long the root waits for candidates: at a deadline all hosts find theirs at once */
 #define SHOAL_CAUSES_HEIR_MS 300    /* how long a new root lets others connect: its predecessor may have decided */
-#define SHOAL_CAUSES_SETTLE_MS 6500 /* how long the rank with the best candidate waits: the tree is whole again before that */
-#define SHOAL_CAUSES_ALONE_MS 7000  /* and how long everybody else waits */
+#define SHOAL_CAUSES_SETTLE_MS 2000 /* how long the rank with the best candidate waits for a root that does not answer */
+#define SHOAL_CAUSES_ALONE_MS 2300  /* and how long everybody else waits */
 #define SHOAL_CAUSES_KEPT 64        /* decided ones, for communicators that are made later */
 
 struct shoal_cause {
