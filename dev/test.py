@@ -253,9 +253,10 @@ def report(name, test, result, options, total):
 
 
 def run_build(name, options, total):
-    """One test after the other, and LANES of those of BESIDE meanwhile; in the end one more of them."""
+    """One test after the other, and LANES of those of BESIDE meanwhile; in the end one more of them. What waits longest has the
+    highest priority: begun last, it would keep the others waiting."""
     directory, alone, beside, lock = TOP / BUILDS[name][0], collections.deque(), collections.deque(), threading.Lock()
-    for test in tests_of(name, options.k):
+    for test in sorted(tests_of(name, options.k), key=lambda test: -test["priority"]):
         (beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else alone).append(test)
 
     def run_all(queue):
