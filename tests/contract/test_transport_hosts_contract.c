@@ -618,6 +618,7 @@ static int run_faults(struct contract_factory *factory)
 struct stranger {
     struct shoal_network *network;
     struct shoal_network_peer *victim;
+    struct shoal_network_load load; /* of all that is sent: it may have to wait */
     unsigned count, total;
 };
 
@@ -631,21 +632,21 @@ static void open_stranger(struct stranger *stranger, struct shoal_context *like,
     shoal_session_open(&known.session, &guessed, &own, &side);
     assert_int_equal(shoal_network_open(&options, &stranger->network), SHOAL_OK);
     assert_int_equal(shoal_network_meet(stranger->network, &known, &stranger->victim), SHOAL_OK);
+    stranger->load = (struct shoal_network_load){
+        .peer = stranger->victim, .count = &stranger->count, .total = &stranger->total, .is_messages = true};
 }
 
 /* All that rank 0 could say, with the communicator's number. */
 static void speak_for_rank_0(struct stranger *stranger, unsigned turn)
 {
     static const char body[600];
-    struct shoal_network_load load = {
-        .peer = stranger->victim, .count = &stranger->count, .total = &stranger->total, .is_messages = true};
     const struct shoal_network_head head = {.comm = 77,
                                             .completed = turn,
                                             .taken = turn,
                                             .number = 1 + turn / SHOAL_NETWORK_KIND_END,
                                             .kind = (uint16_t)(turn % SHOAL_NETWORK_KIND_END)};
     const struct iovec part = {(char *)(uintptr_t)body, turn * 10};
-    assert_int_equal(shoal_network_send(stranger->network, &load, &head, &part, 1), SHOAL_OK);
+    assert_int_equal(shoal_network_send(stranger->network, &stranger->load, &head, &part, 1), SHOAL_OK);
 }
 
 static void strangers_change_nothing(void **state)
