@@ -8,7 +8,7 @@
 
 enum { WIDTH_LEAST = 20, LINE_BYTES = 4096 };
 
-/* What has come of a line that is not complete. One that is longer is written as it comes. */
+/* The beginning of a line that is not complete yet. A longer line is written as it comes. */
 static struct {
     FILE *out; /* the terminal */
     size_t width;

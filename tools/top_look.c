@@ -271,7 +271,7 @@ void top_look_fini(struct top_look *look)
     memset(look, 0, sizeof *look);
 }
 
-/* Per second. What another process gives may also fall. */
+/* Per second. A counter of another process may also fall. */
 static double rate(uint64_t now, uint64_t before, double span_s)
 {
     return now > before ? (double)(now - before) / span_s : 0;

@@ -52,7 +52,7 @@ static bool find_hop_on(struct shoal_engine *engine, const struct hop *last, str
     return true;
 }
 
-/* What the last rank of the path waits for, on the same communicator or on another one that both have. */
+/* Finds the rank that the end of the path waits for, on the same communicator or on another one that both ranks have. */
 static bool find_hop(const struct hop *last, struct hop *next_out)
 {
     const struct shoal_driver *driver = last->engine->driver;

@@ -423,7 +423,7 @@ void shoal_engine_go_on(struct shoal_engine *engine);
 /* What a thread of this rank is blocked in: the first call, where a call is awaited (calls run in order), else a message; NULL:
  * nothing. */
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
-/* What a request waits for: looked at once, asked for each rank. */
+/* The ranks that a request waits for. It is filled once and then asked for each rank. */
 struct shoal_wait {
     struct shoal_request *request;
     int peer;            /* the one rank whose message or step it waits for, -1: it is not one */

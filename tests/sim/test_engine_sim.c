@@ -627,7 +627,7 @@ static int count_scalings(unsigned busy_per_million)
     return scalings;
 }
 
-/* What is put has to be packed once, not at each try. */
+/* A put packs its block once, not at each try. */
 static void engine_packs_a_put_once(void **state)
 {
     (void)state;

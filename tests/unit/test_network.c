@@ -1,4 +1,4 @@
-/* What an endpoint takes from whom, below the transport: messages that come before their communicator, and what is rejected. */
+/* Which messages an endpoint accepts, below the transport: those that come before their communicator, and those it rejects. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -9,8 +9,8 @@
 
 /* ---- Keys ---------------------------------------------------------------------------------------------------------------- */
 
-/* What a word of a key is derived from. SipHash is a pseudorandom function: words of different questions tell nothing of each
- * other, nor of the job's key. */
+/* Each word of a key is the hash of such a question. SipHash is a pseudorandom function: a word tells nothing about the words
+ * of other questions, nor about the job's key. */
 struct question {
     char label[24];
     struct shoal_session_side from, to;

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 
-/* A raise is posted while so few before it may not have left: fewer than an immediate tells apart. What has left comes before
- * what is posted later; what has not may be overtaken by all that is. */
+/* At most RAISES_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
+ * RAISES of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
 #define RAISES (1u << SHOAL_NETWORK_RAISE_BITS)
 #define RAISES_UNDER_WAY (RAISES / 2)
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
