@@ -230,14 +230,20 @@ def another_version_is_told():
         os.close(fd)
 
 
-def garbage_harms_nobody():
-    """Whoever runs it as root reads what other users wrote."""
+def recorders_of_a_rank():
+    """The bytes of a rank's recorders, as if they were those of this process."""
     with Job("late") as job:
         (name,) = [f for f in os.listdir(f"/proc/{job.pids[0]}/fd")
                    if os.readlink(f"/proc/{job.pids[0]}/fd/{f}").startswith("/memfd:shoal-flight")]
         with open(f"/proc/{job.pids[0]}/fd/{name}", "rb") as file:
             good = bytearray(file.read())
     struct.pack_into("<i", good, 28, os.getpid())
+    return good
+
+
+def garbage_harms_nobody():
+    """Whoever runs it as root reads what other users wrote."""
+    good = recorders_of_a_rank()
     for step in range(1, 40):
         bad = bytearray(good)
         for at in range(52 + step, len(bad), 31 * step):  # what lies behind the version
@@ -252,12 +258,7 @@ def garbage_harms_nobody():
 
 def a_rank_that_is_none_is_not_told():
     """Who uses shoal_watch may take a rank for an index."""
-    with Job("late") as job:
-        (name,) = [f for f in os.listdir(f"/proc/{job.pids[0]}/fd")
-                   if os.readlink(f"/proc/{job.pids[0]}/fd/{f}").startswith("/memfd:shoal-flight")]
-        with open(f"/proc/{job.pids[0]}/fd/{name}", "rb") as file:
-            good = bytearray(file.read())
-    struct.pack_into("<i", good, 28, os.getpid())
+    good = recorders_of_a_rank()
     expect(struct.unpack_from("<iii", good, 160) == (0, 2, 0), struct.unpack_from("<iii", good, 160))
     struct.pack_into("<Q", good, 6800, 7)
     for ranks in ((0, 2, 0), (2, 2, 0), (-1, 2, 0), (0, 0, 0), (0, -5, 0), (0, 1 << 30, 0), (0, 2, 1 << 30), (0, 2, -2)):

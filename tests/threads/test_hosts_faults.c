@@ -14,6 +14,7 @@
 #include "comm/context.h"
 #include "memory_store.h"
 #include "mock/mock_ways.h"
+#include "thread_checks.h"
 
 #define RANKS_MAX 8
 #define COUNT ((size_t)20000)
@@ -37,23 +38,6 @@ struct rank {
     struct shoal_failure failure; /* what it was told in the end */
     float values[COUNT];
 };
-
-/* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
-#define CHECK(who, condition, ...)                                                                \
-    do {                                                                                          \
-        if (!(condition)) {                                                                       \
-            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition); \
-            fprintf(stderr, __VA_ARGS__);                                                         \
-            fprintf(stderr, "\n");                                                                \
-            abort();                                                                              \
-        }                                                                                         \
-    } while (0)
-#define EXPECT(who, wanted, call)                                                 \
-    do {                                                                          \
-        const enum shoal_status status_ = (call);                                 \
-        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_)); \
-    } while (0)
-#define OK(who, call) EXPECT((who), SHOAL_OK, (call))
 
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
 

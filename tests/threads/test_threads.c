@@ -15,6 +15,7 @@
 #include "memory_store.h"
 #include "operations.h"
 #include "reference.h"
+#include "thread_checks.h"
 
 #define RANKS_MAX 4
 #define BYTES ((size_t)600000)
@@ -29,23 +30,6 @@ struct rank {
     char *plain[2];
     char *shared[2];
 };
-
-/* cmocka's assertions belong to the first thread; a failure on another ends the program with its reason. */
-#define CHECK(who, condition, ...)                                                                \
-    do {                                                                                          \
-        if (!(condition)) {                                                                       \
-            fprintf(stderr, "rank %d, %s:%d: %s: ", (who)->rank, __FILE__, __LINE__, #condition); \
-            fprintf(stderr, __VA_ARGS__);                                                         \
-            fprintf(stderr, "\n");                                                                \
-            abort();                                                                              \
-        }                                                                                         \
-    } while (0)
-#define EXPECT(who, wanted, call)                                                 \
-    do {                                                                          \
-        const enum shoal_status status_ = (call);                                 \
-        CHECK((who), status_ == (wanted), "gave %s", shoal_status_name(status_)); \
-    } while (0)
-#define OK(who, call) EXPECT((who), SHOAL_OK, (call))
 
 static void pause_us(long us)
 {

@@ -10,34 +10,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "quiet_log.h"
 #include "transport/shm/shm_node.h"
 
-static struct shoal_log quiet;
-static struct shoal_settings settings;
 static struct shoal_shm_peer *nobody[1];
 static const struct shoal_shm_group alone = {1, nobody, 1};
-
-static void swallow(void *arg, int level, const char *line)
-{
-    (void)arg, (void)level, (void)line;
-}
-
-static int open_log(void **state)
-{
-    char error[256];
-    (void)state;
-    if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
-        return -1;
-    shoal_log_init(&quiet, &settings, swallow, NULL);
-    return 0;
-}
-
-static int close_log(void **state)
-{
-    (void)state;
-    shoal_log_fini(&quiet);
-    return 0;
-}
 
 static struct shoal_shm_node *open_node(void)
 {

@@ -16,34 +16,10 @@
 #include <unistd.h>
 
 #include "base/settings.h"
+#include "quiet_log.h"
 #include "transport/shm/shm_segment.h"
 
 #define BYTES ((uint64_t)16 * SHOAL_PAGE)
-
-static struct shoal_log quiet;
-static struct shoal_settings settings;
-
-static void swallow(void *arg, int level, const char *line)
-{
-    (void)arg, (void)level, (void)line;
-}
-
-static int open_log(void **state)
-{
-    char error[256];
-    (void)state;
-    if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
-        return -1;
-    shoal_log_init(&quiet, &settings, swallow, NULL);
-    return 0;
-}
-
-static int close_log(void **state)
-{
-    (void)state;
-    shoal_log_fini(&quiet);
-    return 0;
-}
 
 static struct shoal_segment *make(struct shoal_segment_budget *budget)
 {
