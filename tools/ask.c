@@ -192,7 +192,7 @@ static void stream_close(struct ask_probe *probe, int stream)
     probe->fds[stream] = -1;
 }
 
-/* What comes after TEXT_MAX is dropped: an answer is shorter. */
+/* Drops all bytes beyond TEXT_MAX; a valid answer is shorter. */
 static void stream_read(struct ask_probe *probe, int stream)
 {
     char piece[4096];

@@ -1,5 +1,5 @@
-/* Who is to blame for a failure that all workers share. When a communicator breaks, each rank logs one line, and the cause that
- * it names is the same on all of them; which worker exits first after that is chance. The lines are read as they pass by:
+/* Finds the worker to blame for a failure that all workers share. When a communicator breaks, each rank logs one line, and all
+ * lines name the same cause; which worker exits first after that is chance. The lines are read as they pass by:
  *
  *     shoal: rank 0 (host:71) [engine] communicator world is broken: rank 2 (process 73 on host) exited with code 3, before ...
  *     shoal: rank 0 (host:71) [engine] communicator world is broken by rank 2 (process 73): ranks called different ...

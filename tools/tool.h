@@ -75,8 +75,8 @@ const char *tool_word_nearest(const char *text, const char *const *words);
 /* Whether a launcher (shoal run, torchrun, mpirun, srun) has started this process as one of its ranks. */
 bool tool_is_launched(void);
 
-/* What to say of a worker that SIGKILL ended, where the kernel has killed for lack of memory since shoal_topology_oom_kills
- * gave `before`; else "". */
+/* The words to add for a worker that SIGKILL ended: "" unless the kernel has killed a process for lack of memory since
+ * shoal_topology_oom_kills returned `before`. */
 const char *tool_memory_text(uint64_t before);
 
 /* Flushes stdout; returns code, or 1 with a line on stderr when what was printed could not be written. */

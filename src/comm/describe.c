@@ -438,20 +438,28 @@ static void explain_pieces(const struct inquiry *inquiry, const struct shoal_row
     fputs("; for each piece:\n", out);
 }
 
-static enum shoal_status explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
+typedef void (*print_plan_fn)(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out);
+
+/* Builds a rank's plan and prints it. */
+static enum shoal_status print_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, print_plan_fn print,
+                                    FILE *out)
 {
     uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
     const struct shoal_view masked = shoal_view_mask(&inquiry->view, rank, flags);
     struct shoal_plan plan;
     shoal_plan_init(&plan, rank, inquiry->question->ranks);
     row->build(&plan, &masked, rank, 0);
-    if (plan.status == SHOAL_OK) {
-        explain_pieces(inquiry, row, &plan, out);
-        shoal_plan_print(&plan, out);
-    }
+    if (plan.status == SHOAL_OK)
+        print(inquiry, row, &plan, out);
     const enum shoal_status status = plan.status;
     shoal_plan_fini(&plan);
     return status;
+}
+
+static void explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
+{
+    explain_pieces(inquiry, row, plan, out);
+    shoal_plan_print(plan, out);
 }
 
 static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
@@ -472,7 +480,7 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
-            SHOAL_TRY(explain_plan(inquiry, row, rank, out));
+            SHOAL_TRY(print_plan(inquiry, row, rank, explain_plan, out));
     }
     return SHOAL_OK;
 }
@@ -556,21 +564,11 @@ static void print_json_pieces(const struct inquiry *inquiry, const struct shoal_
             (unsigned long long)inquiry->settings.depth, plan->parts, plan->places);
 }
 
-static enum shoal_status print_json_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, FILE *out)
+static void print_json_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
 {
-    uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
-    const struct shoal_view masked = shoal_view_mask(&inquiry->view, rank, flags);
-    struct shoal_plan plan;
-    shoal_plan_init(&plan, rank, inquiry->question->ranks);
-    row->build(&plan, &masked, rank, 0);
-    if (plan.status == SHOAL_OK) {
-        print_json_pieces(inquiry, row, &plan, out);
-        shoal_plan_print_json(&plan, out);
-        fputc('}', out);
-    }
-    const enum shoal_status status = plan.status;
-    shoal_plan_fini(&plan);
-    return status;
+    print_json_pieces(inquiry, row, plan, out);
+    shoal_plan_print_json(plan, out);
+    fputc('}', out);
 }
 
 static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *out)
@@ -585,7 +583,7 @@ static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *o
         if (question->rank >= 0 && question->rank != rank)
             continue;
         fputs(before, out);
-        SHOAL_TRY(print_json_plan(inquiry, row, rank, out));
+        SHOAL_TRY(print_plan(inquiry, row, rank, print_json_plan, out));
         before = ",\n  ";
     }
     fputc(']', out);

@@ -514,8 +514,8 @@ static uint32_t detail_of(const struct shoal_call *call)
     return detail;
 }
 
-/* Who elsewhere gets the record now; NULL: all. In rounds they get it later, with what has been gathered; with notices each
- * gets its own. */
+/* The remote ranks that get the record now; NULL: all. In rounds they get it later, with the data gathered so far. With
+ * notices each rank gets a record of its own. */
 static const uint8_t *find_receivers(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     if (request->in_rounds || is_with_notices(&request->call))

@@ -535,7 +535,7 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     return first;
 }
 
-/* What to look at next: where the rank that is waited for stands. */
+/* Appends commands that show where the rank that is waited for stands. */
 static void append_hint(struct shoal_engine *engine, int rank, char *text, size_t bytes)
 {
     struct shoal_peer_name name;

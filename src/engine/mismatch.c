@@ -20,7 +20,7 @@ static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_de
            a->type == b->type && a->op == b->op && a->codec == b->codec;
 }
 
-/* What differs where both calls read the same. */
+/* Names the difference of two calls that are printed alike. */
 static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
     if (a->count != b->count || a->root != b->root || a->kind != b->kind || a->type != b->type || a->op != b->op ||

@@ -1040,7 +1040,7 @@ static void who_is_waited_for_is_heard_by_who_has_arrived(void **state)
     for (int i = 0; i < 1000; i++)
         pump(&world);
     assert_int_equal(at(&world, 0)->ops->waits_for(at(&world, 0), 1), -1);
-    /* Who blocks a rank hears it, whatever has come from it. */
+    /* A rank hears that another is blocked on it, also when nothing else has come from that one. */
     at(&world, 1)->ops->say_waits_for(at(&world, 1), UINT64_MAX, 0 | SHOAL_WAIT_BLOCKED);
     UNTIL(&world, at(&world, 0)->ops->waits_for(at(&world, 0), 1) == (0 | SHOAL_WAIT_BLOCKED));
     assert_int_equal(at(&world, 2)->ops->waits_for(at(&world, 2), 1), 0);

@@ -255,8 +255,8 @@ __attribute__((nonnull)) static void check_text(struct fault_test *test, const s
                  "\"%s\" and \"%s\"", usual_text, odd_text);
 }
 
-/* The odd one of three or more, by whomever it is noticed; of two neither. Of lengths that a pair of ranks knows, a rank that is
- * told by one pair alone can name nobody. */
+/* Among three or more ranks the odd one is named, whichever rank notices it; between two ranks neither is. A length that only
+ * one pair of ranks knows names nobody. */
 static void check_named(struct fault_test *test, const struct scene *scene, const struct shoal_failure *failure)
 {
     const int odd = scene->size > 2 ? scene->odd_rank : -1;

@@ -1,4 +1,4 @@
-/* What is said of a peer's process: of the one that its pidfd names, whatever number it gave itself. */
+/* A peer is described as the process that its pidfd names, whatever number it gave itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

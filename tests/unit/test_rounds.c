@@ -179,7 +179,7 @@ static void rounds_with_one_large_host(void **state)
     }
 }
 
-/* What a rank ends with, by its own lists: what its host has and what comes, each rank once; the result comes whole. */
+/* By its own lists each rank ends with the data of every rank once: its host's, and those it receives. */
 static void expect_whole(const struct shoal_rounds *rounds, int size)
 {
     static int held[SHOAL_RANKS_MAX];

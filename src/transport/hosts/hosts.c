@@ -807,7 +807,7 @@ static void abort_all(struct shoal_transport *transport)
     shoal_world_abort(hosts->world, &hosts->membership);
 }
 
-/* What comes from the control tree, under the lock of the world. */
+/* The control tree calls the functions below, under the lock of the world. */
 static void take_failure(void *arg, const struct shoal_failure *failure)
 {
     struct hosts *hosts = arg;

@@ -1,5 +1,5 @@
-/* What the communicators of one world on several hosts share: its control tree, and the agreement on their first causes over it
- * (causes.h). Any thread. */
+/* A world is a set of ranks on several hosts that met once. Its communicators share its control tree and, over that, the
+ * agreement on their first causes (causes.h). Any thread. */
 #ifndef SHOAL_TRANSPORT_HOSTS_WORLD_H
 #define SHOAL_TRANSPORT_HOSTS_WORLD_H
 
