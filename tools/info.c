@@ -1,23 +1,26 @@
 /* `shoal info`: what this machine offers, the settings, the algorithms. */
 #include "tool.h"
+#include "top.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum option { OPTION_HELP = 1, OPTION_SETTINGS, OPTION_TOPOLOGY, OPTION_PROVIDERS, OPTION_ALGORITHMS };
+enum option { OPTION_HELP = 1, OPTION_SETTINGS, OPTION_TOPOLOGY, OPTION_PROVIDERS, OPTION_ALGORITHMS, OPTION_JOBS };
 
 static const struct tool_option options[] = {
     {"--settings", OPTION_SETTINGS, NULL},
     {"--topology", OPTION_TOPOLOGY, NULL},
     {"--providers", OPTION_PROVIDERS, NULL},
     {"--algorithms", OPTION_ALGORITHMS, NULL},
+    {"--jobs", OPTION_JOBS, NULL},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
 };
 
 static const char help[] =
-    "Usage: shoal info [--topology] [--settings] [--algorithms] [--providers]\n"
+    "Usage: shoal info [--topology] [--settings] [--algorithms] [--providers] [--jobs]\n"
     "\n"
     "Shows what Shoal finds here. Without an option: the version and the topology.\n"
     "\n"
@@ -26,6 +29,8 @@ static const char help[] =
     "    --settings     every SHOAL_* variable: its value now, its default, its meaning\n"
     "    --algorithms   every algorithm: what for, when it is chosen, what it costs\n"
     "    --providers    the interface to other hosts, libfabric's providers, and why each is taken or not\n"
+    "    --jobs         the ranks that run on this host now: memory, operations, and how many messages from the network\n"
+    "                   each has rejected because they were not of its job (shoal top shows more, and goes on)\n"
     "\n"
     "Examples:\n"
     "    shoal info\n"
@@ -126,6 +131,36 @@ static int job_print(void)
     return status == SHOAL_OK ? 0 : 1;
 }
 
+static void process_print(const struct top_look *look, const struct top_process *process)
+{
+    uint64_t operations = 0;
+    for (size_t i = 0; i < process->count; i++)
+        operations += look->comms[process->first + i].at.operations;
+    printf("%016" PRIx64 "  %5d %8d %10.1f %10.1f %14zu %12" PRIu64 " %10" PRIu64 "\n", process->job, process->world_rank,
+           process->pid, (double)process->memory_bytes / 0x1p20, (double)process->shared_bytes / 0x1p20, process->count,
+           operations, top_rejected(look, process));
+}
+
+/* Returns the exit code. */
+static int jobs_print(void)
+{
+    struct top_look look;
+    const bool has_memory = top_look_all(&look);
+    if (!look.process_count)
+        puts("no process on this host that may be looked at has a communicator of Shoal");
+    else
+        printf("%-16s  %5s %8s %10s %10s %14s %12s %10s\n", "job", "rank", "process", "MiB", "MiB shared", "communicators",
+               "operations", "rejected");
+    for (size_t i = 0; i < look.process_count; i++)
+        process_print(&look, &look.processes[i]);
+    if (look.note[0])
+        fprintf(stderr, "shoal info: %s\n", look.note);
+    if (!has_memory)
+        fputs("shoal info: no memory\n", stderr);
+    top_look_fini(&look);
+    return has_memory ? 0 : 1;
+}
+
 /* Returns the exit code. */
 static int part_print(int id, bool is_first)
 {
@@ -137,6 +172,8 @@ static int part_print(int id, bool is_first)
         return table_print(shoal_print_algorithms);
     if (id == OPTION_PROVIDERS)
         return table_print(shoal_print_providers);
+    if (id == OPTION_JOBS)
+        return jobs_print();
     if (tool_is_launched())
         return job_print();
     shoal_print_topology(stdout);
@@ -145,8 +182,8 @@ static int part_print(int id, bool is_first)
 
 int shoal_tool_info(int argc, char **argv)
 {
-    int parts[OPTION_ALGORITHMS], count = 0, id;
-    bool wanted[OPTION_ALGORITHMS + 1] = {false};
+    int parts[OPTION_JOBS], count = 0, id;
+    bool wanted[OPTION_JOBS + 1] = {false};
     struct tool_args args = {.command = "info", .argc = argc, .argv = argv, .at = 1};
     while ((id = tool_option_next(&args, options)) > 0) {
         if (id == OPTION_HELP) {

@@ -78,7 +78,9 @@ struct top_hosts {
 
 /* Returns 0, or the exit code when one line on stderr says why there is nothing to show. */
 int top_look_take(const struct top_target *target, struct top_look *look_out);
-/* The same of other hosts; rates are theirs. A process cannot be the target. */
+/* All jobs of this host; none is no error. Returns false: there was no memory for some. */
+bool top_look_all(struct top_look *look_out);
+/* Looks at other hosts; rates are theirs. A process cannot be the target. */
 int top_hosts_take(const struct top_hosts *hosts, const struct top_target *target, struct top_look *look_out);
 int top_hosts_read(const char *file, struct top_hosts *hosts);
 /* Room for one process and one communicator more; false: no memory. */
@@ -91,6 +93,9 @@ void top_look_fini(struct top_look *look);
 struct top_wait top_wait_of(const struct top_look *look, size_t comm_at);
 /* The one that holds up most; false: none is known. */
 bool top_blame_find(const struct top_look *look, struct top_blame *blame_out);
+
+/* Messages that the process's endpoint rejected. All its communicators have the same endpoint; the newest figure is the largest. */
+uint64_t top_rejected(const struct top_look *look, const struct top_process *process);
 
 /* "stopped" */
 const char *top_state_name(char state);

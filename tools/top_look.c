@@ -264,6 +264,15 @@ int top_look_take(const struct top_target *target, struct top_look *look_out)
     return 0;
 }
 
+bool top_look_all(struct top_look *look_out)
+{
+    memset(look_out, 0, sizeof *look_out);
+    const bool has_memory = processes_read(look_out);
+    processes_want(look_out, &(struct top_target){0});
+    processes_keep(look_out);
+    return has_memory;
+}
+
 void top_look_fini(struct top_look *look)
 {
     free(look->processes);

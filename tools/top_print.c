@@ -293,8 +293,7 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
     fputc('}', out);
 }
 
-/* All communicators of a rank have the endpoint's number; the newest is the largest. */
-static uint64_t rejected_find(const struct top_look *look, const struct top_process *process)
+uint64_t top_rejected(const struct top_look *look, const struct top_process *process)
 {
     uint64_t most = 0;
     for (size_t i = process->first; i < process->first + process->count; i++)
@@ -308,7 +307,7 @@ static void process_print_json(const struct top_look *look, const struct top_pro
             "{\"job\":\"%016" PRIx64 "\",\"pid\":%d,\"world_rank\":%d,\"state\":\"%s\",\"memory_bytes\":%" PRIu64
             ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64,
             process->job, process->pid, process->world_rank, top_state_name(process->state), process->memory_bytes,
-            process->shared_bytes, rejected_find(look, process));
+            process->shared_bytes, top_rejected(look, process));
     text_print(out, ",\"host\":", process->host);
     fputs(",\"communicators\":[", out);
     for (size_t i = process->first; i < process->first + process->count; i++) {
@@ -395,7 +394,7 @@ static double stopped_of(const struct top_look *look, size_t at)
 
 static double rejected_of(const struct top_look *look, size_t at)
 {
-    return (double)rejected_find(look, &look->processes[at]);
+    return (double)top_rejected(look, &look->processes[at]);
 }
 
 struct metric {

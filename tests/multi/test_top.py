@@ -267,7 +267,10 @@ def a_rank_that_is_none_is_not_told():
         os.write(fd, good)
         code, out, err = call(SHOAL, "top", "--once", "--format", "json", os.getpid())
         table, counters = (call(SHOAL, "top", "--once", *words, os.getpid())[1] for words in ((), ("--format", "prometheus")))
+        info = call(SHOAL, "info", "--jobs")
         os.close(fd)
+        row = [line for line in info[1].splitlines() if line.split()[2:3] == [str(os.getpid())]]
+        expect(info[0] == 0 and len(row) == (ranks == (0, 2, 0)) and all(line.endswith(" 7") for line in row), ranks, *info)
         expect((code == 0) == ("; 7 messages rejected\n" in table) == bool(re.search(r"^shoal_rejected_messages_total\{.*\} 7$", counters, re.M)),
                table, counters)
         if ranks == (0, 2, 0):
