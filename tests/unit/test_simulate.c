@@ -14,8 +14,8 @@
 
 #include "alloc_limit.h"
 #include "collective/select.h"
-#include "predict/script.h"
-#include "predict/wire.h"
+#include "inspect/predict_script.h"
+#include "inspect/predict_wire.h"
 
 #define MIB ((size_t)1 << 20)
 #define US SHOAL_PS_PER_US

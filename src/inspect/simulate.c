@@ -1,9 +1,9 @@
-/* What a call would take on machines that are not here: a question becomes a case of src/predict, its answer people's units. */
+/* What a call would take on machines that are not here: a question becomes a case of predict.h, its answer people's units. */
 #include <stdarg.h>
 #include <string.h>
 
 #include "comm/context.h"
-#include "predict/predict.h"
+#include "inspect/predict.h"
 
 /* Beyond these, times and loads would not fit. */
 #define BYTES_MOST ((size_t)1 << 40)

@@ -1,4 +1,4 @@
-#include "predict/wire.h"
+#include "inspect/predict_wire.h"
 
 #include <stdlib.h>
 

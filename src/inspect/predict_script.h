@@ -1,10 +1,10 @@
 /* Scripts: plans as the simulation runs them. Blocks have become bytes, and steps that only compute and follow each other have
  * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the arrival
  * records, and what it does for each piece. */
-#ifndef SHOAL_PREDICT_SCRIPT_H
-#define SHOAL_PREDICT_SCRIPT_H
+#ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
+#define SHOAL_INSPECT_PREDICT_SCRIPT_H
 
-#include "predict/predict.h"
+#include "inspect/predict.h"
 
 /* What travels for an arrival record without data: struct shoal_network_arrival. */
 #define SHOAL_RECORD_BYTES 56

@@ -1,10 +1,10 @@
 /* The network of the model: adapters of hosts, flows from one host to another, messages in them. Knows hosts and times, not
  * what ranks do. */
-#ifndef SHOAL_PREDICT_WIRE_H
-#define SHOAL_PREDICT_WIRE_H
+#ifndef SHOAL_INSPECT_PREDICT_WIRE_H
+#define SHOAL_INSPECT_PREDICT_WIRE_H
 
-#include "predict/events.h"
-#include "predict/predict.h"
+#include "inspect/predict_events.h"
+#include "inspect/predict.h"
 
 #define SHOAL_NO_MESSAGE UINT32_MAX
 

@@ -1,4 +1,4 @@
-#include "predict/events.h"
+#include "inspect/predict_events.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 /* What would go wrong on this host, found without starting a job. */
-#include "comm/diagnose.h"
+#include "inspect/diagnose.h"
 
 #include <stdarg.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
-#include "predict/predict.h"
+#include "inspect/predict.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "predict/script.h"
-#include "predict/wire.h"
+#include "inspect/predict_script.h"
+#include "inspect/predict_wire.h"
 
 /* Times from piece to piece have settled when they agree to within one part of so many; windows in which they are looked at
  * have at most so many times as many pieces as there are slots; and it is not believed before so many have been done. */

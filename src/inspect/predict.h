@@ -16,8 +16,8 @@
  *
  * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking, and that ranks which
  * wait awake take cores from others. */
-#ifndef SHOAL_PREDICT_PREDICT_H
-#define SHOAL_PREDICT_PREDICT_H
+#ifndef SHOAL_INSPECT_PREDICT_H
+#define SHOAL_INSPECT_PREDICT_H
 
 #include "collective/select.h"
 

@@ -1,4 +1,4 @@
-#include "predict/script.h"
+#include "inspect/predict_script.h"
 
 #include <stdlib.h>
 #include <string.h>

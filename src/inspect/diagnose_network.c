@@ -6,7 +6,7 @@
 
 #include "base/errand.h"
 #include "bootstrap/lookup.h"
-#include "comm/diagnose.h"
+#include "inspect/diagnose.h"
 #include "transport/fabric/fabric.h"
 
 #define SLOW_MS 1000

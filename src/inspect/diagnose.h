@@ -1,6 +1,6 @@
 /* The parts of shoal_diagnose: each check tells findings about one subject. Private to src/comm. One thread. */
-#ifndef SHOAL_COMM_DIAGNOSE_H
-#define SHOAL_COMM_DIAGNOSE_H
+#ifndef SHOAL_INSPECT_DIAGNOSE_H
+#define SHOAL_INSPECT_DIAGNOSE_H
 
 #include "bootstrap/address.h"
 #include "bootstrap/surroundings.h"
