@@ -18,7 +18,7 @@ DEEPSPEED ?= 0.19.8
 IMPI ?= 2021.19.0
 
 # What Python in a checkout needs to know.
-FROM_PYTHON = PYTHONPATH=$(CURDIR)/bindings/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
+FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
 .PHONY: all build demo demo-torch test bench bench-hosts bench-torch docs check deps clean
 

@@ -99,7 +99,7 @@ class Contestant:
 
 def environment(options):
     """For all contestants alike."""
-    paths = [str(ROOT / "bindings/python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "SHOAL_LIBRARY": str(options.library), "OMP_NUM_THREADS": "1"}
 
 

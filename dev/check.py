@@ -151,7 +151,7 @@ def check_words():
 
 
 def check_python():
-    for path in sorted(p for folder in ("bindings", "examples") for p in (TOP / folder).rglob("*.py")):
+    for path in sorted(p for folder in ("python", "examples") for p in (TOP / folder).rglob("*.py")):
         try:
             ast.parse(path.read_text(), feature_version=(3, 9))
         except SyntaxError as error:

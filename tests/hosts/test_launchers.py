@@ -25,7 +25,7 @@ AS_ROOT = ["--allow-run-as-root"] if os.getuid() == 0 else []
 OPENMPI = ("mpirun.openmpi", ["--mca", "plm_rsh_agent"])
 MPICH = ("mpirun.mpich", ["-launcher", "rsh", "-iface", INTERFACE, "-launcher-exec"])
 
-# PyTorch from a launcher that sets none of its variables (bindings/python/shoal/torch/_rendezvous.py).
+# PyTorch from a launcher that sets none of its variables (python/shoal/torch/_rendezvous.py).
 TORCH = Path(COMMAND).parent / "torch/bin/python3"
 TORCH_RANK = [str(TORCH), "-c", """
 import torch, torch.distributed as dist
@@ -37,7 +37,7 @@ print(f"rank {dist.get_rank()} of {dist.get_world_size()}, local rank {dist.get_
 dist.destroy_process_group()
 """]
 OF_TORCH = {"SHOAL_SECRET": "secret", "SHOAL_LIBRARY": str(Path(COMMAND).parent / "libshoal.so"), "SHOAL_TORCH_SHIM": "python",
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "bindings/python")}
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "python")}
 TORCH_S = 120  # PyTorch is imported, by all ranks at once
 
 

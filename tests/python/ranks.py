@@ -83,9 +83,9 @@ def prepare_environment():
     """What a process that uses Shoal from this checkout needs; children inherit it."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("SHOAL_LIBRARY", str(TOP / "build/libshoal.so"))
-    bindings = str(TOP / "bindings/python")
-    if bindings not in os.environ.get("PYTHONPATH", "").split(":"):
-        os.environ["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), bindings]))
+    package = str(TOP / "python")
+    if package not in os.environ.get("PYTHONPATH", "").split(":"):
+        os.environ["PYTHONPATH"] = ":".join(filter(None, [os.environ.get("PYTHONPATH"), package]))
     for folder in reversed(os.environ["PYTHONPATH"].split(":")):
         if folder not in sys.path:
             sys.path.insert(1, folder)

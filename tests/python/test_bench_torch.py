@@ -18,8 +18,7 @@ from tap import Skip, call, expect, run_cases  # noqa: E402
 BENCH = TOP / "dev/bench_torch.py"
 LIBRARY = os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_LIBRARY": str(LIBRARY),
-               "PYTHONPATH": os.pathsep.join([str(TOP / "bindings/python"), str(TOP / "dev"),
-                                              os.environ.get("PYTHONPATH", "")])}
+               "PYTHONPATH": os.pathsep.join([str(TOP / "python"), str(TOP / "dev"), os.environ.get("PYTHONPATH", "")])}
 K, M = 1 << 10, 1 << 20
 
 

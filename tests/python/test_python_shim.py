@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The shim in pure Python (bindings/python/shoal/torch/_python.py): what is its own affair. What both shims do for a user has
+"""The shim in pure Python (python/shoal/torch/_python.py): what is its own affair. What both shims do for a user has
 tests of its own.
 
 Each case is a function of this file that two ranks run. SHOAL_COMMAND is the command, SHOAL_LIBRARY the library, TORCH_PYTHON
@@ -14,7 +14,7 @@ import time
 from datetime import timedelta
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(TOP / "tests" / "multi"), str(TOP / "bindings" / "python")]
+sys.path[:0] = [str(TOP / "tests" / "multi"), str(TOP / "python")]
 
 from tap import Skip, call, expect, run_cases  # noqa: E402
 
@@ -209,7 +209,7 @@ def case_of(rank_function):
         code, _, _ = call(PYTHON, "-c", "import torch, sys; sys.exit(torch.__version__ < '2')", timeout=120)
         if code:
             raise Skip(f"no torch 2 for {PYTHON}")
-        env = {**os.environ, "PYTHONPATH": str(TOP / "bindings" / "python"), "SHOAL_TORCH_SHIM": "python"}
+        env = {**os.environ, "PYTHONPATH": str(TOP / "python"), "SHOAL_TORCH_SHIM": "python"}
         code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", "--", PYTHON, __file__, rank_function.__name__,
                               timeout=240, env=env)
         expect(code == 0, f"exit code {code}", out, err)

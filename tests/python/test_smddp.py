@@ -12,9 +12,9 @@ import ranks  # first: finds a python that has torch, and tells children where s
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-SMDDP = TOP / "bindings/smddp"
+SMDDP = TOP / "python/smdistributed"
 SHOAL = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SMDDP}:{os.environ['PYTHONPATH']}"}
+ENVIRONMENT = dict(os.environ)
 SECONDS_MAX = 240  # importing torch takes long where other tests run beside
 
 # What both scripts train: each of two workers has half of a batch, and gets the weights that the whole batch gives.

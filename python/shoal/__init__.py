@@ -19,7 +19,7 @@ def library_path() -> pathlib.Path:
 
 def include_path() -> pathlib.Path:
     """The folder that holds shoal/shoal.h."""
-    checkout = _PACKAGE.parents[2]
+    checkout = _PACKAGE.parents[1]
     for folder in (_PACKAGE / "include", checkout / "include"):
         if (folder / "shoal/shoal.h").is_file():
             return folder
