@@ -191,6 +191,7 @@ struct trace_json {
     char *text; /* of a text, decoded; of a number, as written */
     char number[64];
     bool is_begun;
+    bool is_part; /* set after opening: more may follow after the object's end, where `at` then stands */
 };
 
 enum trace_step { TRACE_MEMBER, TRACE_END, TRACE_BAD };

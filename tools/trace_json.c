@@ -185,7 +185,7 @@ static enum trace_step word_read(struct trace_json *json)
 static enum trace_step value_read(struct trace_json *json)
 {
     if (*json->at == '{' || *json->at == '[')
-        return bad(json, "a value holds other values; a line of the recorder is flat");
+        return bad(json, "a value holds other values, but objects are flat here");
     if (*json->at != '"')
         return word_read(json);
     json->kind = TRACE_TEXT;
@@ -205,7 +205,7 @@ static enum trace_step end_read(struct trace_json *json)
 {
     json->at++;
     space_skip(json);
-    return *json->at ? bad(json, "more follows after the object's end") : TRACE_END;
+    return *json->at && !json->is_part ? bad(json, "more follows after the object's end") : TRACE_END;
 }
 
 static enum trace_step member_read(struct trace_json *json)

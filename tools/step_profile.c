@@ -1,0 +1,68 @@
+#include "step_profile.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "trace.h"
+
+int step_profile_open(struct step_profile *profile_out, const char *command, const char *word)
+{
+    const int code = step_model_open(profile_out, command, word);
+    return code >= 0 ? code : step_file_open(profile_out, command, word);
+}
+
+void step_profile_free(struct step_profile *profile)
+{
+    free(profile->tensors);
+    *profile = (struct step_profile){.count = 0};
+}
+
+/* 17 digits give the same number back. */
+void step_profile_print(const struct step_profile *profile, FILE *out)
+{
+    for (size_t i = 0; i < profile->count; i++) {
+        const struct step_tensor *tensor = &profile->tensors[i];
+        fputs(i ? ",\n {\"name\":" : "[{\"name\":", out);
+        trace_json_print_text(out, tensor->name);
+        fprintf(out, ",\"elements\":%zu,\"ready\":%.17g,\"index\":%zu}", tensor->elements, tensor->ready, tensor->index);
+    }
+    fputs("]\n", out);
+}
+
+double step_profile_ready(const struct step_profile *profile, double share)
+{
+    size_t elements = 0;
+    for (size_t i = 0; i < profile->count && profile->tensors[i].ready <= share; i++)
+        elements += profile->tensors[i].elements;
+    return (double)elements / (double)profile->elements;
+}
+
+/* Tensors of one module become ready at the same time; people look for the one that counts. */
+static size_t largest_beside(const struct step_profile *profile, size_t first)
+{
+    const struct step_tensor *tensors = profile->tensors;
+    size_t largest = first;
+    for (size_t i = first; i < profile->count && tensors[i].ready <= tensors[first].ready; i++)
+        largest = tensors[i].elements > tensors[largest].elements ? i : largest;
+    return largest;
+}
+
+struct step_bound step_bound_find(const struct step_profile *profile, double backward_us, double wire_us_per_byte)
+{
+    struct step_bound bound = {.us = -1};
+    double tail_bytes = 0;
+    for (size_t i = profile->count; i-- > 0;) {
+        tail_bytes += (double)(profile->tensors[i].elements * STEP_ELEMENT_BYTES);
+        const double us = profile->tensors[i].ready * backward_us + tail_bytes * wire_us_per_byte;
+        if (us > bound.us)
+            bound = (struct step_bound){us, i, tail_bytes};
+    }
+    bound.tensor = largest_beside(profile, bound.tensor);
+    bound.us = bound.us > backward_us ? bound.us : backward_us;
+    return bound;
+}
+
+double step_wire_us_per_byte(double hosts, double rate_gbit_s)
+{
+    return 2 * (hosts - 1) / hosts * 8e-3 / rate_gbit_s;
+}
