@@ -258,7 +258,7 @@ static void files_that_make_no_sense_are_refused_with_their_place(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_refused(cases[i].text, strlen(cases[i].text), cases[i].told);
-    expect_refused("[{\"name\":\"a\0\"}]", 16, ":1:13: a zero byte");
+    expect_refused("[{\"name\":\"a\0\"}]", 16, ":1:12: a zero byte");
 }
 
 static void files_that_are_not_there_are_refused(void **state)
