@@ -53,7 +53,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 
 bench: build build/impi
 	@dev/deps.sh bench
-	@dev/bench.py $(ARGS)
+	@bench/bench.py $(ARGS)
 
 # Intel MPI is measured beside Shoal and never shipped. Without it the other peers are measured.
 build/impi:
@@ -76,11 +76,11 @@ build/torch/deepspeed: build/torch/bin/python3
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench
-	@dev/bench.py 'hosts-*' $(ARGS)
+	@bench/bench.py 'hosts-*' $(ARGS)
 
 bench-torch: build build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh bench
-	@build/torch/bin/python3 dev/bench_torch.py $(ARGS)
+	@build/torch/bin/python3 bench/bench_torch.py $(ARGS)
 
 docs: build
 	@dev/deps.sh docs

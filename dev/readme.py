@@ -9,9 +9,11 @@ import pathlib
 import re
 import sys
 
-from bench_report import TITLES, number_text, size_text
-
 TOP = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TOP / "bench"))
+
+from bench_report import TITLES, number_text, size_text  # noqa: E402
+
 README = TOP / "README.md"
 K, M = 1 << 10, 1 << 20
 BLOCK = r"(<!-- dev/readme.py: {} -->\n).*?(<!-- end -->\n)"

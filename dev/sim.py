@@ -3,7 +3,7 @@
 
   dev/sim.py              every suite; the largest takes some minutes
   dev/sim.py allreduce    only that one
-  dev/sim.py measured     what was measured over emulated hosts (dev/bench.py 'hosts-*') beside what is predicted for them;
+  dev/sim.py measured     what was measured over emulated hosts (bench/bench.py 'hosts-*') beside what is predicted for them;
                           exit code 1 where they are more than 15 % apart
 
 Predictions are the same on every machine: a figure changes when an algorithm, a default or the model does.

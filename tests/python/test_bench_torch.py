@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""dev/bench_torch.py: what it measures, writes down and says of it. What the figures are is no matter here."""
+"""bench/bench_torch.py: what it measures, writes down and says of it. What the figures are is no matter here."""
 import contextlib
 import io
 import json
@@ -9,16 +9,17 @@ import sys
 import tempfile
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "dev")]
+sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "bench")]
 
 import bench_report as report  # noqa: E402
 import bench_torch  # noqa: E402
 from tap import Skip, call, expect, run_cases  # noqa: E402
 
-BENCH = TOP / "dev/bench_torch.py"
+BENCH = TOP / "bench/bench_torch.py"
 LIBRARY = os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_LIBRARY": str(LIBRARY),
-               "PYTHONPATH": os.pathsep.join([str(TOP / "python"), str(TOP / "dev"), os.environ.get("PYTHONPATH", "")])}
+               "PYTHONPATH": os.pathsep.join([str(TOP / "python"), str(TOP / "bench"),
+                                              os.environ.get("PYTHONPATH", "")])}
 K, M = 1 << 10, 1 << 20
 
 
@@ -176,7 +177,7 @@ def gradients_are_shaped_as_the_models():
 
 def a_training_is_timed_with_and_without_communication():
     python = python_with("torch.distributed")
-    words = [python, TOP / "dev/torch_worker.py", "gloo", "train", "--model", "tiny", "--steps", "2"]
+    words = [python, TOP / "bench/torch_worker.py", "gloo", "train", "--model", "tiny", "--steps", "2"]
     alone = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(bench_torch.free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     code, out, err = call(*words, env=alone, timeout=200)

@@ -1,4 +1,4 @@
-"""Measuring over emulated hosts (tests/hosts/cluster.py): what dev/bench.py needs beside what it does on one host.
+"""Measuring over emulated hosts (tests/hosts/cluster.py): what bench/bench.py needs beside what it does on one host.
 
 Before each round iperf3 says what the wire between two hosts carries: one stream, and two opposite processes at once. An
 operation is bound by what every host must send: 2 (H-1)/H of the vector for an all-reduce over H hosts, (H-1)/H of the larger
@@ -154,7 +154,7 @@ def gloo_open(hosts, limit_s):
     names = {"allreduce": "all_reduce", "allgather": "all_gather"}
 
     def command(suite, size):
-        return [TORCH_PYTHON, ROOT / "dev/torch_worker.py", "gloo", names[suite.collective], size, "--seconds", suite.seconds]
+        return [TORCH_PYTHON, ROOT / "bench/torch_worker.py", "gloo", names[suite.collective], size, "--seconds", suite.seconds]
     return Launched("gloo", hosts, command, {**GLOO_ENVIRONMENT, "OMP_NUM_THREADS": 1}, limit_s)
 
 

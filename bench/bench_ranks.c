@@ -1,6 +1,6 @@
 /* What many ranks cost each of them: engines over the simulated transport, hosts of 8 ranks, all in this process. Prints for some
  * small operations what each takes of this processor's time per rank, and what an engine takes of memory. A measurement and a
- * check of the sums, not a test: `build/tests/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1 behind it
+ * check of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1 behind it
  * for the first operation only. The time holds what the simulation itself takes. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,9 +12,9 @@ DeepSpeed's all-reduce through shared memory takes part in torch-all_reduce-* wh
 kernel (pip install deepspeed; a compiler); else it is left out, and the reason said.
 
 The trainings time steps of DistributedDataParallel with the gradients of GPT-2 small and ResNet-50, in turns with steps that do
-not communicate: the difference is what is not hidden. And steps of examples/torch/gpt (FSDP2). See dev/torch_training.py.
+not communicate: the difference is what is not hidden. And steps of examples/torch/gpt (FSDP2). See bench/torch_training.py.
 
-Suites whose names begin with torch-hosts run over emulated hosts, as those of dev/bench.py do.
+Suites whose names begin with torch-hosts run over emulated hosts, as those of bench/bench.py do.
 
 Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
 """
@@ -37,12 +37,12 @@ import bench_hosts
 import bench_report as report
 from bench import K, M, ROOT, say
 
-WORKER = ROOT / "dev/torch_worker.py"
+WORKER = ROOT / "bench/torch_worker.py"
 SIZES = (64, 512, 4 * K, 32 * K, 64 * K, 256 * K, 2 * M, 16 * M, 64 * M, 256 * M)
 HOSTS_SIZES = (64, 512, 4 * K, 32 * K, 256 * K, 2 * M, 16 * M, 64 * M)
 RUN_TIMEOUT_S = 300
 GRACE_S = 2
-AREA_BYTES = 8192  # as in dev/torch_worker.py
+AREA_BYTES = 8192  # as in bench/torch_worker.py
 TITLES = {"shoal": "Shoal", "gloo": "Gloo"}
 COLLECTIVES = {"all_reduce": "float32, sum", "all_gather_into_tensor": "float32", "reduce_scatter_tensor": "float32, sum"}
 
@@ -51,7 +51,7 @@ COLLECTIVES = {"all_reduce": "float32, sum", "all_gather_into_tensor": "float32"
 
 @dataclass
 class Suite(bench.Suite):
-    """kind: curve, hosts, or one of CASES. words: for dev/torch_worker.py."""
+    """kind: curve, hosts, or one of CASES. words: for bench/torch_worker.py."""
     words: list = field(default_factory=list)
     peer: str = "gloo"
 
@@ -86,7 +86,7 @@ SUITES = {suite.name: suite for suite in [
 
 @dataclass
 class Contestant:
-    """name: as in the figures. contestant: what dev/torch_worker.py calls it; another only with --null."""
+    """name: as in the figures. contestant: what bench/torch_worker.py calls it; another only with --null."""
     name: str
     contestant: str
     options: object
@@ -344,7 +344,7 @@ def record_make(suite, options, points, versions, left_out):
     what = f"{suite.collective} of {of}" if of else "medians of the slowest rank"
     return {"suite": suite.name, "kind": "curve" if suite.kind in ("curve", "hosts") else "cases", "title": suite.title,
             "what": f"{what}; {versions}", "machine": bench.machine(), "left_out": left_out, "is_judged": True,
-            "command": bench.command_text(suite, options, "dev/bench_torch.py") + null, "shoal_command": "", "points": points}
+            "command": bench.command_text(suite, options, "bench/bench_torch.py") + null, "shoal_command": "", "points": points}
 
 
 def versions_of(options):

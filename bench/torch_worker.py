@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""One rank of what dev/bench_torch.py and dev/bench_hosts.py measure through PyTorch. Rank 0 prints a JSON object per figure.
+"""One rank of what bench/bench_torch.py and bench/bench_hosts.py measure through PyTorch. Rank 0 prints a JSON object per figure.
 
     torch_worker.py CONTESTANT TASK [options] [BYTES...]      under any launcher that sets RANK, WORLD_SIZE and MASTER_*
 
 CONTESTANT is shoal, gloo or deepspeed: the last is Gloo's group with DeepSpeed's inference_all_reduce, through shared memory.
-TASK is a collective, or a training of dev/torch_training.py. Bytes are those of the larger operand; without any on the command
+TASK is a collective, or a training of bench/torch_training.py. Bytes are those of the larger operand; without any on the command
 line they are read from stdin, one size a line, so that two contestants can be measured in turns without starting anew.
 
 A collective is timed as `shoal bench` times it: float32, sums. One operation whose result is compared element by element, three
-warm-ups, then as many iterations as dev/mpi_bench.c has; each rewrites its input (untimed), begins when all ranks have met, and
+warm-ups, then as many iterations as bench/mpi_bench.c has; each rewrites its input (untimed), begins when all ranks have met, and
 counts the slowest rank. With --area, a file that the ranks of one host map, they meet there, whatever the contestant: a barrier
 of its own would let ranks go one by one where it is slow, and what they then wait for each other would count.
 """
@@ -270,7 +270,7 @@ def arguments():
     parser.add_argument("--pin", action="store_true", help="each rank on one core, in turns where there are too few")
     parser.add_argument("--area", metavar="FILE", help="where the ranks of one host meet")
     parser.add_argument("--probe", metavar="LIBRARY", help="tools/bench_probe.c as a library; with --area")
-    parser.add_argument("--model", help="what to train; see dev/torch_training.py")
+    parser.add_argument("--model", help="what to train; see bench/torch_training.py")
     parser.add_argument("--steps", type=int, default=10, help="of a training, each with and without communication (10)")
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
 /* Times an MPI library's collectives exactly as `shoal bench` times Shoal's: float32, sums, root 0, one JSON object per line
  * and size.
- *     mpicc -O2 dev/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench allgather 8 268435456 8 out-of-place 4
+ *     mpicc -O2 bench/mpi_bench.c -o build/mpi_bench && mpirun -n 2 build/mpi_bench allgather 8 268435456 8 out-of-place 4
  * Arguments: collective, smallest bytes, largest bytes, factor, in-place or out-of-place, seconds. Bytes are those of the
  * larger operand: of all parts where it has one part per rank. Each iteration rewrites the input (untimed), starts at a barrier
  * and counts the slowest rank. One operation whose result is compared element by element, three warm-ups, then a quarter of a

@@ -1,4 +1,4 @@
-"""Trainings that dev/torch_worker.py times: DistributedDataParallel with the gradients of real models, and the steps of
+"""Trainings that bench/torch_worker.py times: DistributedDataParallel with the gradients of real models, and the steps of
 examples/torch/gpt, which shards its weights (FSDP2), on bytes by chance.
 
 gpt2 and resnet50 have every parameter of GPT-2 small (124.4 million) and of ResNet-50 (25.6 million) in its shape and place,

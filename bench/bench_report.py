@@ -1,4 +1,4 @@
-"""What dev/bench.py makes of its measurements: JSON, a Markdown table, a plot, and a judgement of each target.
+"""What bench/bench.py makes of its measurements: JSON, a Markdown table, a plot, and a judgement of each target.
 
 Figures are joined only within one state of the machine: near (the two cores share a cache, an exchange takes under 100 ns), far
 (they do not, under 1 us) or crowded (one core for both ranks, or others use the machine). Runs that saw different states in one

@@ -13,7 +13,7 @@ A size is the bytes of the larger operand: of all parts where an operand has one
 place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in place for all.
 
 Suites whose names begin with hosts are left out unless they are named (`make bench-hosts`): they run Shoal, Open MPI and, where
-build/torch has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see dev/bench_hosts.py.
+build/torch has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see bench/bench_hosts.py.
 
 Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
 """
@@ -223,7 +223,7 @@ class Peer:
 
     def build(self):
         compiler, libraries = self.compiler
-        subprocess.run([*compiler, "-O3", "-std=gnu11", "-o", self.program, ROOT / "dev/mpi_bench.c", *libraries], check=True)
+        subprocess.run([*compiler, "-O3", "-std=gnu11", "-o", self.program, ROOT / "bench/mpi_bench.c", *libraries], check=True)
 
     def command(self, suite, size, setting, wrapper=()):
         return [*self.launch, *setting, "-n", str(suite.ranks), *wrapper, str(self.program), suite.collective, str(size),
@@ -562,7 +562,7 @@ def machine():
     return {"cpu": model, "cores": CORES, "kernel": platform.release()}
 
 
-def command_text(suite, options, program="dev/bench.py"):
+def command_text(suite, options, program="bench/bench.py"):
     sizes = f" --sizes {','.join(map(str, options.sizes))}" if options.sizes else ""
     return f"{program} {suite.name} --rounds {options.rounds}" + (" --quick" if options.quick else sizes)
 
@@ -632,7 +632,7 @@ def rounds_parse(text):
 
 
 def arguments_add(parser, which):
-    """What dev/bench_torch.py takes, too."""
+    """What bench/bench_torch.py takes, too."""
     parser.add_argument("suites", nargs="*", metavar="SUITE",
                         help=f"which to run, of those below; {which}")
     parser.add_argument("--rounds", type=rounds_parse, default=5, metavar="N",
