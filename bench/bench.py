@@ -15,7 +15,7 @@ place they use MPI_IN_PLACE, and MPI_Bcast has one buffer, so a broadcast is in 
 Suites whose names begin with hosts are left out unless they are named (`make bench-hosts`): they run Shoal, Open MPI and, where
 build/torch has PyTorch, Gloo over emulated hosts, and say what share of the wire each uses; see bench/bench_hosts.py.
 
-Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
+Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and says which of the targets are met.
 """
 import argparse
 import fnmatch

@@ -1,13 +1,14 @@
-"""What bench/bench.py makes of its measurements: JSON, a Markdown table, a plot, and a judgement of each target.
+"""What bench/bench.py makes of its measurements: a record, a Markdown table, a plot, and a judgement of each target.
 
 Figures are joined only within one state of the machine: near (the two cores share a cache, an exchange takes under 100 ns), far
 (they do not, under 1 us) or crowded (one core for both ranks, or others use the machine). Runs that saw different states in one
 round are mixed.
 """
-import json
 import math
 from dataclasses import dataclass
 from statistics import median
+
+import bench_record
 
 STATES = ("near", "far", "crowded", "mixed", "unknown")
 COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#aaaaaa", "unknown": "#777777"}
@@ -93,12 +94,22 @@ def summary(record):
     return curve_summary(record) if record["kind"] == "curve" else cases_summary(record)
 
 
+def record_path(folder, suite):
+    return folder / f"bench-{suite}.jsonl"
+
+
 def record_write(folder, record):
-    base = folder / f"bench-{record['suite']}"
+    """And draws the plot anew where there is one: the few that the docs show. `make docs` draws all."""
     record["summary"] = summary(record)
-    base.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    base.with_suffix(".md").write_text(markdown(record))
-    base.with_suffix(".svg").write_text(plot(record))
+    path = record_path(folder, record["suite"])
+    bench_record.write(path, record)
+    if path.with_suffix(".svg").exists():
+        path.with_suffix(".svg").write_text(plot(record))
+
+
+def record_read(folder, suite):
+    record = bench_record.read(record_path(folder, suite))
+    return {**record, "summary": summary(record)}
 
 
 # ---- Table -----------------------------------------------------------------------------------------------------------------
@@ -373,10 +384,10 @@ def targets_print(folder, suites):
     """Prints each target with its figures. Returns 1 when one is not met or has no figure, so that scripts can tell."""
     missed = 0
     for target in TARGETS:
-        path = folder / f"bench-{target.suite}.json"
         if target.suite not in suites:
             continue
-        record = json.loads(path.read_text()) if path.exists() else {"summary": []}
+        is_there = record_path(folder, target.suite).exists()
+        record = record_read(folder, target.suite) if is_there else {"summary": []}
         rows = target_rows(target, record["summary"])
         if not rows and target.beside in record.get("left_out", {}):
             print(f"{'-':8} {target.suite:24} {target.text}: left out: {record['left_out'][target.beside]}")

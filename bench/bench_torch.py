@@ -16,7 +16,7 @@ not communicate: the difference is what is not hidden. And steps of examples/tor
 
 Suites whose names begin with torch-hosts run over emulated hosts, as those of bench/bench.py do.
 
-Writes docs/figures/bench-SUITE.json, .md and .svg, and says which of the targets are met.
+Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and says which of the targets are met.
 """
 import argparse
 import contextlib

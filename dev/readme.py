@@ -4,7 +4,6 @@
   dev/readme.py            writes them
   dev/readme.py --check    prints what differs; exit code 1 when something does (dev/check.py asks the same)
 """
-import json
 import pathlib
 import re
 import sys
@@ -12,7 +11,7 @@ import sys
 TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP / "bench"))
 
-from bench_report import TITLES, number_text, size_text  # noqa: E402
+from bench_report import TITLES, number_text, record_read, size_text  # noqa: E402
 
 README = TOP / "README.md"
 K, M = 1 << 10, 1 << 20
@@ -21,10 +20,10 @@ BLOCK = r"(<!-- dev/readme.py: {} -->\n).*?(<!-- end -->\n)"
 
 def record(suite):
     """A suite's record, and by size its rows of cores that share a cache."""
-    told = json.loads((TOP / f"docs/figures/bench-{suite}.json").read_text())
+    told = record_read(TOP / "docs/figures", suite)
     rows = {row["bytes"]: row for row in told["summary"] if row["state"] == "near"}
     if not rows:
-        raise ValueError(f"docs/figures/bench-{suite}.json has no figure of cores that share a cache, which the tables want")
+        raise ValueError(f"docs/figures/bench-{suite}.jsonl has no figure of cores that share a cache, which the tables want")
     return told, rows
 
 

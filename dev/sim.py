@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `shoal sim` predicts, on record: a table, a plot and all numbers at docs/figures/sim-NAME.{md,svg,json}.
+"""What `shoal sim` predicts, on record: a table, a plot and all numbers at docs/figures/sim-NAME.{md,svg,jsonl}.
 
   dev/sim.py              every suite; the largest takes some minutes
   dev/sim.py allreduce    only that one
@@ -18,8 +18,9 @@ import sys
 TOP = pathlib.Path(__file__).resolve().parent.parent
 FIGURES = TOP / "docs/figures"
 SHOAL = TOP / "build/shoal"
-sys.path.insert(0, str(TOP / "tests/hosts"))
+sys.path[:0] = [str(TOP / "tests/hosts"), str(TOP / "bench")]
 
+import bench_report  # noqa: E402
 import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
@@ -65,6 +66,10 @@ def page(name, title, command, rows):
         "were not simulated are taken to follow each other as those that were.", ""])
 
 
+def rows_write(name, rows):
+    (FIGURES / f"sim-{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def record(name):
     title, words = SUITES[name]
     plot = FIGURES / f"sim-{name}.svg"
@@ -72,7 +77,7 @@ def record(name):
     if result.returncode:
         return result.returncode
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    (FIGURES / f"sim-{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows_write(name, rows)
     (FIGURES / f"sim-{name}.md").write_text(page(name, title, " ".join(["shoal sim", *words]), rows))
     print(f"docs/figures/sim-{name}.md")
     return 0
@@ -193,11 +198,12 @@ def comparison_text(row):
 
 
 def compare():
-    records = [json.loads(path.read_text()) for path in sorted(FIGURES.glob("bench-hosts-*.json"))]
+    suites = [path.stem.removeprefix("bench-") for path in sorted(FIGURES.glob("bench-hosts-*.jsonl"))]
+    records = [bench_report.record_read(FIGURES, suite) for suite in suites]
     shaped = [record for record in records if "unshaped" not in record["suite"]]
     unshaped = [point["wire"]["one_gb_s"] for record in records if "unshaped" in record["suite"] for point in record["points"]]
     if not shaped or not unshaped:
-        sys.exit("dev/sim.py: docs/figures lacks some bench-hosts-*.json: run `make bench-hosts`")
+        sys.exit("dev/sim.py: docs/figures lacks some bench-hosts-*.jsonl: run `make bench-hosts`")
     models = [Model(record, statistics.median(unshaped)) for record in shaped]
     message_us = min(model.message_most_us() for model in models)
     rows = [row for record, model in zip(shaped, models) for row in compare_suite(record, model, message_us)]
@@ -209,7 +215,7 @@ def compare():
             NOTE, "", f"CPU time of a message and side {message_us:.2f} us, stack {one['stack_gb_s']:.2f} GB/s, "
             f"burst {one['burst_bytes']} bytes, {one['cores']} cores.", ""]
     (FIGURES / "sim-measured.md").write_text("\n".join([*text, *table, ""]))
-    (FIGURES / "sim-measured.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows_write("measured", rows)
     print("\n".join(table))
     return int(any(abs(row["ratio"] - 1) > APART for row in rows))
 

@@ -60,7 +60,8 @@ def the_demo_for_torch_installs_no_deepspeed():
 def tables_of_the_readme_are_the_records():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("README.md", "dev/readme.py", "bench/bench_report.py", *(path.relative_to(TOP) for path in TOP.glob("docs/figures/*.json"))):
+        for name in ("README.md", "dev/readme.py", "bench/bench_report.py", "bench/bench_record.py",
+                     *(path.relative_to(TOP) for path in TOP.glob("docs/figures/*.jsonl"))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
         readme, check = top / "README.md", (top / "dev/readme.py", "--check")

@@ -40,7 +40,7 @@ def bench(python, *words, folder):
 
 
 def record_of(folder, suite):
-    return json.loads((pathlib.Path(folder) / f"bench-{suite}.json").read_text())
+    return report.record_read(pathlib.Path(folder), suite)
 
 
 # ---- Judging, with figures made up -----------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def judged(suite, points, left_out=None):
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(told):
         report.record_write(pathlib.Path(folder), record)
         code = report.targets_print(pathlib.Path(folder), [suite])
-        table = (pathlib.Path(folder) / f"bench-{suite}.md").read_text()
+        table = report.markdown(report.record_read(pathlib.Path(folder), suite))
     return told.getvalue(), code, table
 
 
@@ -145,7 +145,7 @@ def curves_are_measured_and_written(suite, *words, python):
                 expect(result["iterations"] >= 5 and result["p99_us"] >= result["median_us"], result)
                 expect(result["exchange_ns"] > 0, result)
         expect(all(title in out for title in ("| Gloo / Shoal |", "| wants | met |", "| 64 B |", "| 4 KiB |")), out)
-        expect((pathlib.Path(folder) / f"bench-{suite}.svg").exists())
+        expect(not report.record_path(pathlib.Path(folder), suite).with_suffix(".svg").exists(), "no plot was there to be drawn anew")
 
 
 def gloo_can_stand_in_shoals_place():
