@@ -16,8 +16,8 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_node.h"
-#include "transport/fabric/fabric_staging.h"
 
 /* Read by the leak checker: endpoints of libfabric 1.17 leave some of their descriptions behind. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -366,7 +366,7 @@ static unsigned write_until_pending(struct pair *pair, const struct shoal_fabric
 static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for(void **state)
 {
     struct pair *pair = *state;
-    const size_t bytes = SHOAL_FABRIC_STAGING_BYTES / 8;
+    const size_t bytes = SHOAL_FABRIC_BOUNCE_BYTES / 8;
     unsigned char *source = malloc(bytes), *target = calloc(1, bytes);
     struct shoal_fabric_memory memory;
     char reason[1200];
@@ -374,8 +374,8 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
     assert_non_null(best);
     open_ends(pair, best);
     struct end *from = &pair->ends[0], *to = &pair->ends[1];
-    assert_int_equal(shoal_fabric_node_write_max(from->node, NULL), SHOAL_FABRIC_STAGING_BYTES);
-    assert_true(shoal_fabric_node_write_max(from->node, &memory) > SHOAL_FABRIC_STAGING_BYTES);
+    assert_int_equal(shoal_fabric_node_write_max(from->node, NULL), SHOAL_FABRIC_BOUNCE_BYTES);
+    assert_true(shoal_fabric_node_write_max(from->node, &memory) > SHOAL_FABRIC_BOUNCE_BYTES);
     assert_int_equal(shoal_fabric_node_register(to->node, target, bytes, &memory), SHOAL_OK);
     fill(source, bytes, 7);
     for (unsigned round = 1; round <= 3; round++) {

@@ -16,7 +16,7 @@
 #define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
-_Static_assert(WRITES <= SHOAL_FABRIC_STAGED_MAX, "each write may be staged");
+_Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
 /* More than this process has posted. What peers have written before it polls may be more still: 1,024 ranks in two all-to-alls
  * of depth 4 write 8,000 times. The provider sees to that (FI_RM_ENABLED): it keeps what does not fit in a list, as those do
  * that count in software, or lets the writes wait in the network. */
@@ -29,9 +29,9 @@ enum job_kind { RECEIVE, SEND, WRITE };
 struct job {
     struct fi_context2 context; /* first: contexts are taken for jobs */
     enum job_kind kind;
-    bool is_posted; /* a receive; it is posted again when that did not work at once */
-    bool is_staged; /* a write, from room number `staged` */
-    uint64_t staged;
+    bool is_posted;  /* a receive; it is posted again when that did not work at once */
+    bool is_bounced; /* a write, from bounce buffer number `bounced` */
+    uint64_t bounced;
     unsigned *under_way; /* of a write: counts it until it is at its end */
     char *buffer;
     void *owner;
@@ -52,8 +52,8 @@ struct shoal_fabric_node {
     struct shoal_fabric_address address;
     char *buffers; /* of receives, then of sends */
     struct shoal_fabric_memory buffer_memory;
-    struct shoal_fabric_staging staging; /* empty where sources need not be registered */
-    struct shoal_fabric_memory staging_memory;
+    struct shoal_fabric_bounce bounce; /* empty where sources need not be registered */
+    struct shoal_fabric_memory bounce_memory;
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
     uint64_t own_faults; /* of the completion queue, or of posting receives */
@@ -94,10 +94,10 @@ static enum shoal_status register_for(struct shoal_fabric_node *node, uint64_t a
 static enum shoal_status register_buffers(struct shoal_fabric_node *node, size_t bytes)
 {
     SHOAL_TRY(register_for(node, FI_SEND | FI_RECV, node->buffers, bytes, &node->buffer_memory));
-    if (!shoal_fabric_staging_init(&node->staging, SHOAL_FABRIC_STAGING_BYTES))
+    if (!shoal_fabric_bounce_init(&node->bounce, SHOAL_FABRIC_BOUNCE_BYTES))
         return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers",
-                              SHOAL_FABRIC_STAGING_BYTES);
-    return register_for(node, FI_SEND | FI_WRITE, node->staging.memory, node->staging.bytes, &node->staging_memory);
+                              SHOAL_FABRIC_BOUNCE_BYTES);
+    return register_for(node, FI_SEND | FI_WRITE, node->bounce.memory, node->bounce.bytes, &node->bounce_memory);
 }
 
 static enum shoal_status make_jobs(struct shoal_fabric_node *node)
@@ -271,7 +271,7 @@ void shoal_fabric_node_close(struct shoal_fabric_node *node)
         return;
     close_endpoint(node); /* before what is bound to it */
     shoal_fabric_node_unregister(node, &node->buffer_memory);
-    shoal_fabric_node_unregister(node, &node->staging_memory);
+    shoal_fabric_node_unregister(node, &node->bounce_memory);
     if (node->completions)
         fi_close(&node->completions->fid);
     if (node->peers)
@@ -283,7 +283,7 @@ void shoal_fabric_node_close(struct shoal_fabric_node *node)
     if (node->info)
         node->library->freeinfo(node->info);
     free(node->buffers);
-    shoal_fabric_staging_fini(&node->staging);
+    shoal_fabric_bounce_fini(&node->bounce);
     free(node);
 }
 
@@ -419,28 +419,28 @@ bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node)
 size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory)
 {
     const size_t most = node->info->ep_attr->max_msg_size;
-    return source_memory || !shoal_fabric_node_registers_sources(node) ? most : shoal_min_size(most, node->staging.bytes);
+    return source_memory || !shoal_fabric_node_registers_sources(node) ? most : shoal_min_size(most, node->bounce.bytes);
 }
 
-/* False: no room now. */
-static bool stage(struct shoal_fabric_node *node, struct job *job, struct shoal_fabric_write *write)
+/* False: no buffer now. */
+static bool bounce_source(struct shoal_fabric_node *node, struct job *job, struct shoal_fabric_write *write)
 {
-    char *room = shoal_fabric_staging_take(&node->staging, write->bytes, &job->staged);
-    if (!room)
+    char *buffer = shoal_fabric_bounce_take(&node->bounce, write->bytes, &job->bounced);
+    if (!buffer)
         return false;
     if (write->bytes)
-        memcpy(room, write->source, write->bytes);
-    write->source = room;
-    write->source_memory = &node->staging_memory;
-    job->is_staged = true;
+        memcpy(buffer, write->source, write->bytes);
+    write->source = buffer;
+    write->source_memory = &node->bounce_memory;
+    job->is_bounced = true;
     return true;
 }
 
 static void give_back_write(struct shoal_fabric_node *node, struct job *job)
 {
-    if (job->is_staged)
-        shoal_fabric_staging_give_back(&node->staging, job->staged);
-    job->is_staged = false;
+    if (job->is_bounced)
+        shoal_fabric_bounce_give_back(&node->bounce, job->bounced);
+    job->is_bounced = false;
     if (job->under_way)
         --*job->under_way;
     give_back(&node->free_writes, job);
@@ -458,15 +458,16 @@ static ssize_t post_write(struct shoal_fabric_node *node, struct job *job, const
 enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node, const struct shoal_fabric_write *write)
 {
     struct job *job = take(&node->free_writes);
-    struct shoal_fabric_write staged = *write;
+    struct shoal_fabric_write bounced = *write;
     if (!job)
         return SHOAL_PENDING;
     job->owner = write->owner;
     job->under_way = write->under_way;
     if (job->under_way)
         ++*job->under_way;
-    const bool is_ready = write->source_memory || !shoal_fabric_node_registers_sources(node) || stage(node, job, &staged);
-    const ssize_t result = is_ready ? post_write(node, job, &staged) : -FI_EAGAIN;
+    const bool is_ready =
+        write->source_memory || !shoal_fabric_node_registers_sources(node) || bounce_source(node, job, &bounced);
+    const ssize_t result = is_ready ? post_write(node, job, &bounced) : -FI_EAGAIN;
     if (result == 0)
         return SHOAL_OK;
     give_back_write(node, job);

@@ -8,8 +8,8 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_NODE_H
 #define SHOAL_TRANSPORT_FABRIC_NODE_H
 
+#include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_providers.h"
-#include "transport/fabric/fabric_staging.h"
 
 #define SHOAL_FABRIC_ADDRESS_MAX 64
 #define SHOAL_FABRIC_MESSAGE_MAX ((size_t)17 << 10) /* an arrival record, its payload, and what goes before them */
@@ -19,7 +19,7 @@
     ((size_t)(SHOAL_FABRIC_RECEIVE_BUFFERS + SHOAL_FABRIC_SEND_BUFFERS) * SHOAL_FABRIC_MESSAGE_MAX)
 
 /* What an endpoint registers, and so locks, for itself where sources have to be registered; windows and sources come to it. */
-#define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_STAGING_BYTES)
+#define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_BOUNCE_BYTES)
 
 struct shoal_fabric_node;
 

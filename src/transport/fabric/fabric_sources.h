@@ -2,7 +2,7 @@
  * whole when it is first written from, once for each endpoint, and stays so until its owner forgets it and all that was
  * written from it has left. What the provider refuses (a limit of locked memory) is known, too, and copied from.
  *
- * Other memory is not registered: nobody would tell when it is unmapped (fabric_staging.h). One thread at a time. */
+ * Other memory is not registered: nobody would tell when it is unmapped (fabric_bounce.h). One thread at a time. */
 #ifndef SHOAL_TRANSPORT_FABRIC_SOURCES_H
 #define SHOAL_TRANSPORT_FABRIC_SOURCES_H
 

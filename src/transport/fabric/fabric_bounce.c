@@ -1,0 +1,44 @@
+#include "transport/fabric/fabric_bounce.h"
+
+#include <stdlib.h>
+
+bool shoal_fabric_bounce_init(struct shoal_fabric_bounce *bounce, size_t bytes)
+{
+    *bounce = (struct shoal_fabric_bounce){.bytes = bytes, .memory = aligned_alloc(SHOAL_PAGE, bytes)};
+    return bounce->memory;
+}
+
+void shoal_fabric_bounce_fini(struct shoal_fabric_bounce *bounce)
+{
+    free(bounce->memory);
+    bounce->memory = NULL;
+}
+
+/* The first position from `end` on behind which so much follows before the memory ends. */
+static uint64_t find_row(const struct shoal_fabric_bounce *bounce, size_t room)
+{
+    const size_t left = bounce->bytes - bounce->end % bounce->bytes;
+    return room <= left ? bounce->end : bounce->end + left;
+}
+
+char *shoal_fabric_bounce_take(struct shoal_fabric_bounce *bounce, size_t bytes, uint64_t *number_out)
+{
+    const size_t room = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_CACHE_LINE);
+    const bool is_empty = bounce->first == bounce->next;
+    const uint64_t begin = find_row(bounce, room);
+    const uint64_t oldest = is_empty ? begin : bounce->begins[bounce->first % SHOAL_FABRIC_BOUNCED_MAX];
+    if (bounce->next - bounce->first == SHOAL_FABRIC_BOUNCED_MAX || begin + room - oldest > bounce->bytes)
+        return NULL;
+    bounce->begins[bounce->next % SHOAL_FABRIC_BOUNCED_MAX] = begin;
+    bounce->is_back[bounce->next % SHOAL_FABRIC_BOUNCED_MAX] = false;
+    bounce->end = begin + room;
+    *number_out = bounce->next++;
+    return bounce->memory + begin % bounce->bytes;
+}
+
+void shoal_fabric_bounce_give_back(struct shoal_fabric_bounce *bounce, uint64_t number)
+{
+    bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX] = true;
+    while (bounce->first != bounce->next && bounce->is_back[bounce->first % SHOAL_FABRIC_BOUNCED_MAX])
+        bounce->first++;
+}
