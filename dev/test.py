@@ -50,8 +50,8 @@ NOT_EMULATED = {
     "bootstrap_environment_warns_where_others_could_reach_it": FORKS_BESIDE_THREADS,
 }
 # What would say nothing new in a build: plans are arithmetic on small integers, the simulated transport has one thread. And what a
-# build has not: there is no libfabric in the sysroot for fabric_node to open.
-NOT_AGAIN = {"aarch64": {"plan_check", "fabric_node"}, "tsan": {"transport_sim_contract"}}
+# build has not: there is no libfabric in the sysroot for fabric_endpoint to open.
+NOT_AGAIN = {"aarch64": {"plan_check", "fabric_endpoint"}, "tsan": {"transport_sim_contract"}}
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",

@@ -61,14 +61,14 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                                   .timeout_ms = create_timeout(context, recipe->options)}};
     if (hosts > 1) {
         options.shm.slot_bytes = part_bytes * (size_t)shoal_select_parts(recipe->size, hosts);
-        return shoal_hosts_create(context->node, &options, transport_out);
+        return shoal_hosts_create(context->endpoint, &options, transport_out);
     }
     options.shm.peers = calloc((size_t)recipe->size, sizeof(struct shoal_shm_peer *));
     if (!options.shm.peers)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", recipe->size);
     for (int r = 0; r < recipe->size; r++)
         options.shm.peers[r] = recipe->members[r].here;
-    const enum shoal_status status = shoal_shm_create(context->node, &options.shm, transport_out);
+    const enum shoal_status status = shoal_shm_create(context->endpoint, &options.shm, transport_out);
     free(options.shm.peers);
     return status;
 }
@@ -486,8 +486,8 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                            : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
         if (!can_move)
             continue;
-        shoal_network_forget_source(context->network, shoal_shm_node_own(context->node, engine->exposed[i]));
-        shoal_shm_node_renew(context->node, engine->exposed[i]);
+        shoal_network_forget_source(context->network, shoal_shm_endpoint_own(context->endpoint, engine->exposed[i]));
+        shoal_shm_endpoint_renew(context->endpoint, engine->exposed[i]);
     }
 }
 

@@ -35,8 +35,8 @@ static enum shoal_status fill(struct shoal_context *context)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
-    SHOAL_TRY(shoal_shm_node_create(&context->log, &context->settings, &context->node));
-    SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->node));
+    SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, &context->endpoint));
+    SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->endpoint));
     context->driver.is_parent = context->is_parent;
     context->has_driver = true;
     context->flights = shoal_flights_create();
@@ -111,7 +111,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_driver_fini(&context->driver);
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
-    shoal_shm_node_destroy(context->node);
+    shoal_shm_endpoint_destroy(context->endpoint);
     pthread_mutex_destroy(&context->opening);
     shoal_log_fini(&context->log);
     shoal_rules_fini(&context->rules);
@@ -142,7 +142,7 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_alloc"));
     if (!memory_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_alloc: memory_out is NULL");
-    return shoal_shm_node_alloc(context->node, bytes, memory_out);
+    return shoal_shm_endpoint_alloc(context->endpoint, bytes, memory_out);
 }
 
 /* Peers that have not seen yet that a communicator broke, or that are stopped, may go on to use memory that it used. */
@@ -159,8 +159,8 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
     shoal_driver_lock(&context->driver);
     shoal_network_forget_source(context->network, memory);
-    const enum shoal_status status =
-        has_broken(context) ? shoal_shm_node_free(context->node, memory) : shoal_shm_node_keep(context->node, memory);
+    const enum shoal_status status = has_broken(context) ? shoal_shm_endpoint_free(context->endpoint, memory)
+                                                         : shoal_shm_endpoint_keep(context->endpoint, memory);
     shoal_driver_unlock(&context->driver);
     return status;
 }
@@ -171,7 +171,7 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
     if (!memory || !bytes)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_register: memory is NULL or bytes is 0");
     shoal_driver_lock(&context->driver);
-    const enum shoal_status status = shoal_shm_node_register(context->node, memory, bytes, fd, offset);
+    const enum shoal_status status = shoal_shm_endpoint_register(context->endpoint, memory, bytes, fd, offset);
     shoal_driver_unlock(&context->driver);
     return status;
 }
@@ -180,7 +180,7 @@ enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memo
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
     shoal_driver_lock(&context->driver);
-    const enum shoal_status status = shoal_shm_node_deregister(context->node, memory);
+    const enum shoal_status status = shoal_shm_endpoint_deregister(context->endpoint, memory);
     shoal_driver_unlock(&context->driver);
     return status;
 }

@@ -11,7 +11,7 @@ struct shoal_context {
     struct shoal_settings settings;
     struct shoal_rules rules; /* what settings.algorithms stands for */
     struct shoal_log log;
-    struct shoal_shm_node *node;
+    struct shoal_shm_endpoint *endpoint;
     struct shoal_driver driver;
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;

@@ -307,7 +307,7 @@ enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal
     SHOAL_SCOPED(free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
     if (!places)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
-    SHOAL_TRY(shoal_shm_node_connect(context->node, bootstrap, timeout_ms, places));
+    SHOAL_TRY(shoal_shm_endpoint_connect(context->endpoint, bootstrap, timeout_ms, places));
     shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < bootstrap->size; r++)
         members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};

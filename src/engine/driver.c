@@ -11,27 +11,27 @@
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void lock_for_node(void *driver)
+static void lock_for_endpoint(void *driver)
 {
     shoal_driver_lock(driver);
 }
 
-static void unlock_for_node(void *driver)
+static void unlock_for_endpoint(void *driver)
 {
     shoal_driver_unlock(driver);
 }
 
 enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log, const struct shoal_settings *settings,
-                                    struct shoal_shm_node *node)
+                                    struct shoal_shm_endpoint *endpoint)
 {
     memset(driver, 0, sizeof *driver);
     driver->log = log;
     driver->settings = settings;
-    driver->node = node;
+    driver->endpoint = endpoint;
     driver->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     (void)shoal_clock_anchor_move(&driver->anchor);
     driver->yield_ns = settings->yield_us * 1000;
-    node->guard = (struct shoal_shm_guard){lock_for_node, unlock_for_node, driver};
+    endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, driver};
     if (pthread_mutex_init(&driver->lock, NULL) || pthread_mutex_init(&driver->thread_lock, NULL) ||
         pthread_cond_init(&driver->thread_wake, NULL))
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
@@ -43,7 +43,7 @@ enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_lo
  * them. */
 static int cores_of_ranks(const struct shoal_driver *driver)
 {
-    const int cores = shoal_shm_node_cores(driver->node);
+    const int cores = shoal_shm_endpoint_cores(driver->endpoint);
     return cores ? shoal_topology_quota_cores(cores) : shoal_topology_cores();
 }
 
@@ -71,7 +71,7 @@ void shoal_driver_stop_thread(struct shoal_driver *driver)
     driver->must_stop = true;
     pthread_cond_signal(&driver->thread_wake);
     pthread_mutex_unlock(&driver->thread_lock);
-    shoal_shm_bell_ring(driver->node->bell);
+    shoal_shm_bell_ring(driver->endpoint->bell);
     pthread_join(driver->thread, NULL);
     driver->has_thread = false;
 }
@@ -185,7 +185,7 @@ void shoal_driver_wake(struct shoal_driver *driver)
     /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&driver->sleepers, memory_order_relaxed))
-        shoal_shm_bell_ring(driver->node->bell);
+        shoal_shm_bell_ring(driver->endpoint->bell);
 }
 
 /* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
@@ -263,7 +263,7 @@ static uint64_t check_all(struct shoal_driver *driver)
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
     }
-    shoal_shm_node_drain(driver->node);
+    shoal_shm_endpoint_drain(driver->endpoint);
     shoal_driver_wake(driver);
     return again_ns;
 }
@@ -399,14 +399,14 @@ static void sleep_at_bell(struct shoal_driver *driver, struct shoal_request *req
 {
     const bool is_nap = atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
     if (is_nap)
-        shoal_shm_node_doze_briefly(driver->node);
+        shoal_shm_endpoint_doze_briefly(driver->endpoint);
     else
-        shoal_shm_node_doze(driver->node);
+        shoal_shm_endpoint_doze(driver->endpoint);
     /* The last look: whatever is published after it rings the bell. */
     if (drive_once(driver) != IDLE || drain_before_sleep(driver, is_nap) || is_over(driver, request))
         return;
     const bool must_nap = is_nap || atomic_load_explicit(&driver->is_apart_busy, memory_order_relaxed);
-    shoal_shm_node_sleep(driver->node, must_nap ? nap_length(waited_ns, DEAF_NAP_SHARE, left_ns) : left_ns);
+    shoal_shm_endpoint_sleep(driver->endpoint, must_nap ? nap_length(waited_ns, DEAF_NAP_SHARE, left_ns) : left_ns);
 }
 
 static void sleep_once(struct shoal_driver *driver, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
@@ -422,7 +422,7 @@ static void sleep_once(struct shoal_driver *driver, struct shoal_request *reques
     atomic_fetch_add_explicit(&driver->sleepers, 1, memory_order_seq_cst);
     sleep_at_bell(driver, request, now_ns - idle_since_ns, left_ns);
     if (atomic_fetch_sub_explicit(&driver->sleepers, 1, memory_order_seq_cst) == 1)
-        shoal_shm_node_awake(driver->node);
+        shoal_shm_endpoint_awake(driver->endpoint);
 }
 
 /* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other
@@ -452,7 +452,7 @@ static void look_at_core(struct shoal_driver *driver, uint64_t now_ns)
         shoal_driver_unlock(driver);
         return;
     }
-    const bool has_met = shoal_shm_node_meet_on_core(driver->node, core, &taken);
+    const bool has_met = shoal_shm_endpoint_meet_on_core(driver->endpoint, core, &taken);
     driver->core_meetings = has_met ? driver->core_meetings + 1 : 0;
     const bool must_leave = driver->core_meetings == CORE_MEETINGS;
     driver->core_meetings %= CORE_MEETINGS;

@@ -1,9 +1,9 @@
 /* The driver of a context: who runs the engines, and the one place where Shoal waits.
  *
  * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A
- * wait spins a little, then yields, then sleeps at the node's bell, which peers ring. One progress thread per context, started
- * by the first asynchronous post, drives while operations are under way and nobody waits. An idle process uses no processor
- * time. */
+ * wait spins a little, then yields, then sleeps at the endpoint's bell, which peers ring. One progress thread per context,
+ * started by the first asynchronous post, drives while operations are under way and nobody waits. An idle process uses no
+ * processor time. */
 #ifndef SHOAL_ENGINE_DRIVER_H
 #define SHOAL_ENGINE_DRIVER_H
 
@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 #include "transport/fabric/network.h"
-#include "transport/shm/shm_node.h"
+#include "transport/shm/shm_endpoint.h"
 
 struct shoal_driver {
     pthread_mutex_t lock;
@@ -20,7 +20,7 @@ struct shoal_driver {
     struct shoal_log *log;
     const struct shoal_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may not drive */
-    struct shoal_shm_node *node;
+    struct shoal_shm_endpoint *endpoint;
     struct shoal_network *_Atomic network; /* NULL: all ranks are on this host */
     struct shoal_engine *engines;
     struct shoal_engine *busy;       /* of these, the ones with something under way */
@@ -48,7 +48,7 @@ struct shoal_driver {
 };
 
 SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log,
-                                                   const struct shoal_settings *settings, struct shoal_shm_node *node);
+                                                   const struct shoal_settings *settings, struct shoal_shm_endpoint *endpoint);
 /* Stops the progress thread, for good: what it polls may be closed then. All engines must be gone. */
 void shoal_driver_stop_thread(struct shoal_driver *driver);
 void shoal_driver_fini(struct shoal_driver *driver);

@@ -13,7 +13,7 @@
 #include "device/kernels.h"
 #include "topology/features.h"
 #include "topology/limits.h"
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 #include "transport/shm/shm.h"
 
 #define FOUND_MAX 1400

@@ -108,7 +108,7 @@ static enum shoal_status make_rank(struct maker *maker)
                                                         .slot_bytes = WINDOW_BYTES,
                                                         .counter_start = world->counter_start,
                                                         .timeout_ms = maker->join_timeout ? maker->join_timeout : TIMEOUT_MS}};
-    SHOAL_TRY(shoal_hosts_create((*context)->node, &options, &world->ranks[maker->rank]));
+    SHOAL_TRY(shoal_hosts_create((*context)->endpoint, &options, &world->ranks[maker->rank]));
     enum shoal_status status;
     int socket;
     while ((status = shoal_hosts_join(world->ranks[maker->rank], &socket)) == SHOAL_PENDING)

@@ -1,5 +1,5 @@
-/* The transport contract over shared memory. The ranks are nodes of one process; while a case runs, one thread calls them in
- * turn. */
+/* The transport contract over shared memory. The ranks are endpoints of one process; while a case runs, one thread calls them
+ * in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -31,12 +31,12 @@ struct maker {
 struct inner {
     struct shoal_settings settings;
     struct shoal_log logs[CONTRACT_RANKS_MAX];
-    struct shoal_shm_node *nodes[CONTRACT_RANKS_MAX];
+    struct shoal_shm_endpoint *endpoints[CONTRACT_RANKS_MAX];
     struct shared shared[SHARED_MAX];
     int shared_count;
 };
 
-static enum shoal_status connect_node(struct inner *inner, struct maker *maker, struct shoal_shm_peer **peers)
+static enum shoal_status connect_endpoint(struct inner *inner, struct maker *maker, struct shoal_shm_peer **peers)
 {
     struct shoal_shm_place places[CONTRACT_RANKS_MAX];
     struct shoal_log *log = &inner->logs[maker->rank];
@@ -44,9 +44,9 @@ static enum shoal_status connect_node(struct inner *inner, struct maker *maker, 
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(
         shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
-    enum shoal_status status = shoal_shm_node_create(log, &inner->settings, &inner->nodes[maker->rank]);
+    enum shoal_status status = shoal_shm_endpoint_create(log, &inner->settings, &inner->endpoints[maker->rank]);
     if (status == SHOAL_OK)
-        status = shoal_shm_node_connect(inner->nodes[maker->rank], &bootstrap, TIMEOUT_MS, places);
+        status = shoal_shm_endpoint_connect(inner->endpoints[maker->rank], &bootstrap, TIMEOUT_MS, places);
     for (int r = 0; r < maker->world->size && status == SHOAL_OK; r++)
         peers[r] = places[r].peer;
     shoal_bootstrap_close(&bootstrap);
@@ -65,8 +65,8 @@ static enum shoal_status make_rank(struct inner *inner, struct maker *maker)
                                               .slot_bytes = (size_t)1 << 16,
                                               .counter_start = world->counter_start,
                                               .timeout_ms = TIMEOUT_MS};
-    SHOAL_TRY(connect_node(inner, maker, peers));
-    SHOAL_TRY(shoal_shm_create(inner->nodes[maker->rank], &options, &world->ranks[maker->rank]));
+    SHOAL_TRY(connect_endpoint(inner, maker, peers));
+    SHOAL_TRY(shoal_shm_create(inner->endpoints[maker->rank], &options, &world->ranks[maker->rank]));
     enum shoal_status status;
     int socket;
     while ((status = shoal_shm_join(world->ranks[maker->rank], &socket)) == SHOAL_PENDING)
@@ -113,7 +113,7 @@ static void *share(struct contract_world *world, int rank, size_t bytes)
     struct inner *inner = world->inner;
     void *memory = NULL;
     assert_true(inner->shared_count < SHARED_MAX);
-    if (shoal_shm_node_alloc(inner->nodes[rank], bytes, &memory) != SHOAL_OK)
+    if (shoal_shm_endpoint_alloc(inner->endpoints[rank], bytes, &memory) != SHOAL_OK)
         return NULL;
     inner->shared[inner->shared_count++] = (struct shared){rank, memory};
     return memory;
@@ -126,9 +126,9 @@ static void destroy(struct contract_world *world)
         if (world->ranks[rank])
             world->ranks[rank]->ops->destroy(world->ranks[rank], true);
     for (int i = 0; i < inner->shared_count; i++)
-        assert_int_equal(shoal_shm_node_free(inner->nodes[inner->shared[i].rank], inner->shared[i].memory), SHOAL_OK);
+        assert_int_equal(shoal_shm_endpoint_free(inner->endpoints[inner->shared[i].rank], inner->shared[i].memory), SHOAL_OK);
     for (int rank = 0; rank < world->size; rank++) {
-        shoal_shm_node_destroy(inner->nodes[rank]);
+        shoal_shm_endpoint_destroy(inner->endpoints[rank]);
         shoal_log_fini(&inner->logs[rank]);
     }
     free(inner);

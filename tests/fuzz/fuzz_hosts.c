@@ -1,5 +1,6 @@
-/* Throws bytes at what hears from the network, below the endpoint: messages of any content, of peers that keep to no rule and of
- * strangers, and immediates of any value. The endpoint and the control tree are made by hand, so nothing is opened. With clang:
+/* Throws bytes at what hears from the network, below the endpoint: messages of any content, of peers that keep to no rule and
+ * of strangers, and immediates of any value. The endpoint and the control tree are made by hand, so nothing is opened. With
+ * clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
  * and without it as a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
@@ -7,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "hand_node.h"
+#include "hand_endpoint.h"
 #include "transport/hosts/hosts.h"
 
 #define SIZE 3
@@ -56,7 +57,7 @@ void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, u
 struct harness {
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_shm_node *node;
+    struct shoal_shm_endpoint *endpoint;
     struct shoal_network *network;
     struct shoal_transport *transport;
     struct shoal_member members[SIZE];
@@ -110,7 +111,7 @@ static void open_transport(struct harness *h)
         .members = h->members,
         .shm = {.comm = COMM, .rank = 0, .size = SIZE, .slots = SLOTS, .slot_bytes = SLOT_BYTES, .timeout_ms = 1000}};
     int socket;
-    enum shoal_status status = shoal_hosts_create(h->node, &options, &h->transport);
+    enum shoal_status status = shoal_hosts_create(h->endpoint, &options, &h->transport);
     assert(status == SHOAL_OK);
     while ((status = shoal_hosts_join(h->transport, &socket)) == SHOAL_PENDING)
         continue;
@@ -125,12 +126,12 @@ static void open_harness(struct harness *h)
     enum shoal_status status = shoal_settings_load(&h->settings, overrides, error, sizeof error);
     assert(status == SHOAL_OK);
     shoal_log_init(&h->log, &h->settings, drop_line, NULL);
-    status = shoal_shm_node_create(&h->log, &h->settings, &h->node);
+    status = shoal_shm_endpoint_create(&h->log, &h->settings, &h->endpoint);
     assert(status == SHOAL_OK);
     status = shoal_network_open(&options, &h->network);
     assert(status == SHOAL_OK);
     meet_peers(h);
-    hand_node.on_send = see_message;
+    hand_endpoint.on_send = see_message;
     given = 0;
 }
 
@@ -139,7 +140,7 @@ static void close_harness(struct harness *h)
     if (h->transport)
         h->transport->ops->destroy(h->transport, true);
     shoal_network_close(h->network);
-    shoal_shm_node_destroy(h->node);
+    shoal_shm_endpoint_destroy(h->endpoint);
     shoal_log_fini(&h->log);
 }
 
@@ -233,7 +234,7 @@ static void hear(struct harness *h, const uint8_t *data, size_t bytes)
     h->last_bytes = sizeof(struct shoal_seal) + bytes;
     memcpy(h->last + sizeof(struct shoal_seal), data, bytes);
     shoal_session_seal(&h->theirs[head.source == 2 ? 2 : 1], h->last, h->last_bytes);
-    hand_node_hear(h->network, h->last, h->last_bytes, true);
+    hand_endpoint_hear(h->network, h->last, h->last_bytes, true);
 }
 
 /* What differs from peer 1's immediate: 1 is its first increment. */
@@ -242,7 +243,7 @@ static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
     uint32_t immediate = 0;
     memcpy(&immediate, data, shoal_min_size(bytes, sizeof immediate));
     immediate ^= given;
-    hand_node_hear(h->network, &immediate, sizeof immediate, false);
+    hand_endpoint_hear(h->network, &immediate, sizeof immediate, false);
 }
 
 /* All that a message or an immediate can change, but for what is counted as rejected. */
@@ -273,7 +274,7 @@ static void hear_stranger(struct harness *h, const uint8_t *data, size_t bytes)
     const uint64_t rejected = shoal_rejections_total(shoal_network_rejections(h->network));
     const size_t memory = mallinfo2().uordblks;
     const struct effects before = read_effects(h);
-    hand_node_hear(h->network, data, bytes, true);
+    hand_endpoint_hear(h->network, data, bytes, true);
     const struct effects after = read_effects(h);
     assert(memcmp(&before, &after, sizeof before) == 0);
     assert(mallinfo2().uordblks <= memory + 2048); /* a small piece that the allocator caches counts as used */
@@ -613,7 +614,7 @@ static void check_names(struct harness *h)
         struct shoal_network_head head;
     } message = {.head = {.comm = COMM, .kind = SHOAL_NETWORK_RAISE, .number = 1, .source = 2}};
     shoal_session_seal(&h->theirs[1], &message, sizeof message);
-    hand_node_hear(h->network, &message, sizeof message, true);
+    hand_endpoint_hear(h->network, &message, sizeof message, true);
     assert(h->transport->ops->counter(h->transport, 2, 0) == 0 && rejections->counts[SHOAL_REJECTED_FOREIGN] == 1);
 }
 

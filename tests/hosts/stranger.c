@@ -26,7 +26,7 @@ struct stranger {
     struct shoal_log log;
     struct shoal_fabric_library library;
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
-    struct shoal_fabric_node *node;
+    struct shoal_fabric_endpoint *endpoint;
     shoal_fabric_peer victim;
     struct shoal_fabric_memory source;
     struct captured captured[CAPTURED_MAX];
@@ -109,7 +109,7 @@ static bool send_one(struct stranger *stranger)
 {
     static unsigned char message[SHOAL_FABRIC_MESSAGE_MAX];
     const size_t bytes = make(stranger, message);
-    return shoal_fabric_node_send(stranger->node, stranger->victim, message, bytes, stranger) == SHOAL_OK;
+    return shoal_fabric_endpoint_send(stranger->endpoint, stranger->victim, message, bytes, stranger) == SHOAL_OK;
 }
 
 static bool write_one(struct stranger *stranger)
@@ -123,7 +123,7 @@ static bool write_one(struct stranger *stranger)
                                              .bytes = draw(stranger, 2) ? 0 : sizeof source,
                                              .immediate = (uint32_t)rand_r(&stranger->random) * 2 + draw(stranger, 2),
                                              .owner = stranger};
-    return shoal_fabric_node_write(stranger->node, &write) == SHOAL_OK;
+    return shoal_fabric_endpoint_write(stranger->endpoint, &write) == SHOAL_OK;
 }
 
 static void flood(struct stranger *stranger, bool (*one)(struct stranger *stranger), double seconds)
@@ -133,7 +133,7 @@ static void flood(struct stranger *stranger, bool (*one)(struct stranger *strang
     while (shoal_clock_ns() < end_ns) {
         for (int i = 0; i < 8 && stranger->under_way < AT_ONCE && one(stranger); i++)
             stranger->under_way++;
-        shoal_fabric_node_poll(stranger->node, &handler);
+        shoal_fabric_endpoint_poll(stranger->endpoint, &handler);
     }
 }
 
@@ -176,8 +176,8 @@ static enum shoal_status open_stranger(struct stranger *stranger, const struct s
         shoal_fabric_providers_choose(stranger->providers, stranger->settings.provider, text, sizeof text);
     if (!provider)
         return SHOAL_ERR_UNSUPPORTED;
-    SHOAL_TRY(shoal_fabric_node_open(&stranger->library, provider, 0, 0, &stranger->log, &stranger->node));
-    return shoal_fabric_node_meet(stranger->node, victim, &stranger->victim);
+    SHOAL_TRY(shoal_fabric_endpoint_open(&stranger->library, provider, 0, 0, &stranger->log, &stranger->endpoint));
+    return shoal_fabric_endpoint_meet(stranger->endpoint, victim, &stranger->victim);
 }
 
 int main(int argc, char **argv)

@@ -114,7 +114,7 @@ static float *use_memory(struct world *world, size_t count)
 
 static void freed_memory_is_kept_for_the_next_use(struct world *world)
 {
-    struct shoal_shm_node *node = world->context->node;
+    struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     float *first = use_memory(world, MIB_FLOATS);
     OK(world, shoal_mem_free(world->context, first));
     CHECK(world, shoal_mem_free(world->context, first) == SHOAL_ERR_ARGUMENT, "freed twice");
@@ -131,34 +131,35 @@ static void freed_memory_is_kept_for_the_next_use(struct world *world)
             OK(world, shoal_mem_free(world->context, again));
     }
     OK(world, shoal_mem_free(world->context, small));
-    CHECK(world, node->export_count == 2, "%zu pieces of memory are there", node->export_count);
+    CHECK(world, endpoint->export_count == 2, "%zu pieces of memory are there", endpoint->export_count);
 }
 
 static void memory_kept_has_a_limit(struct world *world)
 {
-    const struct shoal_shm_node *node = world->context->node;
+    const struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     float *memory[4];
     for (int i = 0; i < 4; i++)
         memory[i] = use_memory(world, 3 * MIB_FLOATS);
     for (int i = 0; i < 4; i++)
         OK(world, shoal_mem_free(world->context, memory[i]));
-    CHECK(world, node->kept_bytes == 6 * MIB && node->export_count == 2, "%zu pieces, %llu bytes are kept", node->export_count,
-          (unsigned long long)node->kept_bytes);
+    CHECK(world, endpoint->kept_bytes == 6 * MIB && endpoint->export_count == 2, "%zu pieces, %llu bytes are kept",
+          endpoint->export_count, (unsigned long long)endpoint->kept_bytes);
     float *last = use_memory(world, 3 * MIB_FLOATS), *large = use_memory(world, 9 * MIB_FLOATS);
     CHECK(world, last == memory[2] || last == memory[3], "what was freed last is not there");
     OK(world, shoal_mem_free(world->context, large));
-    CHECK(world, node->kept_bytes == 3 * MIB && node->export_count == 2, "%zu pieces, %llu bytes after a large one",
-          node->export_count, (unsigned long long)node->kept_bytes);
+    CHECK(world, endpoint->kept_bytes == 3 * MIB && endpoint->export_count == 2, "%zu pieces, %llu bytes after a large one",
+          endpoint->export_count, (unsigned long long)endpoint->kept_bytes);
     void *small[300];
     for (int i = 0; i < 300; i++)
         OK(world, shoal_mem_alloc(world->context, 64, &small[i]));
     for (int i = 0; i < 300; i++)
         OK(world, shoal_mem_free(world->context, small[i]));
-    CHECK(world, node->kept_count == 256 && node->export_count == 257, "%zu small pieces are kept", node->kept_count);
+    CHECK(world, endpoint->kept_count == 256 && endpoint->export_count == 257, "%zu small pieces are kept",
+          endpoint->kept_count);
     float *use = use_memory(world, 7 * MIB_FLOATS);
     OK(world, shoal_mem_free(world->context, use)); /* leaves room for no more than a MiB */
-    CHECK(world, node->kept_count == 256 && node->kept_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes",
-          node->kept_count, (unsigned long long)node->kept_bytes);
+    CHECK(world, endpoint->kept_count == 256 && endpoint->kept_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes",
+          endpoint->kept_count, (unsigned long long)endpoint->kept_bytes);
     OK(world, shoal_mem_free(world->context, last));
 }
 
@@ -168,7 +169,7 @@ static void memory_kept_gives_way(struct world *world)
     struct shoal_comm *comm;
     OK(world, shoal_mem_free(world->context, use_memory(world, 8 * MIB_FLOATS)));
     float *large = use_memory(world, 12 * MIB_FLOATS);
-    CHECK(world, world->context->node->kept_bytes == 0, "more is kept than the limit leaves");
+    CHECK(world, world->context->endpoint->kept_bytes == 0, "more is kept than the limit leaves");
     OK(world, shoal_mem_free(world->context, large));
     OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
     float *x = calloc(MIB_FLOATS, sizeof(float));
@@ -182,7 +183,7 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
     struct shoal_comm *comm;
-    const struct shoal_shm_node *node = world->context->node;
+    const struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     soon.timeout_ms = 100;
     OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
     float *used = use_memory(world, FLOATS), *other = use_memory(world, FLOATS);
@@ -191,12 +192,12 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
               "no time-out");
     const size_t kept = (world->rank == 0 ? 0 : 1) * FLOATS * sizeof(float);
     OK(world, shoal_mem_free(world->context, used));
-    CHECK(world, node->kept_bytes == kept, "%llu bytes are kept", (unsigned long long)node->kept_bytes);
+    CHECK(world, endpoint->kept_bytes == kept, "%llu bytes are kept", (unsigned long long)endpoint->kept_bytes);
     OK(world, shoal_barrier(world->comm, NULL));
     shoal_comm_free(comm);
     if (world->rank == 0) { /* a peer that was stopped may go on when the communicator is gone */
         OK(world, shoal_mem_free(world->context, other));
-        CHECK(world, node->kept_bytes == 0, "memory is kept after a failure");
+        CHECK(world, endpoint->kept_bytes == 0, "memory is kept after a failure");
     }
 }
 
@@ -229,7 +230,7 @@ static size_t count_pages(struct world *world, const struct shoal_shm_peer *peer
 /* The peer computes and reads no message; the memory of the machine is not held up by that. */
 static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
 {
-    const struct shoal_shm_peer *peer = world->context->node->peers[0];
+    const struct shoal_shm_peer *peer = world->context->endpoint->peers[0];
     float *x = use_memory(world, 9 * MIB_FLOATS);
     OK(world, shoal_barrier(world->comm, NULL));
     CHECK(world, count_pages(world, peer) == 9 * MIB / 4096, "%zu pages are mapped", count_pages(world, peer));
@@ -249,25 +250,25 @@ static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
 static void memory_is_unmapped_though_the_link_was_full(struct world *world)
 {
     static void *pieces[PIECES];
-    struct shoal_shm_node *node = world->context->node;
-    struct shoal_shm_peer *peers[] = {world->rank ? node->peers[0] : NULL, world->rank ? NULL : node->peers[0]};
+    struct shoal_shm_endpoint *endpoint = world->context->endpoint;
+    struct shoal_shm_peer *peers[] = {world->rank ? endpoint->peers[0] : NULL, world->rank ? NULL : endpoint->peers[0]};
     const struct shoal_shm_group group = {1, peers, 2};
     int passed = 0;
     for (int i = 0; i < PIECES && world->rank == 0; i++) {
         OK(world, shoal_mem_alloc(world->context, 4096, &pieces[i]));
-        passed += shoal_shm_node_locate(node, &group, pieces[i], 1) != 0;
+        passed += shoal_shm_endpoint_locate(endpoint, &group, pieces[i], 1) != 0;
     }
     for (int i = 0; i < PIECES && world->rank == 0; i++)
         OK(world, shoal_mem_free(world->context, pieces[i]));
-    CHECK(world, world->rank == 1 || (passed > 10 && passed < PIECES && node->peers[0]->unsaid_count > 0),
-          "%d pieces were passed, %zu could not be taken back", passed, node->peers[0]->unsaid_count);
+    CHECK(world, world->rank == 1 || (passed > 10 && passed < PIECES && endpoint->peers[0]->unsaid_count > 0),
+          "%d pieces were passed, %zu could not be taken back", passed, endpoint->peers[0]->unsaid_count);
     come_to(world, 1);
-    for (int i = 0; i < 10000 && (i < 10 || node->peers[0]->mapped_count || node->peers[0]->unsaid_count); i++) {
-        shoal_shm_node_drain(node);
+    for (int i = 0; i < 10000 && (i < 10 || endpoint->peers[0]->mapped_count || endpoint->peers[0]->unsaid_count); i++) {
+        shoal_shm_endpoint_drain(endpoint);
         usleep(100);
     }
-    CHECK(world, node->peers[0]->mapped_count == 0 && node->peers[0]->unsaid_count == 0, "%zu pieces are mapped",
-          node->peers[0]->mapped_count);
+    CHECK(world, endpoint->peers[0]->mapped_count == 0 && endpoint->peers[0]->unsaid_count == 0, "%zu pieces are mapped",
+          endpoint->peers[0]->mapped_count);
     come_to(world, 2);
     OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
 }

@@ -238,12 +238,12 @@ static void failures_of_two_hosts_at_once_are_one_failure(void **state)
 /* Three of two hosts nap for the last one. */
 static void late_body(struct rank *rank)
 {
-    struct shoal_shm_node *node = rank->context->node;
+    struct shoal_shm_endpoint *endpoint = rank->context->endpoint;
     if (rank->rank == 3)
         usleep(LATE_US);
-    const uint64_t before = atomic_load(&node->fences);
+    const uint64_t before = atomic_load(&endpoint->fences);
     OK(rank, shoal_allreduce(rank->comm, rank->values, rank->values, COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL));
-    const uint64_t fences = atomic_load(&node->fences) - before;
+    const uint64_t fences = atomic_load(&endpoint->fences) - before;
     CHECK(rank, fences <= 2, "%llu", (unsigned long long)fences);
 }
 

@@ -27,7 +27,7 @@ struct world {
     struct shoal_settings settings;
     struct shoal_log log;
     struct shoal_shm_bell bell;
-    struct shoal_shm_node node; /* without peers */
+    struct shoal_shm_endpoint endpoint; /* without peers */
     struct shoal_driver driver;
     struct shoal_sim *sims[PAIRS];
     struct shoal_engine *engines[PAIRS]; /* rank 0 of each pair; the driver's */
@@ -56,8 +56,8 @@ static struct world *open_world(void)
     assert_non_null(world);
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
-    world->node = (struct shoal_shm_node){.log = &world->log, .bell = &world->bell};
-    assert_int_equal(shoal_driver_init(&world->driver, &world->log, &world->settings, &world->node), SHOAL_OK);
+    world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .bell = &world->bell};
+    assert_int_equal(shoal_driver_init(&world->driver, &world->log, &world->settings, &world->endpoint), SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
         assert_int_equal(shoal_sim_create(&options, &world->sims[i]), SHOAL_OK);
@@ -277,11 +277,11 @@ static void a_peer_without_a_bell_is_on_no_core(void **state)
     struct shoal_shm_peer peer = {.bell = NULL}, *peers[] = {&peer};
     cpu_set_t taken;
     (void)state;
-    world->node.peers = peers;
-    world->node.peer_count = 1;
-    assert_false(shoal_shm_node_meet_on_core(&world->node, 1, &taken));
+    world->endpoint.peers = peers;
+    world->endpoint.peer_count = 1;
+    assert_false(shoal_shm_endpoint_meet_on_core(&world->endpoint, 1, &taken));
     assert_true(CPU_COUNT(&taken) == 1 && CPU_ISSET(1, &taken));
-    world->node.peer_count = 0;
+    world->endpoint.peer_count = 0;
     close_world(world);
 }
 

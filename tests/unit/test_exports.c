@@ -11,89 +11,91 @@
 
 #include "base/clock.h"
 #include "quiet_log.h"
-#include "transport/shm/shm_node.h"
+#include "transport/shm/shm_endpoint.h"
 
 static struct shoal_shm_peer *nobody[1];
 static const struct shoal_shm_group alone = {1, nobody, 1};
 
-static struct shoal_shm_node *open_node(void)
+static struct shoal_shm_endpoint *open_endpoint(void)
 {
-    struct shoal_shm_node *node;
-    assert_int_equal(shoal_shm_node_create(&quiet, &settings, &node), SHOAL_OK);
-    return node;
+    struct shoal_shm_endpoint *endpoint;
+    assert_int_equal(shoal_shm_endpoint_create(&quiet, &settings, &endpoint), SHOAL_OK);
+    return endpoint;
 }
 
 #define PIECES 60
 #define PIECE_BYTES 5000
 
-static void assert_found(struct shoal_shm_node *node, char *piece)
+static void assert_found(struct shoal_shm_endpoint *endpoint, char *piece)
 {
     static const size_t offsets[] = {0, 1, PIECE_BYTES / 2, PIECE_BYTES - 1};
     for (size_t i = 0; i < SHOAL_COUNT_OF(offsets); i++) {
-        const shoal_location location = shoal_shm_node_locate(node, &alone, piece + offsets[i], PIECE_BYTES - offsets[i]);
+        const shoal_location location =
+            shoal_shm_endpoint_locate(endpoint, &alone, piece + offsets[i], PIECE_BYTES - offsets[i]);
         assert_int_not_equal(location, 0);
-        assert_ptr_equal(shoal_shm_node_own(node, location), piece + offsets[i]);
-        assert_int_equal(shoal_shm_node_locate(node, &alone, piece + offsets[i], PIECE_BYTES - offsets[i] + 1), 0);
-        assert_non_null(shoal_shm_node_find(node, piece + offsets[i], 1));
+        assert_ptr_equal(shoal_shm_endpoint_own(endpoint, location), piece + offsets[i]);
+        assert_int_equal(shoal_shm_endpoint_locate(endpoint, &alone, piece + offsets[i], PIECE_BYTES - offsets[i] + 1), 0);
+        assert_non_null(shoal_shm_endpoint_find(endpoint, piece + offsets[i], 1));
     }
-    assert_int_equal(shoal_shm_node_locate(node, &alone, piece - 1, 1), 0);
-    assert_int_equal(shoal_shm_node_locate(node, &alone, piece + PIECE_BYTES, 1), 0);
+    assert_int_equal(shoal_shm_endpoint_locate(endpoint, &alone, piece - 1, 1), 0);
+    assert_int_equal(shoal_shm_endpoint_locate(endpoint, &alone, piece + PIECE_BYTES, 1), 0);
 }
 
-static void assert_lost(struct shoal_shm_node *node, char *piece)
+static void assert_lost(struct shoal_shm_endpoint *endpoint, char *piece)
 {
-    assert_int_equal(shoal_shm_node_locate(node, &alone, piece, 1), 0);
-    assert_null(shoal_shm_node_find(node, piece, 1));
-    assert_int_equal(shoal_shm_node_free(node, piece), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_shm_endpoint_locate(endpoint, &alone, piece, 1), 0);
+    assert_null(shoal_shm_endpoint_find(endpoint, piece, 1));
+    assert_int_equal(shoal_shm_endpoint_free(endpoint, piece), SHOAL_ERR_ARGUMENT);
 }
 
 static void memory_is_found_where_it_lies(void **state)
 {
-    struct shoal_shm_node *node = open_node();
+    struct shoal_shm_endpoint *endpoint = open_endpoint();
     char *pieces[PIECES];
     (void)state;
-    node->next_export = ((uint64_t)1 << (64 - SHOAL_LOCATION_OFFSET_BITS)) - PIECES / 2; /* numbers begin again on the way */
+    endpoint->next_export =
+        ((uint64_t)1 << (64 - SHOAL_LOCATION_OFFSET_BITS)) - PIECES / 2; /* numbers begin again on the way */
     for (int i = 0; i < PIECES; i++) {
         void *memory;
-        assert_int_equal(shoal_shm_node_alloc(node, PIECE_BYTES, &memory), SHOAL_OK);
+        assert_int_equal(shoal_shm_endpoint_alloc(endpoint, PIECE_BYTES, &memory), SHOAL_OK);
         pieces[i] = memory;
     }
     for (int i = 0; i < PIECES; i++)
-        assert_found(node, pieces[i]);
+        assert_found(endpoint, pieces[i]);
     for (int i = 0; i < PIECES; i += 3) {
-        assert_int_equal(shoal_shm_node_free(node, pieces[i]), SHOAL_OK);
+        assert_int_equal(shoal_shm_endpoint_free(endpoint, pieces[i]), SHOAL_OK);
         if (i + 1 < PIECES)
-            assert_int_equal(shoal_shm_node_keep(node, pieces[i + 1]), SHOAL_OK);
+            assert_int_equal(shoal_shm_endpoint_keep(endpoint, pieces[i + 1]), SHOAL_OK);
     }
     for (int i = 0; i < PIECES; i++) {
         if (i % 3 == 2)
-            assert_found(node, pieces[i]);
+            assert_found(endpoint, pieces[i]);
         else
-            assert_lost(node, pieces[i]);
+            assert_lost(endpoint, pieces[i]);
     }
-    const shoal_location before = shoal_shm_node_locate(node, &alone, pieces[2], 1);
-    shoal_shm_node_renew(node, before);
-    assert_found(node, pieces[2]);
-    assert_null(shoal_shm_node_own(node, before));
-    shoal_shm_node_destroy(node);
+    const shoal_location before = shoal_shm_endpoint_locate(endpoint, &alone, pieces[2], 1);
+    shoal_shm_endpoint_renew(endpoint, before);
+    assert_found(endpoint, pieces[2]);
+    assert_null(shoal_shm_endpoint_own(endpoint, before));
+    shoal_shm_endpoint_destroy(endpoint);
 }
 
 static void memory_that_is_registered_may_not_overlap(void **state)
 {
     static char area[1000];
-    struct shoal_shm_node *node = open_node();
+    struct shoal_shm_endpoint *endpoint = open_endpoint();
     (void)state;
-    assert_int_equal(shoal_shm_node_register(node, area + 300, 100, -1, 0), SHOAL_OK);
-    assert_int_equal(shoal_shm_node_register(node, area + 500, 100, -1, 0), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_register(endpoint, area + 300, 100, -1, 0), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_register(endpoint, area + 500, 100, -1, 0), SHOAL_OK);
     static const size_t wrong[][2] = {{300, 100}, {200, 101}, {399, 1}, {310, 10}, {0, 1000}, {400, 101}, {599, 10}};
     for (size_t i = 0; i < SHOAL_COUNT_OF(wrong); i++)
-        assert_int_equal(shoal_shm_node_register(node, area + wrong[i][0], wrong[i][1], -1, 0), SHOAL_ERR_ARGUMENT);
-    assert_int_equal(shoal_shm_node_register(node, area + 400, 100, -1, 0), SHOAL_OK);
-    assert_int_equal(shoal_shm_node_register(node, area + 600, 100, -1, 0), SHOAL_OK);
-    assert_int_equal(shoal_shm_node_register(node, area, 300, -1, 0), SHOAL_OK);
-    assert_int_equal(shoal_shm_node_deregister(node, area + 400), SHOAL_OK);
-    assert_int_equal(shoal_shm_node_deregister(node, area + 400), SHOAL_ERR_ARGUMENT);
-    shoal_shm_node_destroy(node);
+        assert_int_equal(shoal_shm_endpoint_register(endpoint, area + wrong[i][0], wrong[i][1], -1, 0), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_shm_endpoint_register(endpoint, area + 400, 100, -1, 0), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_register(endpoint, area + 600, 100, -1, 0), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_register(endpoint, area, 300, -1, 0), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_deregister(endpoint, area + 400), SHOAL_OK);
+    assert_int_equal(shoal_shm_endpoint_deregister(endpoint, area + 400), SHOAL_ERR_ARGUMENT);
+    shoal_shm_endpoint_destroy(endpoint);
 }
 
 #define FEW 100
@@ -101,13 +103,13 @@ static void memory_that_is_registered_may_not_overlap(void **state)
 #define LOOKS 2000
 
 /* The least time of several rounds in which pieces all over are located. */
-static uint64_t time_looks(struct shoal_shm_node *node, const char *area, size_t pieces)
+static uint64_t time_looks(struct shoal_shm_endpoint *endpoint, const char *area, size_t pieces)
 {
     uint64_t least_ns = UINT64_MAX;
     for (int round = 0; round < 20; round++) {
         const uint64_t start_ns = shoal_clock_ns();
         for (size_t i = 0; i < LOOKS; i++)
-            (void)shoal_shm_node_locate(node, &alone, area + i * 7919 % pieces * 16, 8);
+            (void)shoal_shm_endpoint_locate(endpoint, &alone, area + i * 7919 % pieces * 16, 8);
         const uint64_t took_ns = shoal_clock_ns() - start_ns;
         least_ns = took_ns < least_ns ? took_ns : least_ns;
     }
@@ -117,24 +119,24 @@ static uint64_t time_looks(struct shoal_shm_node *node, const char *area, size_t
 /* 200 times as many: a search through all took 200 times as long, one that halves takes twice, and some misses of the cache. */
 static void many_pieces_take_hardly_longer_than_few(void **state)
 {
-    struct shoal_shm_node *node = open_node();
+    struct shoal_shm_endpoint *endpoint = open_endpoint();
     char *area = malloc((size_t)MANY * 16);
     uint64_t few_ns = 0;
     (void)state;
     assert_non_null(area);
     for (size_t i = 0; i < MANY; i++) {
-        assert_int_equal(shoal_shm_node_register(node, area + i * 16, 16, -1, 0), SHOAL_OK);
+        assert_int_equal(shoal_shm_endpoint_register(endpoint, area + i * 16, 16, -1, 0), SHOAL_OK);
         if (i + 1 == FEW)
-            few_ns = time_looks(node, area, FEW);
+            few_ns = time_looks(endpoint, area, FEW);
     }
-    const uint64_t many_ns = time_looks(node, area, MANY);
+    const uint64_t many_ns = time_looks(endpoint, area, MANY);
     print_message("%d looks take %llu ns among %d pieces, %llu ns among %d\n", LOOKS, (unsigned long long)few_ns, FEW,
                   (unsigned long long)many_ns, MANY);
     assert_true(many_ns < 30 * few_ns);
     for (size_t i = 0; i < MANY; i++)
-        assert_int_equal(shoal_shm_node_deregister(node, area + i * 16), SHOAL_OK);
+        assert_int_equal(shoal_shm_endpoint_deregister(endpoint, area + i * 16), SHOAL_OK);
     free(area);
-    shoal_shm_node_destroy(node);
+    shoal_shm_endpoint_destroy(endpoint);
 }
 
 int main(void)

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "alloc_limit.h"
-#include "hand_node.h"
+#include "hand_endpoint.h"
 
 #define COMM 7
 #define PEERS 1024
@@ -121,12 +121,12 @@ static struct message *make(struct fixture *fixture, uint32_t source, uint64_t n
 
 static void receive(struct fixture *fixture, const void *message, size_t bytes)
 {
-    hand_node_hear(fixture->network, message, bytes, true);
+    hand_endpoint_hear(fixture->network, message, bytes, true);
 }
 
 static void receive_written(struct fixture *fixture, uint32_t immediate)
 {
-    hand_node_hear(fixture->network, &immediate, sizeof immediate, false);
+    hand_endpoint_hear(fixture->network, &immediate, sizeof immediate, false);
 }
 
 static uint64_t count(const struct fixture *fixture, enum shoal_rejection why)
@@ -209,8 +209,8 @@ static void early_messages_that_find_no_memory_fail_their_communicator(void **st
 
 /* ---- Strangers ---- */
 
-/* Garbage of all lengths, true messages that were cut, changed or sent again, guessed numbers of communicators: nothing is heard
- * and nothing kept. */
+/* Garbage of all lengths, true messages that were cut, changed or sent again, guessed numbers of communicators: nothing is
+ * heard and nothing kept. */
 static void strangers_take_no_room_and_change_nothing(void **state)
 {
     static struct fixture fixture;

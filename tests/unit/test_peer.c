@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "transport/shm/shm_node.h"
+#include "transport/shm/shm_endpoint.h"
 
 static pid_t start(void)
 {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 /* The immediate names a counter of the receiver and its generation. efa and verbs carry no more. */
 #define IMMEDIATE_BYTES 4
@@ -54,7 +54,7 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
     hints->ep_attr->type = type;
     hints->ep_attr->max_msg_size = caps & FI_MSG ? SHOAL_FABRIC_MESSAGE_MAX : 0;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
-    hints->domain_attr->resource_mgmt = FI_RM_ENABLED; /* see COMPLETIONS in fabric_node.c */
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED; /* see COMPLETIONS in fabric_endpoint.c */
     hints->fabric_attr->prov_name = strdup(name);
     if (hints->fabric_attr->prov_name)
         return hints;

@@ -7,7 +7,7 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_SHUFFLE_H
 #define SHOAL_TRANSPORT_FABRIC_SHUFFLE_H
 
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 /* An event is overtaken by fewer later ones. A receiver tells 64 raises of a counter apart, of which a source may have 32 under
  * way before this: together they stay below. */

@@ -33,7 +33,7 @@ static void put_first(struct shoal_fabric_source **list, struct shoal_fabric_sou
 /* Memory is unregistered before it may be unmapped. */
 static void end(struct shoal_fabric_sources *sources, struct shoal_fabric_source *source)
 {
-    shoal_fabric_node_unregister(sources->node, &source->memory);
+    shoal_fabric_endpoint_unregister(sources->endpoint, &source->memory);
     source->holding.release(source->holding.arg);
     free(source);
 }
@@ -67,7 +67,8 @@ struct shoal_fabric_source *shoal_fabric_sources_add(struct shoal_fabric_sources
         return NULL;
     }
     source->holding = *holding;
-    const char *refusal = shoal_fabric_node_register_source(sources->node, holding->begin, holding->bytes, &source->memory);
+    const char *refusal =
+        shoal_fabric_endpoint_register_source(sources->endpoint, holding->begin, holding->bytes, &source->memory);
     if (refusal)
         tell_refusal(sources, holding, refusal);
     put_first(&sources->known, source);

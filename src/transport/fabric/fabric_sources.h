@@ -6,7 +6,7 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_SOURCES_H
 #define SHOAL_TRANSPORT_FABRIC_SOURCES_H
 
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 /* What is registered, and who keeps it mapped until release. */
 struct shoal_fabric_holding {
@@ -24,7 +24,7 @@ struct shoal_fabric_source {
 };
 
 struct shoal_fabric_sources {
-    struct shoal_fabric_node *node;
+    struct shoal_fabric_endpoint *endpoint;
     struct shoal_log *log;
     struct shoal_fabric_source *known;     /* the last one used first */
     struct shoal_fabric_source *forgotten; /* until what is under way has left */
@@ -40,7 +40,7 @@ struct shoal_fabric_source *shoal_fabric_sources_add(struct shoal_fabric_sources
 void shoal_fabric_sources_forget(struct shoal_fabric_sources *sources, const void *at);
 /* Unregisters what is forgotten and at rest. */
 void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources);
-/* When the node has stopped: nothing is under way any more. */
+/* When the endpoint has stopped: nothing is under way any more. */
 void shoal_fabric_sources_close(struct shoal_fabric_sources *sources);
 
 #endif

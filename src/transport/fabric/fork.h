@@ -6,7 +6,7 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_FORK_H
 #define SHOAL_TRANSPORT_FABRIC_FORK_H
 
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 /* An endpoint whose sockets children close; where it has no internet address nothing happens. owner: for forget, not used. */
 void shoal_fabric_fork_note(const void *owner, const struct shoal_fabric_address *address);

@@ -8,7 +8,7 @@
 #define SHOAL_TRANSPORT_FABRIC_LINK_H
 
 #include "bootstrap/address.h"
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 #define SHOAL_LINK_LEAVE_S 2  /* what has not left by then is looked into */
 #define SHOAL_LINK_ANSWER_S 3 /* no answer by then is none */

@@ -64,7 +64,7 @@ struct shoal_network {
     struct shoal_fabric_library library;
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
-    struct shoal_fabric_node *node;
+    struct shoal_fabric_endpoint *endpoint;
     struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
@@ -97,16 +97,17 @@ struct shoal_network {
 
 static void choose_writes(struct shoal_network *network, const struct shoal_settings *settings)
 {
-    const char *reason = strcmp(settings->writes, "no") == 0                ? "SHOAL_WRITES=no"
-                         : shoal_fabric_node_emulates_writes(network->node) ? "the adapter cannot write, only pretend to"
-                                                                            : NULL;
+    const char *reason = strcmp(settings->writes, "no") == 0 ? "SHOAL_WRITES=no"
+                         : shoal_fabric_endpoint_emulates_writes(network->endpoint)
+                             ? "the adapter cannot write, only pretend to"
+                             : NULL;
     network->writes = !reason && network->provider->way == SHOAL_FABRIC_WRITES;
     if (reason && network->provider->way == SHOAL_FABRIC_WRITES)
         shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "provider %s: it sends all as messages, because %s",
                        network->provider->name, reason);
 }
 
-static enum shoal_status open_node(struct shoal_network *network, const struct shoal_network_options *options)
+static enum shoal_status open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
 {
     char reason[1200];
     uint16_t low, high;
@@ -118,7 +119,7 @@ static enum shoal_status open_node(struct shoal_network *network, const struct s
     shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "libfabric %u.%u (%s), provider %s: %s; it %s",
                    network->library.major, network->library.minor, network->library.path, network->provider->name, reason,
                    network->provider->text);
-    SHOAL_TRY(shoal_fabric_node_open(&network->library, network->provider, low, high, network->log, &network->node));
+    SHOAL_TRY(shoal_fabric_endpoint_open(&network->library, network->provider, low, high, network->log, &network->endpoint));
     choose_writes(network, options->settings);
     return SHOAL_OK;
 }
@@ -136,7 +137,7 @@ static void open_links(struct shoal_network *network)
 {
     network->links = (struct shoal_links){.arg = network, .broken = on_link_broken};
     if (!network->provider->is_over_tcp ||
-        !shoal_link_read_address(shoal_fabric_node_address(network->node), &network->links.from))
+        !shoal_link_read_address(shoal_fabric_endpoint_address(network->endpoint), &network->links.from))
         network->links.from.socket.ss_family = AF_UNSPEC;
 }
 
@@ -176,8 +177,8 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     if (status == SHOAL_OK)
         status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
-        status = open_node(network, options);
-    network->sources = (struct shoal_fabric_sources){.node = network->node, .log = network->log};
+        status = open_endpoint(network, options);
+    network->sources = (struct shoal_fabric_sources){.endpoint = network->endpoint, .log = network->log};
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
         shoal_fabric_fork_seal();
@@ -229,7 +230,7 @@ static void free_orphans(struct shoal_network *network)
     while (network->orphans) {
         struct orphan *orphan = network->orphans;
         network->orphans = orphan->next;
-        shoal_fabric_node_unregister(network->node, &orphan->leftover.memory);
+        shoal_fabric_endpoint_unregister(network->endpoint, &orphan->leftover.memory);
         free(orphan->leftover.loads);
         if (orphan->leftover.release)
             orphan->leftover.release(orphan->leftover.arg);
@@ -241,11 +242,11 @@ void shoal_network_close(struct shoal_network *network)
 {
     if (!network)
         return;
-    if (network->node)
-        shoal_fabric_node_stop(network->node);
+    if (network->endpoint)
+        shoal_fabric_endpoint_stop(network->endpoint);
     free_orphans(network);
     shoal_fabric_sources_close(&network->sources);
-    shoal_fabric_node_close(network->node);
+    shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
     shoal_links_close(&network->links);
     shoal_fabric_shuffle_destroy(network->shuffle);
@@ -268,13 +269,13 @@ const char *shoal_network_provider(const struct shoal_network *network)
 
 const struct shoal_fabric_address *shoal_network_address(const struct shoal_network *network)
 {
-    return shoal_fabric_node_address(network->node);
+    return shoal_fabric_endpoint_address(network->endpoint);
 }
 
 void shoal_network_print_address(const struct shoal_network *network, const struct shoal_fabric_address *address, char *text,
                                  size_t bytes)
 {
-    shoal_fabric_node_print_address(network->node, address, text, bytes);
+    shoal_fabric_endpoint_print_address(network->endpoint, address, text, bytes);
 }
 
 /* ---- Peers --------------------------------------------------------------------------------------------------------------- */
@@ -312,7 +313,7 @@ enum shoal_status shoal_network_meet(struct shoal_network *network, const struct
     if (!peer)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a process on %s", known->name.host);
     *peer = *known;
-    const enum shoal_status status = shoal_fabric_node_meet(network->node, &peer->address, &peer->at);
+    const enum shoal_status status = shoal_fabric_endpoint_meet(network->endpoint, &peer->address, &peer->at);
     if (status != SHOAL_OK) {
         free_peer(peer);
         return status;
@@ -762,7 +763,7 @@ static enum shoal_status try_send(struct shoal_network *network, struct shoal_ne
     try_link(network, peer);
     if (peer->sending >= SENDING_MAX || is_refused(network))
         return SHOAL_PENDING;
-    const enum shoal_status status = shoal_fabric_node_send(network->node, peer->at, data, bytes, load);
+    const enum shoal_status status = shoal_fabric_endpoint_send(network->endpoint, peer->at, data, bytes, load);
     if (status == SHOAL_PENDING)
         return SHOAL_PENDING;
     peer->sending++;
@@ -817,28 +818,28 @@ bool shoal_network_is_full(const struct shoal_network_peer *peer)
 
 bool shoal_network_writes(const struct shoal_network *network, const struct shoal_fabric_memory *source_memory, size_t bytes)
 {
-    return network->writes && bytes <= shoal_fabric_node_write_max(network->node, source_memory);
+    return network->writes && bytes <= shoal_fabric_endpoint_write_max(network->endpoint, source_memory);
 }
 
 bool shoal_network_sends_cheaply(const struct shoal_network *network)
 {
-    return shoal_fabric_node_registers_sources(network->node);
+    return shoal_fabric_endpoint_registers_sources(network->endpoint);
 }
 
 enum shoal_status shoal_network_register(struct shoal_network *network, void *memory, size_t bytes,
                                          struct shoal_fabric_memory *memory_out)
 {
-    return shoal_fabric_node_register(network->node, memory, bytes, memory_out);
+    return shoal_fabric_endpoint_register(network->endpoint, memory, bytes, memory_out);
 }
 
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory)
 {
-    shoal_fabric_node_unregister(network->node, memory);
+    shoal_fabric_endpoint_unregister(network->endpoint, memory);
 }
 
 bool shoal_network_registers_sources(const struct shoal_network *network)
 {
-    return shoal_fabric_node_registers_sources(network->node);
+    return shoal_fabric_endpoint_registers_sources(network->endpoint);
 }
 
 struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes)
@@ -874,7 +875,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
                                              .bytes = write->bytes,
                                              .immediate = write->immediate,
                                              .owner = load};
-    const enum shoal_status status = shoal_fabric_node_write(network->node, &there);
+    const enum shoal_status status = shoal_fabric_endpoint_write(network->endpoint, &there);
     if (status == SHOAL_OK) {
         ++*load->count;
         ++*load->total;
@@ -907,14 +908,14 @@ static bool poll_shuffled(struct shoal_network *network)
 {
     const bool did = shoal_fabric_shuffle_hand_on(network->shuffle, shoal_clock_ns());
     return (shoal_fabric_shuffle_has_room(network->shuffle) &&
-            shoal_fabric_node_poll(network->node, shoal_fabric_shuffle_handler(network->shuffle))) ||
+            shoal_fabric_endpoint_poll(network->endpoint, shoal_fabric_shuffle_handler(network->shuffle))) ||
            did;
 }
 
 static bool poll_once(struct shoal_network *network)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
-    return network->shuffle ? poll_shuffled(network) : shoal_fabric_node_poll(network->node, &handler);
+    return network->shuffle ? poll_shuffled(network) : shoal_fabric_endpoint_poll(network->endpoint, &handler);
 }
 
 static void seal_when_due(struct shoal_network *network)
@@ -949,17 +950,18 @@ bool shoal_network_poll(struct shoal_network *network)
 
 bool shoal_network_has_descriptor(const struct shoal_network *network)
 {
-    return shoal_fabric_node_wait_fd(network->node) >= 0 && network->false_wakes < FALSE_WAKES_MAX;
+    return shoal_fabric_endpoint_wait_fd(network->endpoint) >= 0 && network->false_wakes < FALSE_WAKES_MAX;
 }
 
 bool shoal_network_may_wait(struct shoal_network *network)
 {
-    return (!network->shuffle || shoal_fabric_shuffle_is_idle(network->shuffle)) && shoal_fabric_node_may_wait(network->node);
+    return (!network->shuffle || shoal_fabric_shuffle_is_idle(network->shuffle)) &&
+           shoal_fabric_endpoint_may_wait(network->endpoint);
 }
 
 void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns)
 {
-    struct pollfd entry = {shoal_fabric_node_wait_fd(network->node), POLLIN, 0};
+    struct pollfd entry = {shoal_fabric_endpoint_wait_fd(network->endpoint), POLLIN, 0};
     const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
     if (ppoll(&entry, 1, &timeout, NULL) > 0)
         atomic_store_explicit(&network->was_woken, true, memory_order_relaxed);

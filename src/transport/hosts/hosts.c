@@ -84,7 +84,7 @@ struct hosts {
     struct shoal_network_channel channel;
     struct shoal_world_member membership;
     bool is_joined; /* the lowest local rank's segment, where a failure is kept, is here */
-    struct shoal_shm_node *node;
+    struct shoal_shm_endpoint *endpoint;
     struct shoal_transport *local; /* shared memory, among the ranks of this host */
     struct shoal_member *members;  /* [size] */
     int *local_of;                 /* [size] number on this host, -1 elsewhere */
@@ -321,7 +321,7 @@ static void unpin_segment(void *segment)
 /* Shared memory that is written from for the first time. NULL: the source lies elsewhere. */
 static struct shoal_fabric_source *add_source(struct hosts *hosts, const void *source, size_t bytes)
 {
-    const struct shoal_shm_export *export = shoal_shm_node_find(hosts->node, source, bytes);
+    const struct shoal_shm_export *export = shoal_shm_endpoint_find(hosts->endpoint, source, bytes);
     if (!export)
         return NULL;
     const struct shoal_fabric_holding holding = {export->begin, export->bytes, unpin_segment,
@@ -1187,7 +1187,8 @@ static int number_hosts(struct hosts *hosts)
     return local;
 }
 
-static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_node *node, const struct shoal_hosts_options *options)
+static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_endpoint *endpoint,
+                                    const struct shoal_hosts_options *options)
 {
     struct shoal_shm_options shm = options->shm;
     shm.size = number_hosts(hosts);
@@ -1198,19 +1199,19 @@ static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_node *
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %d ranks", shm.size);
     for (int i = 0; i < shm.size; i++)
         shm.peers[i] = hosts->members[hosts->rank_of[i]].here;
-    const enum shoal_status status = shoal_shm_create(node, &shm, &hosts->local);
+    const enum shoal_status status = shoal_shm_create(endpoint, &shm, &hosts->local);
     free(shm.peers);
     return status;
 }
 
-enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct shoal_hosts_options *options,
+enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const struct shoal_hosts_options *options,
                                      struct shoal_transport **transport_out)
 {
     struct hosts *hosts = calloc(1, sizeof *hosts);
     if (!hosts)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator");
     hosts->log = options->log;
-    hosts->node = node;
+    hosts->endpoint = endpoint;
     hosts->network = options->network;
     hosts->world = options->world;
     hosts->slots = options->shm.slots;
@@ -1228,7 +1229,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct s
     hosts->completed = options->shm.counter_start;
     enum shoal_status status = allocate(hosts, options);
     if (status == SHOAL_OK)
-        status = make_local(hosts, node, options);
+        status = make_local(hosts, endpoint, options);
     if (status != SHOAL_OK) {
         destroy(&hosts->transport, false);
         return status;

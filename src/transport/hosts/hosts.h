@@ -32,8 +32,9 @@ struct shoal_hosts_options {
     struct shoal_shm_options shm;       /* of the whole communicator: rank, size, slots, bytes of a slot, ... ; peers unused */
 };
 
-/* First half of a collective call of all ranks, as shoal_shm_create; node is that of shared memory. */
-SHOAL_MUST_USE enum shoal_status shoal_hosts_create(struct shoal_shm_node *node, const struct shoal_hosts_options *options,
+/* First half of a collective call of all ranks, as shoal_shm_create; endpoint is that of shared memory. */
+SHOAL_MUST_USE enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint,
+                                                    const struct shoal_hosts_options *options,
                                                     struct shoal_transport **transport_out);
 /* Second half, as shoal_shm_join. */
 SHOAL_MUST_USE enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socket_out);

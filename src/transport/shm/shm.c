@@ -24,7 +24,7 @@ struct seat {
 
 struct shm {
     struct shoal_transport transport;
-    struct shoal_shm_node *node;
+    struct shoal_shm_endpoint *endpoint;
     unsigned slots;
     size_t window_stride;
     size_t control_bytes;
@@ -129,16 +129,16 @@ static shoal_location locate(struct shoal_transport *transport, const void *addr
 {
     struct shm *shm = shm_of(transport);
     const struct shoal_shm_group group = {shm->comm, shm->peers, transport->size};
-    return shoal_shm_node_locate(shm->node, &group, address, bytes);
+    return shoal_shm_endpoint_locate(shm->endpoint, &group, address, bytes);
 }
 
 static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
 {
     struct shm *shm = shm_of(transport);
-    void *address = peer == transport->rank ? shoal_shm_node_own(shm->node, location)
-                                            : shoal_shm_node_reach(shm->node, shm->peers[peer], location, bytes);
+    void *address = peer == transport->rank ? shoal_shm_endpoint_own(shm->endpoint, location)
+                                            : shoal_shm_endpoint_reach(shm->endpoint, shm->peers[peer], location, bytes);
     if (!address)
-        *error = shoal_log_fail(shm->node->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory",
+        *error = shoal_log_fail(shm->endpoint->log, SHOAL_ERR_MEMORY, "shm", "cannot map %zu bytes of rank %d's shared memory",
                                 bytes, shm_of(transport)->numbers[peer]);
     return address;
 }
@@ -150,10 +150,10 @@ static enum shoal_status reserve_window(struct shoal_transport *transport, unsig
     if (shm->has_window)
         return SHOAL_OK;
     if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed",
+        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed",
                               slots, slot_bytes);
-    SHOAL_TRY(shoal_shm_node_reserve(shm->node, seat->segment, (uint64_t)(seat->window - seat->segment->base),
-                                     shm->slots * shm->window_stride, "the communicator's window"));
+    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, seat->segment, (uint64_t)(seat->window - seat->segment->base),
+                                         shm->slots * shm->window_stride, "the communicator's window"));
     shm->has_window = true;
     return SHOAL_OK;
 }
@@ -169,8 +169,8 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
                              size_t bytes)
 {
     (void)slot, (void)offset, (void)source, (void)bytes;
-    return shoal_log_fail(shm_of(transport)->node->log, SHOAL_ERR_INTERNAL, "shm", "put to rank %d, which load and store reach",
-                          shm_of(transport)->numbers[peer]);
+    return shoal_log_fail(shm_of(transport)->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
+                          "put to rank %d, which load and store reach", shm_of(transport)->numbers[peer]);
 }
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------ */
@@ -207,7 +207,7 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
     if (shm->has_queue[peer])
         return SHOAL_OK;
     snprintf(what, sizeof what, "the queue of messages to rank %d", shm->numbers[peer]);
-    SHOAL_TRY(shoal_shm_node_reserve(shm->node, own->segment, (uint64_t)(queue - own->segment->base), QUEUE, what));
+    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, own->segment, (uint64_t)(queue - own->segment->base), QUEUE, what));
     shm->has_queue[peer] = true;
     return SHOAL_OK;
 }
@@ -282,7 +282,7 @@ static void order_store_before_look(const struct shm *shm)
 static void flush(struct shoal_transport *transport)
 {
     const struct shm *shm = shm_of(transport);
-    /* What was published comes before the look at who sleeps; pairs with shoal_shm_node_doze. */
+    /* What was published comes before the look at who sleeps; pairs with shoal_shm_endpoint_doze. */
     order_store_before_look(shm);
     for (int r = 0; r < transport->size; r++) {
         if (shm->peers[r] && shoal_shm_bell_is_asleep(shm->peers[r]->bell))
@@ -296,7 +296,7 @@ static void wake_all(struct shm *shm)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < shm->transport.size; r++)
-        shoal_shm_bell_ring(shm->peers[r] ? shm->peers[r]->bell : shm->node->bell);
+        shoal_shm_bell_ring(shm->peers[r] ? shm->peers[r]->bell : shm->endpoint->bell);
 }
 
 /* True for the one who may write the record. */
@@ -354,7 +354,7 @@ static void leave(struct shoal_transport *transport)
 static bool is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct shm *shm = shm_of(transport);
-    shoal_shm_node_fence_all(shm->node);
+    shoal_shm_endpoint_fence_all(shm->endpoint);
     for (int r = 0; r < transport->size; r++) {
         if (!shm->peers[r] || !atomic_load_explicit(&shm->seats[r].head->is_inside, memory_order_acquire) ||
             shoal_shm_peer_has_ended(shm->peers[r]))
@@ -392,7 +392,7 @@ static void abort_all(struct shoal_transport *transport)
         first->failure.step = -1;
         first->failure.pid = getpid();
         print_abort(shm->numbers[transport->rank], first->failure.text);
-        memcpy(first->failure.host, shm->node->log->host, sizeof first->failure.host);
+        memcpy(first->failure.host, shm->endpoint->log->host, sizeof first->failure.host);
         atomic_store_explicit(&first->ready, 1, memory_order_release);
     }
     wake_all(shm);
@@ -445,7 +445,7 @@ static void peer_name(struct shoal_transport *transport, int peer, struct shoal_
         *name = shm->peers[peer]->name;
         return;
     }
-    memcpy(name->host, shm->node->log->host, sizeof name->host);
+    memcpy(name->host, shm->endpoint->log->host, sizeof name->host);
     name->pid = (int)getpid();
 }
 
@@ -469,7 +469,7 @@ static void destroy(struct shoal_transport *transport, bool finalized)
     }
     for (int r = 0; shm->seats && r < transport->size; r++) {
         if (r == transport->rank)
-            shoal_segment_release(shm->seats[r].segment, &shm->node->budget);
+            shoal_segment_release(shm->seats[r].segment, &shm->endpoint->budget);
         else
             shoal_segment_put(shm->seats[r].segment);
     }
@@ -550,7 +550,7 @@ static void start_counters(const struct shm *shm, struct seat *seat)
     atomic_store_explicit(&seat->head->completed, shm->counter_start, memory_order_relaxed);
 }
 
-static enum shoal_status allocate(struct shm *shm, struct shoal_shm_node *node, const struct shoal_shm_options *options)
+static enum shoal_status allocate(struct shm *shm, struct shoal_shm_endpoint *endpoint, const struct shoal_shm_options *options)
 {
     const size_t size = (size_t)options->size;
     shm->seats = calloc(size, sizeof *shm->seats);
@@ -561,7 +561,8 @@ static enum shoal_status allocate(struct shm *shm, struct shoal_shm_node *node, 
     shm->has_queue = calloc(size, sizeof *shm->has_queue);
     shm->is_told = calloc(size, sizeof *shm->is_told);
     if (!shm->seats || !shm->peers || !shm->numbers || !shm->raised || !shm->raised_values || !shm->has_queue || !shm->is_told)
-        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks", options->size);
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks",
+                              options->size);
     memcpy(shm->peers, options->peers, size * sizeof *shm->peers);
     for (size_t r = 0; r < size; r++)
         shm->numbers[r] = options->numbers ? options->numbers[r] : (int)r;
@@ -575,9 +576,9 @@ static enum shoal_status make_own_segment(struct shm *shm)
     const int rank = shm->transport.rank;
     const struct shoal_shm_layout layout = shoal_shm_layout_of(rank, shm->transport.size, shm->slots, shm->slot_bytes);
     struct shoal_segment *own;
-    SHOAL_TRY(shoal_segment_create(shm->node->log, "shoal-communicator", layout.total_bytes, &own));
+    SHOAL_TRY(shoal_segment_create(shm->endpoint->log, "shoal-communicator", layout.total_bytes, &own));
     const enum shoal_status status =
-        shoal_shm_node_reserve(shm->node, own, layout.head, layout.control_bytes - layout.head, "the communicator");
+        shoal_shm_endpoint_reserve(shm->endpoint, own, layout.head, layout.control_bytes - layout.head, "the communicator");
     if (status != SHOAL_OK) {
         shoal_segment_put(own);
         return status;
@@ -589,28 +590,28 @@ static enum shoal_status make_own_segment(struct shm *shm)
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct shoal_shm_options *options,
+enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_options *options,
                                    struct shoal_transport **transport_out)
 {
     struct shm *shm = options->size <= SHOAL_SHM_PEERS_MAX ? calloc(1, sizeof *shm) : NULL;
     if (!shm)
-        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm",
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm",
                               "no room for a communicator of %d ranks (at most %d on a host)", options->size,
                               SHOAL_SHM_PEERS_MAX);
     shm->transport = (struct shoal_transport){.ops = &ops, .rank = options->rank, .size = options->size};
-    shm->node = node;
+    shm->endpoint = endpoint;
     shm->slots = options->slots;
     shm->comm = options->comm;
     shm->slot_bytes = options->slot_bytes;
     shm->counter_start = options->counter_start;
     shm->join_deadline_ns = shoal_clock_ns() + options->timeout_ms * SHOAL_NS_PER_MS;
-    enum shoal_status status = allocate(shm, node, options);
+    enum shoal_status status = allocate(shm, endpoint, options);
     if (status == SHOAL_OK)
         status = make_own_segment(shm);
     if (status != SHOAL_OK) {
         for (int r = 0; r < options->size; r++) { /* so that the others need not wait for it */
             if (options->peers[r])
-                (void)shoal_shm_node_offer(options->peers[r], options->comm, NULL);
+                (void)shoal_shm_endpoint_offer(options->peers[r], options->comm, NULL);
         }
         destroy(&shm->transport, false);
         return status;
@@ -625,11 +626,12 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
     if (segment->bytes < layout.total_bytes) {
         const unsigned long long bytes = segment->bytes;
         shoal_segment_put(segment);
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_INTERNAL, "shm", "rank %d sent a segment of %llu bytes, %zu are needed",
-                              shm->numbers[rank], bytes, layout.total_bytes);
+        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
+                              "rank %d sent a segment of %llu bytes, %zu are needed", shm->numbers[rank], bytes,
+                              layout.total_bytes);
     }
     seat_at(&shm->seats[rank], segment, &layout);
-    shm->needs_fence |= shoal_shm_peer_needs_fence(shm->node, shm->peers[rank]);
+    shm->needs_fence |= shoal_shm_peer_needs_fence(shm->endpoint, shm->peers[rank]);
     shm->raised[rank] = &shm->seats[rank].counters[shm->transport.rank];
     return SHOAL_OK;
 }
@@ -639,10 +641,10 @@ static enum shoal_status join_with(struct shm *shm, int rank)
 {
     struct shoal_shm_peer *peer = shm->peers[rank];
     if (!shm->is_told[rank])
-        shm->is_told[rank] = shoal_shm_node_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
+        shm->is_told[rank] = shoal_shm_endpoint_offer(peer, shm->comm, shm->seats[shm->transport.rank].segment);
     if (!shm->seats[rank].segment) {
         struct shoal_segment *segment;
-        const enum shoal_status status = shoal_shm_node_take(shm->node, peer, shm->comm, &segment);
+        const enum shoal_status status = shoal_shm_endpoint_take(shm->endpoint, peer, shm->comm, &segment);
         if (status == SHOAL_OK)
             SHOAL_TRY(take_seat(shm, rank, segment));
         else if (status != SHOAL_PENDING)
@@ -651,11 +653,11 @@ static enum shoal_status join_with(struct shm *shm, int rank)
     if (shm->is_told[rank] && shm->seats[rank].segment)
         return SHOAL_OK;
     if (shoal_shm_peer_has_ended(peer))
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_PEER_LOST, "shm",
+        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_PEER_LOST, "shm",
                               "rank %d (process %d on %s) %s while a communicator was made", shm->numbers[rank], peer->name.pid,
                               peer->name.host, peer->ended);
     if (shoal_clock_ns() > shm->join_deadline_ns)
-        return shoal_log_fail(shm->node->log, SHOAL_ERR_TIMEOUT, "shm",
+        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_TIMEOUT, "shm",
                               "rank %d (process %d on %s) did not come in time while a communicator was made",
                               shm->numbers[rank], peer->name.pid, peer->name.host);
     return SHOAL_PENDING;

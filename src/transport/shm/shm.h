@@ -2,7 +2,7 @@
 #ifndef SHOAL_TRANSPORT_SHM_SHM_H
 #define SHOAL_TRANSPORT_SHM_SHM_H
 
-#include "transport/shm/shm_node.h"
+#include "transport/shm/shm_endpoint.h"
 
 struct shoal_shm_options {
     uint64_t comm; /* the communicator's number, the same on all its ranks, new between them */
@@ -16,9 +16,9 @@ struct shoal_shm_options {
     uint32_t timeout_ms; /* to meet the others */
 };
 
-/* First half of a collective call of all ranks of the communicator: makes the own segment. The node must outlive the
+/* First half of a collective call of all ranks of the communicator: makes the own segment. The endpoint must outlive the
  * transport. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_node *node, const struct shoal_shm_options *options,
+SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_options *options,
                                                   struct shoal_transport **transport_out);
 
 /* Second half, to be called until it does not return PENDING; in between, wait (without the lock) until *socket_out can be

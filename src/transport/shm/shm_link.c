@@ -126,10 +126,10 @@ static void read_line(const char *path, char *line, size_t bytes)
     fclose(file);
 }
 
-static void fill_card(struct shoal_link_card *card, const unsigned char *node_id, const char *host_id, const char *host)
+static void fill_card(struct shoal_link_card *card, const unsigned char *endpoint_id, const char *host_id, const char *host)
 {
     struct stat namespace;
-    memcpy(card->id, node_id, sizeof card->id);
+    memcpy(card->id, endpoint_id, sizeof card->id);
     read_line("/proc/sys/kernel/random/boot_id", card->boot_id, sizeof card->boot_id);
     card->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
     snprintf(card->host_id, sizeof card->host_id, "%s", host_id);
@@ -184,7 +184,7 @@ static enum shoal_status listen_at(struct shoal_link_meeting *meeting, const uns
 }
 
 enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
-                                          const struct shoal_bootstrap *bootstrap, const unsigned char *node_id,
+                                          const struct shoal_bootstrap *bootstrap, const unsigned char *endpoint_id,
                                           struct shoal_segment *bell, const char *host_id)
 {
     const size_t size = (size_t)bootstrap->size;
@@ -199,7 +199,7 @@ enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, st
         meeting->contacts[r] = (struct shoal_link_contact){-1, -1, -1, 0, false};
     if (status == SHOAL_OK) {
         struct shoal_link_card *own = &meeting->cards[bootstrap->rank];
-        fill_card(own, node_id, host_id, log->host);
+        fill_card(own, endpoint_id, host_id, log->host);
         status = shoal_auth_random(own->name, sizeof own->name);
         if (status == SHOAL_OK)
             status = listen_at(meeting, own->name);
@@ -505,7 +505,7 @@ bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
     if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
         snprintf(text, bytes, "%s",
                  shoal_process_number(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
-                                  : "ended (the kernel does not tell how)");
+                                             : "ended (the kernel does not tell how)");
         return false;
     }
     if (WIFSIGNALED(code))

@@ -1,5 +1,5 @@
-/* Control connections between nodes of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two nodes meet,
- * and the messages that pass descriptors afterwards. Only shm_node.c uses this. */
+/* Control connections between endpoints of one host: Unix sockets (SOCK_SEQPACKET) of abstract, random name. How two endpoints
+ * meet, and the messages that pass descriptors afterwards. Only shm_endpoint.c uses this. */
 #ifndef SHOAL_TRANSPORT_SHM_LINK_H
 #define SHOAL_TRANSPORT_SHM_LINK_H
 
@@ -11,7 +11,7 @@
 
 /* What each rank tells all others through the store. */
 struct shoal_link_card {
-    unsigned char id[SHOAL_LINK_ID_BYTES];   /* of the node */
+    unsigned char id[SHOAL_LINK_ID_BYTES];   /* of the endpoint */
     unsigned char name[SHOAL_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
     char boot_id[40];
     uint64_t network_namespace;
@@ -49,8 +49,9 @@ struct shoal_link_meeting {
 
 /* Opens the listening socket and fills the own card. */
 SHOAL_MUST_USE enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
-                                                         const struct shoal_bootstrap *bootstrap, const unsigned char *node_id,
-                                                         struct shoal_segment *bell, const char *host_id);
+                                                         const struct shoal_bootstrap *bootstrap,
+                                                         const unsigned char *endpoint_id, struct shoal_segment *bell,
+                                                         const char *host_id);
 /* Connects to the wanted ranks below the own and accepts those above; each side proves that it knows the secret. */
 SHOAL_MUST_USE enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting);
 /* Closes what nobody took. */

@@ -1,4 +1,4 @@
-#include "transport/shm/shm_node.h"
+#include "transport/shm/shm_endpoint.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -31,52 +31,52 @@ static void no_lock(void *arg)
     (void)arg;
 }
 
-static void lock(const struct shoal_shm_node *node)
+static void lock(const struct shoal_shm_endpoint *endpoint)
 {
-    node->guard.lock(node->guard.arg);
+    endpoint->guard.lock(endpoint->guard.arg);
 }
 
-static void unlock(const struct shoal_shm_node *node)
+static void unlock(const struct shoal_shm_endpoint *endpoint)
 {
-    node->guard.unlock(node->guard.arg);
+    endpoint->guard.unlock(endpoint->guard.arg);
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
-                                        struct shoal_shm_node **node_out)
+enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                            struct shoal_shm_endpoint **endpoint_out)
 {
-    struct shoal_shm_node *node = calloc(1, sizeof *node);
-    if (!node)
+    struct shoal_shm_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (!endpoint)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for a context");
-    node->log = log;
-    node->settings = settings;
-    node->guard = (struct shoal_shm_guard){no_lock, no_lock, NULL};
-    node->budget.limit = settings->memory_limit;
-    node->oom_kills = shoal_topology_oom_kills();
-    enum shoal_status status = shoal_auth_random(node->id, sizeof node->id);
+    endpoint->log = log;
+    endpoint->settings = settings;
+    endpoint->guard = (struct shoal_shm_guard){no_lock, no_lock, NULL};
+    endpoint->budget.limit = settings->memory_limit;
+    endpoint->oom_kills = shoal_topology_oom_kills();
+    enum shoal_status status = shoal_auth_random(endpoint->id, sizeof endpoint->id);
     if (status == SHOAL_OK)
-        status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &node->bell_segment);
+        status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &endpoint->bell_segment);
     if (status == SHOAL_OK)
-        status = shoal_segment_reserve(node->bell_segment, log, 0, SHOAL_PAGE, &node->budget, "the context");
+        status = shoal_segment_reserve(endpoint->bell_segment, log, 0, SHOAL_PAGE, &endpoint->budget, "the context");
     if (status != SHOAL_OK) {
-        shoal_shm_node_destroy(node);
+        shoal_shm_endpoint_destroy(endpoint);
         return status;
     }
-    node->bell = (struct shoal_shm_bell *)node->bell_segment->base;
-    node->bell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-    if (sched_getaffinity(0, sizeof node->bell->cores, &node->bell->cores))
-        CPU_ZERO(&node->bell->cores);
-    *node_out = node;
+    endpoint->bell = (struct shoal_shm_bell *)endpoint->bell_segment->base;
+    endpoint->bell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    if (sched_getaffinity(0, sizeof endpoint->bell->cores, &endpoint->bell->cores))
+        CPU_ZERO(&endpoint->bell->cores);
+    *endpoint_out = endpoint;
     return SHOAL_OK;
 }
 
-int shoal_shm_node_cores(const struct shoal_shm_node *node)
+int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint)
 {
-    cpu_set_t all = node->bell->cores;
-    for (size_t i = 0; i < node->peer_count; i++)
-        if (node->peers[i]->bell)
-            CPU_OR(&all, &all, &node->peers[i]->bell->cores);
+    cpu_set_t all = endpoint->bell->cores;
+    for (size_t i = 0; i < endpoint->peer_count; i++)
+        if (endpoint->peers[i]->bell)
+            CPU_OR(&all, &all, &endpoint->peers[i]->bell->cores);
     return CPU_COUNT(&all);
 }
 
@@ -94,29 +94,30 @@ static void destroy_peer(struct shoal_shm_peer *peer)
     free(peer);
 }
 
-void shoal_shm_node_destroy(struct shoal_shm_node *node)
+void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
 {
-    if (!node)
+    if (!endpoint)
         return;
-    shoal_shm_node_drain(node); /* takes over references that peers of this process have passed */
-    for (size_t i = 0; i < node->peer_count; i++)
-        destroy_peer(node->peers[i]);
-    for (size_t i = 0; i < node->export_count; i++) {
-        shoal_segment_put(node->exports[i]->segment);
-        free(node->exports[i]->is_told);
-        free(node->exports[i]);
+    shoal_shm_endpoint_drain(endpoint); /* takes over references that peers of this process have passed */
+    for (size_t i = 0; i < endpoint->peer_count; i++)
+        destroy_peer(endpoint->peers[i]);
+    for (size_t i = 0; i < endpoint->export_count; i++) {
+        shoal_segment_put(endpoint->exports[i]->segment);
+        free(endpoint->exports[i]->is_told);
+        free(endpoint->exports[i]);
     }
-    for (size_t i = 0; i < node->joining_count; i++)
-        shoal_segment_put(node->joining[i].segment);
-    shoal_segment_put(node->bell_segment);
-    free(node->peers);
-    free(node->exports);
-    free(node->numbered);
-    free(node->joining);
-    free(node);
+    for (size_t i = 0; i < endpoint->joining_count; i++)
+        shoal_segment_put(endpoint->joining[i].segment);
+    shoal_segment_put(endpoint->bell_segment);
+    free(endpoint->peers);
+    free(endpoint->exports);
+    free(endpoint->numbered);
+    free(endpoint->joining);
+    free(endpoint);
 }
 
-/* ---- Messages between nodes ---------------------------------------------------------------------------------------------- */
+/* ---- Messages between endpoints
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Grows an array by one element; NULL and the array untouched when there is no memory. */
 static void *grow(void *array, size_t count, size_t element_bytes)
@@ -155,13 +156,14 @@ static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
     memmove(mapped, mapped + 1, after * sizeof *mapped);
 }
 
-static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id, struct shoal_segment *segment)
+static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t id,
+                        struct shoal_segment *segment)
 {
     forget_mapped(peer, id); /* a number that is used again */
     struct shoal_shm_mapped *mapped = grow(peer->mapped, peer->mapped_count, sizeof *mapped);
     if (!mapped) {
         shoal_segment_put(segment);
-        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
         return;
     }
     peer->mapped = mapped;
@@ -170,20 +172,21 @@ static void keep_mapped(struct shoal_shm_node *node, struct shoal_shm_peer *peer
     mapped[at] = (struct shoal_shm_mapped){id, segment};
 }
 
-static void keep_joining(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *segment)
+static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
+                         struct shoal_segment *segment)
 {
-    struct shoal_shm_joining *joining = grow(node->joining, node->joining_count, sizeof *joining);
+    struct shoal_shm_joining *joining = grow(endpoint->joining, endpoint->joining_count, sizeof *joining);
     if (!joining) {
         shoal_segment_put(segment);
-        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to keep a communicator of process %d", peer->name.pid);
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm", "no memory to keep a communicator of process %d", peer->name.pid);
         return;
     }
-    node->joining = joining;
-    node->joining[node->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
+    endpoint->joining = joining;
+    endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *peer, const struct shoal_link_message *message,
-                         int fd)
+static void take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
+                         const struct shoal_link_message *message, int fd)
 {
     struct shoal_segment *segment = NULL;
     if (message->type == SHOAL_LINK_GONE) {
@@ -191,7 +194,7 @@ static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *pee
         return;
     }
     if (message->type == SHOAL_LINK_REFUSED) {
-        keep_joining(node, peer, message->key, NULL);
+        keep_joining(endpoint, peer, message->key, NULL);
         return;
     }
     if (message->type != SHOAL_LINK_MEMORY && message->type != SHOAL_LINK_COMM)
@@ -199,22 +202,22 @@ static void take_message(struct shoal_shm_node *node, struct shoal_shm_peer *pee
     if (peer->is_same_process)
         segment = (struct shoal_segment *)(uintptr_t)message->pointer;
     else if (fd < 0)
-        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no descriptor left to take memory of process %d: raise `ulimit -n`",
-                       peer->name.pid);
-    else if (shoal_segment_map(node->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm",
+                       "no descriptor left to take memory of process %d: raise `ulimit -n`", peer->name.pid);
+    else if (shoal_segment_map(endpoint->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
         segment = NULL;
     if (message->type == SHOAL_LINK_COMM)
-        keep_joining(node, peer, message->key, segment);
+        keep_joining(endpoint, peer, message->key, segment);
     else if (segment)
-        keep_mapped(node, peer, message->key, segment);
+        keep_mapped(endpoint, peer, message->key, segment);
 }
 
-static void drain_peer(struct shoal_shm_node *node, struct shoal_shm_peer *peer)
+static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
 {
     struct shoal_link_message message;
     int fd;
     while (peer->socket >= 0 && shoal_link_receive(peer->socket, &message, &fd))
-        take_message(node, peer, &message, fd);
+        take_message(endpoint, peer, &message, fd);
 }
 
 static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
@@ -231,25 +234,25 @@ static bool say_unsaid(struct shoal_shm_peer *peer)
     return peer->unsaid_count == 0;
 }
 
-static void tell_gone(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t id)
+static void tell_gone(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t id)
 {
     if (say_unsaid(peer) && say_gone(peer, id))
         return;
     uint64_t *unsaid = grow(peer->unsaid, peer->unsaid_count, sizeof *unsaid);
     if (!unsaid) {
-        shoal_log_line(node->log, SHOAL_LOG_WARN, "shm", "no memory to tell process %d later that memory is gone: it keeps it",
-                       peer->name.pid);
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm",
+                       "no memory to tell process %d later that memory is gone: it keeps it", peer->name.pid);
         return;
     }
     peer->unsaid = unsaid;
     peer->unsaid[peer->unsaid_count++] = id;
 }
 
-void shoal_shm_node_drain(struct shoal_shm_node *node)
+void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint)
 {
-    for (size_t i = 0; i < node->peer_count; i++) {
-        drain_peer(node, node->peers[i]);
-        (void)say_unsaid(node->peers[i]); /* or next time */
+    for (size_t i = 0; i < endpoint->peer_count; i++) {
+        drain_peer(endpoint, endpoint->peers[i]);
+        (void)say_unsaid(endpoint->peers[i]); /* or next time */
     }
 }
 
@@ -275,42 +278,42 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-static struct shoal_shm_peer *find_peer(struct shoal_shm_node *node, const unsigned char *id)
+static struct shoal_shm_peer *find_peer(struct shoal_shm_endpoint *endpoint, const unsigned char *id)
 {
-    for (size_t i = 0; i < node->peer_count; i++) {
-        if (memcmp(node->peers[i]->id, id, SHOAL_SHM_ID_BYTES) == 0)
-            return node->peers[i];
+    for (size_t i = 0; i < endpoint->peer_count; i++) {
+        if (memcmp(endpoint->peers[i]->id, id, SHOAL_SHM_ID_BYTES) == 0)
+            return endpoint->peers[i];
     }
     return NULL;
 }
 
-static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoal_link_card *card,
+static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_link_card *card,
                                   struct shoal_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
     struct shoal_shm_peer **peers =
-        node->peer_count < SHOAL_SHM_PEERS_MAX ? grow(node->peers, node->peer_count, sizeof *peers) : NULL;
+        endpoint->peer_count < SHOAL_SHM_PEERS_MAX ? grow(endpoint->peers, endpoint->peer_count, sizeof *peers) : NULL;
     struct shoal_shm_peer *peer = peers ? calloc(1, sizeof *peer) : NULL;
     if (peers)
-        node->peers = peers;
+        endpoint->peers = peers;
     if (!peer)
-        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
-                              node->peer_count, SHOAL_SHM_PEERS_MAX);
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
+                              endpoint->peer_count, SHOAL_SHM_PEERS_MAX);
     memcpy(peer->id, card->id, sizeof peer->id);
     memcpy(peer->name.host, card->host, sizeof peer->name.host);
     peer->name.pid = card->pid;
-    peer->index = node->peer_count;
-    peer->oom_kills = node->oom_kills;
+    peer->index = endpoint->peer_count;
+    peer->oom_kills = endpoint->oom_kills;
     peer->is_same_process = contact->is_same_process;
     peer->socket = contact->socket;
     peer->pidfd = contact->pidfd;
     contact->socket = contact->pidfd = -1;
-    node->peers[node->peer_count++] = peer;
+    endpoint->peers[endpoint->peer_count++] = peer;
     if (peer->is_same_process) {
         peer->bell_segment = (struct shoal_segment *)(uintptr_t)contact->bell_pointer;
     } else {
         const int fd = contact->bell;
         contact->bell = -1;
-        SHOAL_TRY(shoal_segment_map(node->log, fd, SHOAL_PAGE, 0, &peer->bell_segment));
+        SHOAL_TRY(shoal_segment_map(endpoint->log, fd, SHOAL_PAGE, 0, &peer->bell_segment));
     }
     peer->bell = (struct shoal_shm_bell *)peer->bell_segment->base;
     *peer_out = peer;
@@ -318,16 +321,17 @@ static enum shoal_status add_peer(struct shoal_shm_node *node, const struct shoa
 }
 
 /* Says of the first rank of each other host why it counts as one. */
-static void tell_host(struct shoal_shm_node *node, const struct shoal_link_meeting *meeting, int rank)
+static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting, int rank)
 {
     const struct shoal_link_card *own = &meeting->cards[meeting->bootstrap->rank], *card = &meeting->cards[rank];
     char difference[256];
     shoal_link_card_print_difference(card, own, difference, sizeof difference);
-    shoal_log_line(node->log, SHOAL_LOG_INFO, "shm", "rank %d (process %d on %s) is on another host than this rank: %s", rank,
-                   card->pid, card->host, difference);
+    shoal_log_line(endpoint->log, SHOAL_LOG_INFO, "shm", "rank %d (process %d on %s) is on another host than this rank: %s",
+                   rank, card->pid, card->host, difference);
 }
 
-static void number_hosts(struct shoal_shm_node *node, const struct shoal_link_meeting *meeting, struct shoal_shm_place *places)
+static void number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting,
+                         struct shoal_shm_place *places)
 {
     const int own = meeting->bootstrap->rank;
     uint16_t hosts = 0;
@@ -340,84 +344,86 @@ static void number_hosts(struct shoal_shm_node *node, const struct shoal_link_me
         memcpy(places[r].name.host, card->host, sizeof places[r].name.host);
         places[r].name.pid = card->pid;
         if (first == r && !shoal_link_card_same_host(&meeting->cards[own], card))
-            tell_host(node, meeting, r);
+            tell_host(endpoint, meeting, r);
     }
 }
 
 /* Who of this host is new? The others are met already. */
-static void choose_wanted(struct shoal_shm_node *node, struct shoal_link_meeting *meeting, struct shoal_shm_place *places)
+static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
+                          struct shoal_shm_place *places)
 {
     const int own = meeting->bootstrap->rank;
     for (int r = 0; r < meeting->bootstrap->size; r++) {
         places[r].peer = NULL;
         if (r == own || places[r].host != places[own].host)
             continue;
-        places[r].peer = find_peer(node, meeting->cards[r].id);
+        places[r].peer = find_peer(endpoint, meeting->cards[r].id);
         meeting->is_wanted[r] = !places[r].peer;
     }
 }
 
-static enum shoal_status add_met(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
                                  struct shoal_shm_place *places)
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
         if (meeting->is_wanted[r])
-            SHOAL_TRY(add_peer(node, &meeting->cards[r], &meeting->contacts[r], &places[r].peer));
+            SHOAL_TRY(add_peer(endpoint, &meeting->cards[r], &meeting->contacts[r], &places[r].peer));
     }
     return SHOAL_OK;
 }
 
-static enum shoal_status meet_all(struct shoal_shm_node *node, struct shoal_link_meeting *meeting,
+static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
                                   struct shoal_shm_place *places)
 {
-    number_hosts(node, meeting, places);
-    lock(node);
-    choose_wanted(node, meeting, places);
-    unlock(node);
+    number_hosts(endpoint, meeting, places);
+    lock(endpoint);
+    choose_wanted(endpoint, meeting, places);
+    unlock(endpoint);
     SHOAL_TRY(shoal_link_meet(meeting)); /* waits: without the lock */
-    lock(node);
-    const enum shoal_status status = add_met(node, meeting, places);
-    unlock(node);
+    lock(endpoint);
+    const enum shoal_status status = add_met(endpoint, meeting, places);
+    unlock(endpoint);
     return status;
 }
 
-enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                         struct shoal_shm_place *places_out)
+enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint, struct shoal_bootstrap *bootstrap,
+                                             uint32_t timeout_ms, struct shoal_shm_place *places_out)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_link_meeting meeting;
-    node->rank = bootstrap->rank;
+    endpoint->rank = bootstrap->rank;
     places_out[0] = (struct shoal_shm_place){.host = 0};
     if (bootstrap->size == 1)
         return SHOAL_OK;
-    SHOAL_TRY(shoal_link_meeting_init(&meeting, node->log, bootstrap, node->id, node->bell_segment, node->settings->host_id));
-    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, node->log, "card", &meeting.cards[bootstrap->rank],
+    SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->bell_segment,
+                                      endpoint->settings->host_id));
+    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "card", &meeting.cards[bootstrap->rank],
                                                         meeting.cards, sizeof meeting.cards[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
-        status = meet_all(node, &meeting, places_out);
+        status = meet_all(endpoint, &meeting, places_out);
     shoal_link_meeting_fini(&meeting);
     return status;
 }
 
 /* ---- The segments of a communicator -------------------------------------------------------------------------------------- */
 
-bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own)
+bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own)
 {
     return pass_segment(peer, SHOAL_LINK_COMM, comm, own);
 }
 
-enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
-                                      struct shoal_segment **segment_out)
+enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
+                                          struct shoal_segment **segment_out)
 {
-    drain_peer(node, peer);
-    for (size_t i = 0; i < node->joining_count; i++) {
-        if (node->joining[i].comm != comm || node->joining[i].peer != peer)
+    drain_peer(endpoint, peer);
+    for (size_t i = 0; i < endpoint->joining_count; i++) {
+        if (endpoint->joining[i].comm != comm || endpoint->joining[i].peer != peer)
             continue;
-        struct shoal_segment *segment = node->joining[i].segment;
-        node->joining[i] = node->joining[--node->joining_count];
+        struct shoal_segment *segment = endpoint->joining[i].segment;
+        endpoint->joining[i] = endpoint->joining[--endpoint->joining_count];
         if (!segment)
-            return shoal_log_fail(node->log, SHOAL_ERR_PEER_LOST, "shm",
+            return shoal_log_fail(endpoint->log, SHOAL_ERR_PEER_LOST, "shm",
                                   "process %d on %s could not make its part of a communicator: see its log", peer->name.pid,
                                   peer->name.host);
         *segment_out = segment;
@@ -469,55 +475,56 @@ static void take_out(struct shoal_shm_export **sorted, size_t count, key_fn key_
     memmove(sorted + after - 1, sorted + after, (count - after) * sizeof(struct shoal_shm_export *));
 }
 
-static struct shoal_shm_export *find_number(const struct shoal_shm_node *node, uint64_t id)
+static struct shoal_shm_export *find_number(const struct shoal_shm_endpoint *endpoint, uint64_t id)
 {
-    const size_t after = count_up_to(node->numbered, node->export_count, id_of, id);
-    return after && node->numbered[after - 1]->id == id ? node->numbered[after - 1] : NULL;
+    const size_t after = count_up_to(endpoint->numbered, endpoint->export_count, id_of, id);
+    return after && endpoint->numbered[after - 1]->id == id ? endpoint->numbered[after - 1] : NULL;
 }
 
-static uint64_t next_number(struct shoal_shm_node *node)
+static uint64_t next_number(struct shoal_shm_endpoint *endpoint)
 {
     do
-        node->next_export = node->next_export < EXPORT_MAX ? node->next_export + 1 : 1;
-    while (find_number(node, node->next_export));
-    return node->next_export;
+        endpoint->next_export = endpoint->next_export < EXPORT_MAX ? endpoint->next_export + 1 : 1;
+    while (find_number(endpoint, endpoint->next_export));
+    return endpoint->next_export;
 }
 
-static enum shoal_status add_export(struct shoal_shm_node *node, struct shoal_segment *segment, char *begin, size_t bytes)
+static enum shoal_status add_export(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment, char *begin,
+                                    size_t bytes)
 {
     struct shoal_shm_export *export = calloc(1, sizeof *export);
-    struct shoal_shm_export **exports = grow(node->exports, node->export_count, sizeof *exports);
-    node->exports = exports ? exports : node->exports;
-    struct shoal_shm_export **numbered = grow(node->numbered, node->export_count, sizeof *numbered);
-    node->numbered = numbered ? numbered : node->numbered;
+    struct shoal_shm_export **exports = grow(endpoint->exports, endpoint->export_count, sizeof *exports);
+    endpoint->exports = exports ? exports : endpoint->exports;
+    struct shoal_shm_export **numbered = grow(endpoint->numbered, endpoint->export_count, sizeof *numbered);
+    endpoint->numbered = numbered ? numbered : endpoint->numbered;
     if (!export || !exports || !numbered) {
         free(export);
         shoal_segment_put(segment);
-        return shoal_log_fail(node->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
     }
-    *export = (struct shoal_shm_export){.id = next_number(node), .segment = segment, .begin = begin, .bytes = bytes};
-    put_in(exports, node->export_count, begin_of, export);
-    put_in(numbered, node->export_count++, id_of, export);
+    *export = (struct shoal_shm_export){.id = next_number(endpoint), .segment = segment, .begin = begin, .bytes = bytes};
+    put_in(exports, endpoint->export_count, begin_of, export);
+    put_in(numbered, endpoint->export_count++, id_of, export);
     return SHOAL_OK;
 }
 
 /* Nobody knows it any more by this number. */
-static void forget_told(struct shoal_shm_node *node, struct shoal_shm_export *export)
+static void forget_told(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
 {
     for (size_t p = 0; p < export->told_count; p++) {
         if (export->is_told[p])
-            tell_gone(node, node->peers[p], export->id);
+            tell_gone(endpoint, endpoint->peers[p], export->id);
         export->is_told[p] = false;
     }
     export->known_to = 0;
 }
 
-static void end_export(struct shoal_shm_node *node, struct shoal_shm_export *export)
+static void end_export(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
 {
-    forget_told(node, export);
-    shoal_segment_release(export->segment, &node->budget);
-    take_out(node->exports, node->export_count, begin_of, export);
-    take_out(node->numbered, node->export_count--, id_of, export);
+    forget_told(endpoint, export);
+    shoal_segment_release(export->segment, &endpoint->budget);
+    take_out(endpoint->exports, endpoint->export_count, begin_of, export);
+    take_out(endpoint->numbered, endpoint->export_count--, id_of, export);
     free(export->is_told);
     free(export);
 }
@@ -528,37 +535,37 @@ static size_t room_of(const struct shoal_shm_export *export)
     return export->segment->bytes - (size_t)(export->begin - export->segment->base);
 }
 
-static void count_kept(struct shoal_shm_node *node, const struct shoal_shm_export *export, bool is_kept)
+static void count_kept(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_export *export, bool is_kept)
 {
-    node->kept_count = is_kept ? node->kept_count + 1 : node->kept_count - 1;
-    node->kept_bytes = is_kept ? node->kept_bytes + room_of(export) : node->kept_bytes - room_of(export);
+    endpoint->kept_count = is_kept ? endpoint->kept_count + 1 : endpoint->kept_count - 1;
+    endpoint->kept_bytes = is_kept ? endpoint->kept_bytes + room_of(export) : endpoint->kept_bytes - room_of(export);
 }
 
-static void end_oldest(struct shoal_shm_node *node)
+static void end_oldest(struct shoal_shm_endpoint *endpoint)
 {
     struct shoal_shm_export *oldest = NULL;
-    for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = node->exports[i];
+    for (size_t i = 0; i < endpoint->export_count; i++) {
+        struct shoal_shm_export *export = endpoint->exports[i];
         if (export->freed && (!oldest || export->freed < oldest->freed))
             oldest = export;
     }
-    count_kept(node, oldest, false);
+    count_kept(endpoint, oldest, false);
     shoal_segment_discard(oldest->segment); /* peers may unmap it later */
-    end_export(node, oldest);
+    end_export(endpoint, oldest);
 }
 
-static void keep_at_most(struct shoal_shm_node *node, uint64_t bytes, size_t count)
+static void keep_at_most(struct shoal_shm_endpoint *endpoint, uint64_t bytes, size_t count)
 {
-    while (node->kept_bytes > bytes || node->kept_count > count)
-        end_oldest(node);
+    while (endpoint->kept_bytes > bytes || endpoint->kept_count > count)
+        end_oldest(endpoint);
 }
 
 /* The smallest that is kept and holds so many bytes, of which it may waste a quarter as many. */
-static void *take_kept(struct shoal_shm_node *node, size_t bytes)
+static void *take_kept(struct shoal_shm_endpoint *endpoint, size_t bytes)
 {
     struct shoal_shm_export *best = NULL;
-    for (size_t i = 0; i < node->export_count; i++) {
-        struct shoal_shm_export *export = node->exports[i];
+    for (size_t i = 0; i < endpoint->export_count; i++) {
+        struct shoal_shm_export *export = endpoint->exports[i];
         if (export->freed && room_of(export) >= bytes && room_of(export) - bytes <= SHOAL_PAGE + bytes / 4 &&
             (!best || room_of(export) < room_of(best)))
             best = export;
@@ -567,31 +574,31 @@ static void *take_kept(struct shoal_shm_node *node, size_t bytes)
         return NULL;
     best->freed = 0;
     best->bytes = bytes;
-    count_kept(node, best, false);
+    count_kept(endpoint, best, false);
     return best->begin;
 }
 
-enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *node, struct shoal_segment *segment, uint64_t begin,
-                                         uint64_t bytes, const char *what)
+enum shoal_status shoal_shm_endpoint_reserve(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment, uint64_t begin,
+                                             uint64_t bytes, const char *what)
 {
-    lock(node);
-    if (node->kept_count && bytes > shoal_segment_room(&node->budget))
-        keep_at_most(node, 0, 0);
-    unlock(node);
-    return shoal_segment_reserve(segment, node->log, begin, bytes, &node->budget, what);
+    lock(endpoint);
+    if (endpoint->kept_count && bytes > shoal_segment_room(&endpoint->budget))
+        keep_at_most(endpoint, 0, 0);
+    unlock(endpoint);
+    return shoal_segment_reserve(segment, endpoint->log, begin, bytes, &endpoint->budget, what);
 }
 
-enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out)
+enum shoal_status shoal_shm_endpoint_alloc(struct shoal_shm_endpoint *endpoint, size_t bytes, void **memory_out)
 {
     struct shoal_segment *segment;
-    const size_t turn = atomic_fetch_add_explicit(&node->staggers, 1, memory_order_relaxed);
-    const size_t pad = ((size_t)node->rank * 7 + turn) % STAGGER_PAGES * SHOAL_PAGE;
+    const size_t turn = atomic_fetch_add_explicit(&endpoint->staggers, 1, memory_order_relaxed);
+    const size_t pad = ((size_t)endpoint->rank * 7 + turn) % STAGGER_PAGES * SHOAL_PAGE;
     if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_alloc of %zu bytes: at most a TiB in one piece",
-                              bytes);
-    lock(node);
-    void *kept = take_kept(node, bytes);
-    unlock(node);
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
+                              "shoal_mem_alloc of %zu bytes: at most a TiB in one piece", bytes);
+    lock(endpoint);
+    void *kept = take_kept(endpoint, bytes);
+    unlock(endpoint);
     if (kept) {
         *memory_out = kept;
         return SHOAL_OK;
@@ -599,141 +606,142 @@ enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes
     const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
     char what[64];
     snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
-    SHOAL_TRY(shoal_segment_create(node->log, "shoal-memory", total, &segment));
-    enum shoal_status status = shoal_shm_node_reserve(node, segment, pad, total - pad, what);
+    SHOAL_TRY(shoal_segment_create(endpoint->log, "shoal-memory", total, &segment));
+    enum shoal_status status = shoal_shm_endpoint_reserve(endpoint, segment, pad, total - pad, what);
     if (status != SHOAL_OK) {
         shoal_segment_put(segment);
         return status;
     }
     char *begin = segment->base + pad;
-    lock(node);
-    status = add_export(node, segment, begin, bytes);
-    unlock(node);
+    lock(endpoint);
+    status = add_export(endpoint, segment, begin, bytes);
+    unlock(endpoint);
     if (status == SHOAL_OK)
         *memory_out = begin;
     return status;
 }
 
 /* What is known before the end of these bytes ends before they begin. */
-static bool overlaps_none(const struct shoal_shm_node *node, const char *begin, size_t bytes)
+static bool overlaps_none(const struct shoal_shm_endpoint *endpoint, const char *begin, size_t bytes)
 {
-    const size_t before_end = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)begin + bytes - 1);
-    return !before_end || node->exports[before_end - 1]->begin + node->exports[before_end - 1]->bytes <= begin;
+    const size_t before_end = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)begin + bytes - 1);
+    return !before_end || endpoint->exports[before_end - 1]->begin + endpoint->exports[before_end - 1]->bytes <= begin;
 }
 
-enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd, uint64_t offset)
+enum shoal_status shoal_shm_endpoint_register(struct shoal_shm_endpoint *endpoint, void *memory, size_t bytes, int fd,
+                                              uint64_t offset)
 {
     const size_t within = (uintptr_t)memory % SHOAL_PAGE;
     struct shoal_segment *segment;
     struct stat file;
-    if (!overlaps_none(node, memory, bytes))
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
+    if (!overlaps_none(endpoint, memory, bytes))
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
                               memory);
     if (fd < 0) /* remembered, so that deregister finds it; peers cannot map it */
-        return add_export(node, NULL, memory, bytes);
+        return add_export(endpoint, NULL, memory, bytes);
     if (fstat(fd, &file) != 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < bytes)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
                               "shoal_mem_register: descriptor %d does not hold %zu bytes from %llu", fd, bytes,
                               (unsigned long long)offset);
     if (offset % SHOAL_PAGE != within)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
                               "shoal_mem_register: address %p cannot map offset %llu (they differ within a page)", memory,
                               (unsigned long long)offset);
     if (bytes > OFFSET_MASK - SHOAL_PAGE)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm",
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
                               "shoal_mem_register of %zu bytes: at most a TiB in one piece", bytes);
-    SHOAL_TRY(shoal_segment_wrap(node->log, (char *)memory - within, bytes + within, fd, offset - within, &segment));
-    return add_export(node, segment, memory, bytes);
+    SHOAL_TRY(shoal_segment_wrap(endpoint->log, (char *)memory - within, bytes + within, fd, offset - within, &segment));
+    return add_export(endpoint, segment, memory, bytes);
 }
 
 /* The one in use that begins there; NULL: there is none. */
-static struct shoal_shm_export *find_begin(struct shoal_shm_node *node, const void *memory, bool is_registered)
+static struct shoal_shm_export *find_begin(struct shoal_shm_endpoint *endpoint, const void *memory, bool is_registered)
 {
-    size_t after = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)memory);
-    for (; after && node->exports[after - 1]->begin == memory; after--) {
-        struct shoal_shm_export *export = node->exports[after - 1];
+    size_t after = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)memory);
+    for (; after && endpoint->exports[after - 1]->begin == memory; after--) {
+        struct shoal_shm_export *export = endpoint->exports[after - 1];
         if (!export->freed && (!export->segment || export->segment->is_foreign) == is_registered)
             return export;
     }
     return NULL;
 }
 
-static enum shoal_status end_found(struct shoal_shm_node *node, void *memory, bool is_registered)
+static enum shoal_status end_found(struct shoal_shm_endpoint *endpoint, void *memory, bool is_registered)
 {
-    struct shoal_shm_export *export = find_begin(node, memory, is_registered);
+    struct shoal_shm_export *export = find_begin(endpoint, memory, is_registered);
     if (!export)
-        return shoal_log_fail(node->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
                               is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
-    end_export(node, export);
-    shoal_shm_node_drain(node);
+    end_export(endpoint, export);
+    shoal_shm_endpoint_drain(endpoint);
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node, void *memory)
+enum shoal_status shoal_shm_endpoint_free(struct shoal_shm_endpoint *endpoint, void *memory)
 {
-    return end_found(node, memory, false);
+    return end_found(endpoint, memory, false);
 }
 
-enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory)
+enum shoal_status shoal_shm_endpoint_deregister(struct shoal_shm_endpoint *endpoint, void *memory)
 {
-    return end_found(node, memory, true);
+    return end_found(endpoint, memory, true);
 }
 
-enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory)
+enum shoal_status shoal_shm_endpoint_keep(struct shoal_shm_endpoint *endpoint, void *memory)
 {
-    const uint64_t most = node->settings->memory_kept;
-    struct shoal_shm_export *export = find_begin(node, memory, false);
+    const uint64_t most = endpoint->settings->memory_kept;
+    struct shoal_shm_export *export = find_begin(endpoint, memory, false);
     if (export && room_of(export) > most)
         shoal_segment_discard(export->segment); /* peers that do nothing now unmap it much later */
     if (!export || room_of(export) > most)
-        return shoal_shm_node_free(node, memory);
-    keep_at_most(node, most - room_of(export), KEPT_MAX - 1);
-    export->freed = ++node->frees;
-    count_kept(node, export, true);
-    shoal_shm_node_drain(node);
+        return shoal_shm_endpoint_free(endpoint, memory);
+    keep_at_most(endpoint, most - room_of(export), KEPT_MAX - 1);
+    export->freed = ++endpoint->frees;
+    count_kept(endpoint, export, true);
+    shoal_shm_endpoint_drain(endpoint);
     return SHOAL_OK;
 }
 
-static void renew(struct shoal_shm_node *node, struct shoal_shm_export *export)
+static void renew(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
 {
     const uint64_t pad = (uint64_t)(export->begin - export->segment->base);
-    enum shoal_status status = shoal_segment_renew(export->segment, node->log, pad);
+    enum shoal_status status = shoal_segment_renew(export->segment, endpoint->log, pad);
     if (status != SHOAL_OK)
         return; /* said; the memory stays where it is */
-    forget_told(node, export);
-    take_out(node->numbered, node->export_count, id_of, export);
-    export->id = next_number(node);
-    put_in(node->numbered, node->export_count - 1, id_of, export);
+    forget_told(endpoint, export);
+    take_out(endpoint->numbered, endpoint->export_count, id_of, export);
+    export->id = next_number(endpoint);
+    put_in(endpoint->numbered, endpoint->export_count - 1, id_of, export);
 }
 
-void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location)
+void shoal_shm_endpoint_renew(struct shoal_shm_endpoint *endpoint, shoal_location location)
 {
-    struct shoal_shm_export *export = find_number(node, shoal_location_segment(location));
+    struct shoal_shm_export *export = find_number(endpoint, shoal_location_segment(location));
     if (export && export->segment && !export->segment->is_foreign)
-        renew(node, export);
+        renew(endpoint, export);
 }
 
-static bool is_room_for_told(struct shoal_shm_node *node, struct shoal_shm_export *export)
+static bool is_room_for_told(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
 {
-    if (export->told_count == node->peer_count)
+    if (export->told_count == endpoint->peer_count)
         return true;
-    bool *is_told = realloc(export->is_told, node->peer_count * sizeof *is_told);
+    bool *is_told = realloc(export->is_told, endpoint->peer_count * sizeof *is_told);
     if (!is_told)
         return false;
-    for (size_t p = export->told_count; p < node->peer_count; p++)
+    for (size_t p = export->told_count; p < endpoint->peer_count; p++)
         is_told[p] = false;
     export->is_told = is_told;
-    export->told_count = node->peer_count;
+    export->told_count = endpoint->peer_count;
     return true;
 }
 
 /* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not
  * count. */
-static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *export, const struct shoal_shm_group *group)
+static bool announce(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export, const struct shoal_shm_group *group)
 {
     if (export->known_to == group->comm)
         return true;
-    if (!is_room_for_told(node, export))
+    if (!is_room_for_told(endpoint, export))
         return false;
     bool is_known = true;
     for (int r = 0; r < group->size; r++) {
@@ -748,37 +756,39 @@ static bool announce(struct shoal_shm_node *node, struct shoal_shm_export *expor
 }
 
 /* The one in use in which all these bytes lie; NULL: there is none. */
-static struct shoal_shm_export *find_holder(const struct shoal_shm_node *node, const char *address, size_t bytes)
+static struct shoal_shm_export *find_holder(const struct shoal_shm_endpoint *endpoint, const char *address, size_t bytes)
 {
-    const size_t after = count_up_to(node->exports, node->export_count, begin_of, (uintptr_t)address);
-    struct shoal_shm_export *export = after ? node->exports[after - 1] : NULL;
+    const size_t after = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)address);
+    struct shoal_shm_export *export = after ? endpoint->exports[after - 1] : NULL;
     const bool holds = export && !export->freed && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
     return holds ? export : NULL;
 }
 
-shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,
-                                     size_t bytes)
+shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_group *group,
+                                         const void *address, size_t bytes)
 {
-    if (++node->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
-        shoal_shm_node_drain(node);
-    struct shoal_shm_export *export = find_holder(node, address, bytes);
-    if (!export || !export->segment || !announce(node, export, group))
+    if (++endpoint->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
+        shoal_shm_endpoint_drain(endpoint);
+    struct shoal_shm_export *export = find_holder(endpoint, address, bytes);
+    if (!export || !export->segment || !announce(endpoint, export, group))
         return 0;
     return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
 }
 
-const struct shoal_shm_export *shoal_shm_node_find(const struct shoal_shm_node *node, const void *address, size_t bytes)
+const struct shoal_shm_export *shoal_shm_endpoint_find(const struct shoal_shm_endpoint *endpoint, const void *address,
+                                                       size_t bytes)
 {
-    const struct shoal_shm_export *export = find_holder(node, address, bytes);
+    const struct shoal_shm_export *export = find_holder(endpoint, address, bytes);
     return export && export->segment && !export->segment->is_foreign ? export : NULL;
 }
 
-void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes)
+void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, shoal_location location,
+                               size_t bytes)
 {
     const uint64_t offset = location & OFFSET_MASK;
     const struct shoal_shm_mapped *mapped = find_mapped(peer, shoal_location_segment(location));
     if (!mapped) {
-        drain_peer(node, peer);
+        drain_peer(endpoint, peer);
         mapped = find_mapped(peer, shoal_location_segment(location));
     }
     if (!mapped || offset > mapped->segment->bytes || bytes > mapped->segment->bytes - offset)
@@ -786,9 +796,9 @@ void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *p
     return mapped->segment->base + offset;
 }
 
-void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location)
+void *shoal_shm_endpoint_own(struct shoal_shm_endpoint *endpoint, shoal_location location)
 {
-    const struct shoal_shm_export *export = find_number(node, shoal_location_segment(location));
+    const struct shoal_shm_export *export = find_number(endpoint, shoal_location_segment(location));
     return export ? export->segment->base + (location & OFFSET_MASK) : NULL;
 }
 
@@ -799,37 +809,37 @@ static long futex(_Atomic uint32_t *word, int operation, uint32_t value, const s
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
 }
 
-void shoal_shm_node_doze(struct shoal_shm_node *node)
+void shoal_shm_endpoint_doze(struct shoal_shm_endpoint *endpoint)
 {
     /* seq_cst: this store comes before the sleeper's last look for work; with the fence between a waker's work and its look at
      * `asleep`, one of the two sees the other. */
-    atomic_store_explicit(&node->bell->asleep, 1, memory_order_seq_cst);
-    shoal_shm_node_fence_all(node);
+    atomic_store_explicit(&endpoint->bell->asleep, 1, memory_order_seq_cst);
+    shoal_shm_endpoint_fence_all(endpoint);
 }
 
 /* Without the others' fence a waker may look at `asleep` before its work is seen here: then it rings no bell. */
-void shoal_shm_node_doze_briefly(struct shoal_shm_node *node)
+void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint)
 {
-    atomic_store_explicit(&node->bell->asleep, 1, memory_order_seq_cst);
+    atomic_store_explicit(&endpoint->bell->asleep, 1, memory_order_seq_cst);
 }
 
-void shoal_shm_node_fence_all(struct shoal_shm_node *node)
+void shoal_shm_endpoint_fence_all(struct shoal_shm_endpoint *endpoint)
 {
-    atomic_fetch_add_explicit(&node->fences, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&endpoint->fences, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (node->bell->has_membarrier)
+    if (endpoint->bell->has_membarrier)
         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
-void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns)
+void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns)
 {
     const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
-    futex(&node->bell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the bell was rung since _doze */
+    futex(&endpoint->bell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the bell was rung since _doze */
 }
 
-void shoal_shm_node_awake(struct shoal_shm_node *node)
+void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint)
 {
-    shoal_shm_bell_ring(node->bell); /* not a bare store: another thread may have gone to sleep since */
+    shoal_shm_bell_ring(endpoint->bell); /* not a bare store: another thread may have gone to sleep since */
 }
 
 void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
@@ -844,15 +854,15 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
 #define PLACE_CORE_BITS 16
 #define PLACE_CORE_MASK ((UINT64_C(1) << PLACE_CORE_BITS) - 1)
 
-bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out)
+bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int core, cpu_set_t *taken_out)
 {
-    const uint64_t look = (atomic_load_explicit(&node->bell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
+    const uint64_t look = (atomic_load_explicit(&endpoint->bell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
     bool must_leave = false;
     CPU_ZERO(taken_out);
     CPU_SET((size_t)core, taken_out);
-    atomic_store_explicit(&node->bell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
-    for (size_t i = 0; i < node->peer_count; i++) {
-        struct shoal_shm_peer *peer = node->peers[i];
+    atomic_store_explicit(&endpoint->bell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
+    for (size_t i = 0; i < endpoint->peer_count; i++) {
+        struct shoal_shm_peer *peer = endpoint->peers[i];
         if (!peer->bell) /* its meeting failed */
             continue;
         const uint64_t place = atomic_load_explicit(&peer->bell->place, memory_order_relaxed);
@@ -860,7 +870,7 @@ bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_
             continue;
         peer->place = place;
         CPU_SET((size_t)(place & PLACE_CORE_MASK), taken_out);
-        must_leave |= (place & PLACE_CORE_MASK) == (uint64_t)core && memcmp(node->id, peer->id, sizeof node->id) > 0;
+        must_leave |= (place & PLACE_CORE_MASK) == (uint64_t)core && memcmp(endpoint->id, peer->id, sizeof endpoint->id) > 0;
     }
     return must_leave;
 }

@@ -5,8 +5,8 @@
  * when its immediate is heard, and not before.
  *
  * All calls but open and close come from one thread at a time; none blocks. */
-#ifndef SHOAL_TRANSPORT_FABRIC_NODE_H
-#define SHOAL_TRANSPORT_FABRIC_NODE_H
+#ifndef SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
+#define SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
 
 #include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_providers.h"
@@ -21,7 +21,7 @@
 /* What an endpoint registers, and so locks, for itself where sources have to be registered; windows and sources come to it. */
 #define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_BOUNCE_BYTES)
 
-struct shoal_fabric_node;
+struct shoal_fabric_endpoint;
 
 /* An endpoint as others know it. */
 struct shoal_fabric_address {
@@ -29,7 +29,7 @@ struct shoal_fabric_address {
     unsigned char at[SHOAL_FABRIC_ADDRESS_MAX];
 };
 
-typedef uint64_t shoal_fabric_peer; /* valid on the node that gave it */
+typedef uint64_t shoal_fabric_peer; /* valid on the endpoint that gave it */
 
 /* Memory that others may write to, and that may be written from. */
 struct shoal_fabric_memory {
@@ -45,7 +45,7 @@ struct shoal_fabric_handler {
     void (*message)(void *arg, const void *data, size_t bytes);
     /* A peer has written, and handed this with it. */
     void (*written)(void *arg, uint32_t immediate);
-    /* A message, or what shoal_fabric_node_write was given, has left: the source may be overwritten, and the peer gets it
+    /* A message, or what shoal_fabric_endpoint_write was given, has left: the source may be overwritten, and the peer gets it
      * whether or not this process polls; it may not have heard of it yet. */
     void (*left)(void *arg, void *owner);
     /* It will not leave, or a message will not, or (owner NULL) a receive failed. */
@@ -54,32 +54,33 @@ struct shoal_fabric_handler {
 
 /* Opens an endpoint of the provider on its interface, at a port of [port_low, port_high] where both are not 0. The library and
  * the provider's info must outlive it. */
-SHOAL_MUST_USE enum shoal_status shoal_fabric_node_open(const struct shoal_fabric_library *library,
-                                                        const struct shoal_fabric_provider *provider, uint16_t port_low,
-                                                        uint16_t port_high, struct shoal_log *log,
-                                                        struct shoal_fabric_node **node_out);
-void shoal_fabric_node_close(struct shoal_fabric_node *node);
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *library,
+                                                            const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                                            uint16_t port_high, struct shoal_log *log,
+                                                            struct shoal_fabric_endpoint **endpoint_out);
+void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint);
 /* Ends all traffic: nobody writes into registered memory any more. Then only unregister and close may follow. */
-void shoal_fabric_node_stop(struct shoal_fabric_node *node);
+void shoal_fabric_endpoint_stop(struct shoal_fabric_endpoint *endpoint);
 
-const struct shoal_fabric_address *shoal_fabric_node_address(const struct shoal_fabric_node *node);
-SHOAL_MUST_USE enum shoal_status
-shoal_fabric_node_meet(struct shoal_fabric_node *node, const struct shoal_fabric_address *address, shoal_fabric_peer *peer_out);
+const struct shoal_fabric_address *shoal_fabric_endpoint_address(const struct shoal_fabric_endpoint *endpoint);
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpoint,
+                                                            const struct shoal_fabric_address *address,
+                                                            shoal_fabric_peer *peer_out);
 
 /* PENDING: not now; poll, and try again. The data may be overwritten when it returns. owner comes back with `left`
  * or `failed`, if it is not NULL. */
-SHOAL_MUST_USE enum shoal_status shoal_fabric_node_send(struct shoal_fabric_node *node, shoal_fabric_peer peer,
-                                                        const void *data, size_t bytes, void *owner);
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer,
+                                                            const void *data, size_t bytes, void *owner);
 
-SHOAL_MUST_USE enum shoal_status shoal_fabric_node_register(struct shoal_fabric_node *node, void *memory, size_t bytes,
-                                                            struct shoal_fabric_memory *memory_out);
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_register(struct shoal_fabric_endpoint *endpoint, void *memory,
+                                                                size_t bytes, struct shoal_fabric_memory *memory_out);
 /* The same for memory that is only written from. NULL, or why not: that is for the caller to tell. */
-SHOAL_MUST_USE const char *shoal_fabric_node_register_source(struct shoal_fabric_node *node, void *memory, size_t bytes,
-                                                             struct shoal_fabric_memory *memory_out);
-void shoal_fabric_node_unregister(struct shoal_fabric_node *node, struct shoal_fabric_memory *memory);
+SHOAL_MUST_USE const char *shoal_fabric_endpoint_register_source(struct shoal_fabric_endpoint *endpoint, void *memory,
+                                                                 size_t bytes, struct shoal_fabric_memory *memory_out);
+void shoal_fabric_endpoint_unregister(struct shoal_fabric_endpoint *endpoint, struct shoal_fabric_memory *memory);
 
 /* Whether the provider wants local sources registered (FI_MR_LOCAL), as those do that drive an adapter themselves. */
-bool shoal_fabric_node_registers_sources(const struct shoal_fabric_node *node);
+bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint *endpoint);
 
 struct shoal_fabric_write {
     shoal_fabric_peer peer;
@@ -87,30 +88,31 @@ struct shoal_fabric_write {
     uint64_t offset;                      /* from its base on */
     const void *source;
     const struct shoal_fabric_memory *source_memory; /* in which the source lies; NULL: it is not registered */
-    size_t bytes;                                    /* at most shoal_fabric_node_write_max of source_memory */
+    size_t bytes;                                    /* at most shoal_fabric_endpoint_write_max of source_memory */
     uint32_t immediate;
     unsigned *under_way; /* one more until the write has left or failed; NULL: nobody counts */
     void *owner;         /* comes back with `left` or `failed` */
 };
 /* PENDING: not now. */
-SHOAL_MUST_USE enum shoal_status shoal_fabric_node_write(struct shoal_fabric_node *node,
-                                                         const struct shoal_fabric_write *write);
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint,
+                                                             const struct shoal_fabric_write *write);
 /* Whether the provider makes writes of messages that its own code on the other side copies, as efa does where the adapter
  * cannot write: Shoal's messages then come as far with less. False where it does not say. */
-bool shoal_fabric_node_emulates_writes(const struct shoal_fabric_node *node);
+bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint);
 /* What one write takes. Where the provider wants sources to be registered, others are copied, and that has an end. */
-size_t shoal_fabric_node_write_max(const struct shoal_fabric_node *node, const struct shoal_fabric_memory *source_memory);
+size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpoint,
+                                       const struct shoal_fabric_memory *source_memory);
 
 /* Hands on what has happened; true when anything has. */
-bool shoal_fabric_node_poll(struct shoal_fabric_node *node, const struct shoal_fabric_handler *handler);
+bool shoal_fabric_endpoint_poll(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_handler *handler);
 
 /* A descriptor that becomes readable when there may be something to poll; -1 where the provider has none. It tells only when
- * shoal_fabric_node_may_wait was true after the last poll. */
-int shoal_fabric_node_wait_fd(const struct shoal_fabric_node *node);
-bool shoal_fabric_node_may_wait(struct shoal_fabric_node *node);
+ * shoal_fabric_endpoint_may_wait was true after the last poll. */
+int shoal_fabric_endpoint_wait_fd(const struct shoal_fabric_endpoint *endpoint);
+bool shoal_fabric_endpoint_may_wait(struct shoal_fabric_endpoint *endpoint);
 
 /* Writes the address of an endpoint as people read it, such as "10.0.0.7:40001". */
-void shoal_fabric_node_print_address(const struct shoal_fabric_node *node, const struct shoal_fabric_address *address,
-                                     char *text, size_t bytes);
+void shoal_fabric_endpoint_print_address(const struct shoal_fabric_endpoint *endpoint,
+                                         const struct shoal_fabric_address *address, char *text, size_t bytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* A rank's presence on its host: one node per context. It holds what all communicators share: a control connection and a pidfd
- * per local peer, the doorbell others ring to wake this rank, the memory that peers may map.
+/* A rank's presence on its host: one endpoint per context. It holds what all communicators share: a control connection and a
+ * pidfd per local peer, the doorbell others ring to wake this rank, the memory that peers may map.
  *
  * "Same host" means that one process can pass the other a descriptor: equal boot id and network namespace, proved by connecting
  * an abstract Unix socket of random name, whose other end must have our user id and know the job secret. It is never inferred
@@ -7,10 +7,10 @@
  *
  * Ranks that are threads of one process share mappings instead of mapping twice.
  *
- * Calls come under the driver's lock, but for those about sleeping. shoal_shm_node_connect waits (poll, with a deadline): it is
- * set-up, before there is anything to drive. */
-#ifndef SHOAL_TRANSPORT_SHM_NODE_H
-#define SHOAL_TRANSPORT_SHM_NODE_H
+ * Calls come under the driver's lock, but for those about sleeping. shoal_shm_endpoint_connect waits (poll, with a deadline):
+ * it is set-up, before there is anything to drive. */
+#ifndef SHOAL_TRANSPORT_SHM_ENDPOINT_H
+#define SHOAL_TRANSPORT_SHM_ENDPOINT_H
 
 #include <sched.h>
 
@@ -22,12 +22,12 @@
 #define SHOAL_SHM_ID_BYTES 16
 #define SHOAL_SHM_PEERS_MAX SHOAL_RANKS_MAX
 
-/* One page of each node. asleep is set by the owner before it sleeps and cleared by who wakes it. */
+/* One page of each endpoint. asleep is set by the owner before it sleeps and cleared by who wakes it. */
 struct shoal_shm_bell {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
     uint32_t has_membarrier; /* constant: the owner's rare side of a handshake makes all others pass a full fence */
     cpu_set_t cores;         /* constant: the owner's affinity mask when it came; empty where the system did not tell */
-    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t place; /* see shoal_shm_node_meet_on_core; 0: not said yet */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t place; /* see shoal_shm_endpoint_meet_on_core; 0: not said yet */
 };
 
 struct shoal_shm_mapped {
@@ -37,7 +37,7 @@ struct shoal_shm_mapped {
 
 struct shoal_shm_peer {
     unsigned char id[SHOAL_SHM_ID_BYTES];
-    size_t index; /* among the node's peers */
+    size_t index; /* among the endpoint's peers */
     struct shoal_peer_name name;
     int socket;
     int pidfd; /* -1 where the kernel has none: then the socket's end tells */
@@ -66,7 +66,7 @@ struct shoal_shm_export {
     uint64_t freed;    /* 0: in use; else it is kept, and the least was freed first */
 };
 
-/* The driver's lock, taken while the node's tables change. Recursive. */
+/* The driver's lock, taken while the endpoint's tables change. Recursive. */
 struct shoal_shm_guard {
     void (*lock)(void *arg);
     void (*unlock)(void *arg);
@@ -80,7 +80,7 @@ struct shoal_shm_joining {
     struct shoal_segment *segment; /* NULL: the peer could not make it */
 };
 
-struct shoal_shm_node {
+struct shoal_shm_endpoint {
     struct shoal_log *log;
     const struct shoal_settings *settings;
     struct shoal_shm_guard guard; /* none, until the driver sets its own */
@@ -106,10 +106,10 @@ struct shoal_shm_node {
     _Atomic uint64_t fences; /* how often all other processes were made to pass a fence; for tests */
 };
 
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_create(struct shoal_log *log, const struct shoal_settings *settings,
-                                                       struct shoal_shm_node **node_out);
-/* Accepts a half-built node and NULL. All transports on it must be gone. */
-void shoal_shm_node_destroy(struct shoal_shm_node *node);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                                           struct shoal_shm_endpoint **endpoint_out);
+/* Accepts a half-built endpoint and NULL. All transports on it must be gone. */
+void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
 
 /* Where a rank is. */
 struct shoal_shm_place {
@@ -120,38 +120,39 @@ struct shoal_shm_place {
 
 /* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT
  * (named), ERR_SYSTEM. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_connect(struct shoal_shm_node *node, struct shoal_bootstrap *bootstrap,
-                                                        uint32_t timeout_ms, struct shoal_shm_place *places_out);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint,
+                                                            struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                                            struct shoal_shm_place *places_out);
 
 /* Making a communicator: passes the own segment of communicator `comm` (a number new between the ranks) to a peer; false when
  * the link is full now; NULL tells that there is none. And takes the peer's: OK with a reference for the caller, PENDING while
  * it has not come, ERR_PEER_LOST when the peer has none. */
-bool shoal_shm_node_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_take(struct shoal_shm_node *node, struct shoal_shm_peer *peer, uint64_t comm,
-                                                     struct shoal_segment **segment_out);
+bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
+                                                         uint64_t comm, struct shoal_segment **segment_out);
 
 /* Reads what peers have sent about their memory, new and gone. Then sends them the notices that the link had no room for. */
-void shoal_shm_node_drain(struct shoal_shm_node *node);
+void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint);
 
 /* Gets memory for [begin, begin + bytes) of a segment, of which `what` is told where there is none (ERR_MEMORY); what is kept
  * is given up for it. Takes the guard itself. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_reserve(struct shoal_shm_node *node, struct shoal_segment *segment,
-                                                        uint64_t begin, uint64_t bytes, const char *what);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_reserve(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment,
+                                                            uint64_t begin, uint64_t bytes, const char *what);
 
 /* Memory for peers; see the public header. alloc takes the guard itself: getting memory may take long. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_alloc(struct shoal_shm_node *node, size_t bytes, void **memory_out);
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_register(struct shoal_shm_node *node, void *memory, size_t bytes, int fd,
-                                                         uint64_t offset);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_alloc(struct shoal_shm_endpoint *endpoint, size_t bytes, void **memory_out);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_register(struct shoal_shm_endpoint *endpoint, void *memory, size_t bytes,
+                                                             int fd, uint64_t offset);
 /* free and keep take memory of alloc back, deregister that of register. keep leaves it mapped here and by peers, for the next
  * alloc, as far as SHOAL_MEMORY_KEPT goes: to make it anew costs more than most operations on it. No peer may write to it
  * then. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_free(struct shoal_shm_node *node, void *memory);
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_keep(struct shoal_shm_node *node, void *memory);
-SHOAL_MUST_USE enum shoal_status shoal_shm_node_deregister(struct shoal_shm_node *node, void *memory);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_free(struct shoal_shm_endpoint *endpoint, void *memory);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_keep(struct shoal_shm_endpoint *endpoint, void *memory);
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_deregister(struct shoal_shm_endpoint *endpoint, void *memory);
 
 /* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones until they next look at what
  * they were sent. Memory of shoal_mem_register stays, and what the network may read from (that is said). */
-void shoal_shm_node_renew(struct shoal_shm_node *node, shoal_location location);
+void shoal_shm_endpoint_renew(struct shoal_shm_endpoint *endpoint, shoal_location location);
 
 /* Who shall reach memory: the ranks of a communicator. peers[rank] is NULL for the own rank. */
 struct shoal_shm_group {
@@ -161,32 +162,34 @@ struct shoal_shm_group {
 };
 
 /* Where [address, address + bytes) is for a group, 0 when some of it cannot map it (yet). */
-shoal_location shoal_shm_node_locate(struct shoal_shm_node *node, const struct shoal_shm_group *group, const void *address,
-                                     size_t bytes);
+shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_group *group,
+                                         const void *address, size_t bytes);
 /* The peer's memory as an address here; NULL when it has not sent it. */
-void *shoal_shm_node_reach(struct shoal_shm_node *node, struct shoal_shm_peer *peer, shoal_location location, size_t bytes);
+void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, shoal_location location,
+                               size_t bytes);
 /* The own memory of shoal_mem_alloc in which all these bytes lie; NULL: there is none. */
-const struct shoal_shm_export *shoal_shm_node_find(const struct shoal_shm_node *node, const void *address, size_t bytes);
+const struct shoal_shm_export *shoal_shm_endpoint_find(const struct shoal_shm_endpoint *endpoint, const void *address,
+                                                       size_t bytes);
 /* The own memory at a location. */
-void *shoal_shm_node_own(struct shoal_shm_node *node, shoal_location location);
+void *shoal_shm_endpoint_own(struct shoal_shm_endpoint *endpoint, shoal_location location);
 
-/* Sleeping. shoal_shm_node_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for work
- * and, if there is none, sleeps. Any thread. */
-void shoal_shm_node_doze(struct shoal_shm_node *node);
+/* Sleeping. shoal_shm_endpoint_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for
+ * work and, if there is none, sleeps. Any thread. */
+void shoal_shm_endpoint_doze(struct shoal_shm_endpoint *endpoint);
 /* The same before a sleep of a millisecond at most: a peer that rings at this very moment may be missed until its end. It does
  * not interrupt the other processes. */
-void shoal_shm_node_doze_briefly(struct shoal_shm_node *node);
-void shoal_shm_node_sleep(struct shoal_shm_node *node, uint64_t timeout_ns);
-void shoal_shm_node_awake(struct shoal_shm_node *node);
+void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint);
+void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns);
+void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint);
 
 /* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's
  * membarrier, the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs
  * none. */
-void shoal_shm_node_fence_all(struct shoal_shm_node *node);
+void shoal_shm_endpoint_fence_all(struct shoal_shm_endpoint *endpoint);
 /* Whether the frequent side needs its own fence towards that peer. */
-static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_node *node, const struct shoal_shm_peer *peer)
+static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer)
 {
-    return !node->bell->has_membarrier || !peer->bell->has_membarrier;
+    return !endpoint->bell->has_membarrier || !peer->bell->has_membarrier;
 }
 
 /* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
@@ -201,11 +204,11 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
 /* Call it under the lock, from a wait that finds nothing. Publishes that this rank is on `core`. *taken_out receives that core
  * and the cores of all peers that have published theirs since the last call: these peers wait, too, and are awake. Returns true
  * when a peer is on this core and this rank has the greater id, so that this rank must leave. */
-bool shoal_shm_node_meet_on_core(struct shoal_shm_node *node, int core, cpu_set_t *taken_out);
+bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int core, cpu_set_t *taken_out);
 
 /* How many cores this rank and its peers here may use together, by their affinity masks: a launcher that binds each rank leaves
  * each a part of them. 0: the system did not tell. */
-int shoal_shm_node_cores(const struct shoal_shm_node *node);
+int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint);
 
 /* True when the peer's process has ended; then peer->ended says how, as far as it is known. Makes a system call. */
 bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer);

@@ -1,5 +1,5 @@
-/* Two endpoints of one process, over each provider that this machine has, and over those of machines with EFA and InfiniBand, as
- * a mock has them: messages of all sizes, writes with immediates from memory of all kinds, ports. Sums and places tell lost,
+/* Two endpoints of one process, over each provider that this machine has, and over those of machines with EFA and InfiniBand,
+ * as a mock has them: messages of all sizes, writes with immediates from memory of all kinds, ports. Sums and places tell lost,
  * doubled and torn ones apart. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "transport/fabric/fabric_bounce.h"
-#include "transport/fabric/fabric_node.h"
+#include "transport/fabric/fabric_endpoint.h"
 
 /* Read by the leak checker: endpoints of libfabric 1.17 leave some of their descriptions behind. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -33,14 +33,14 @@ const char *__lsan_default_suppressions(void)
 
 /* What is written from. Some register it, so that it must not be copied. */
 struct source {
-    struct shoal_fabric_node *node;
+    struct shoal_fabric_endpoint *endpoint;
     struct shoal_fabric_memory memory;
     unsigned char bytes[WRITE_BYTES_MAX];
 };
 
 /* One endpoint, and what it has heard. */
 struct end {
-    struct shoal_fabric_node *node;
+    struct shoal_fabric_endpoint *endpoint;
     shoal_fabric_peer peer;
     unsigned messages, wrong, writes, left, failed;
     bool is_heard[MESSAGES];
@@ -129,7 +129,7 @@ static void free_source(struct source *source)
 {
     if (!source)
         return;
-    shoal_fabric_node_unregister(source->node, &source->memory);
+    shoal_fabric_endpoint_unregister(source->endpoint, &source->memory);
     memset(source->bytes, 0xee, sizeof source->bytes);
     free(source);
 }
@@ -153,7 +153,7 @@ static void poll_both(struct pair *pair)
 {
     for (int i = 0; i < 2; i++) {
         const struct shoal_fabric_handler handler = {&pair->ends[i], on_message, on_written, on_left, on_failed};
-        shoal_fabric_node_poll(pair->ends[i].node, &handler);
+        shoal_fabric_endpoint_poll(pair->ends[i].endpoint, &handler);
         if (pair->ends[i].failed)
             fail_msg("%s: %s", pair->provider->name, pair->ends[i].text);
     }
@@ -229,19 +229,20 @@ static void open_ends(struct pair *pair, const struct shoal_fabric_provider *pro
     pair->provider = provider;
     memset(pair->ends, 0, sizeof pair->ends);
     for (int i = 0; i < 2; i++) {
-        if (shoal_fabric_node_open(&pair->library, provider, 0, 0, &pair->log, &pair->ends[i].node) != SHOAL_OK)
+        if (shoal_fabric_endpoint_open(&pair->library, provider, 0, 0, &pair->log, &pair->ends[i].endpoint) != SHOAL_OK)
             fail_msg("%s: %s", provider->name, pair->heard);
     }
     for (int i = 0; i < 2; i++)
-        assert_int_equal(
-            shoal_fabric_node_meet(pair->ends[i].node, shoal_fabric_node_address(pair->ends[!i].node), &pair->ends[i].peer),
-            SHOAL_OK);
+        assert_int_equal(shoal_fabric_endpoint_meet(pair->ends[i].endpoint,
+                                                    shoal_fabric_endpoint_address(pair->ends[!i].endpoint),
+                                                    &pair->ends[i].peer),
+                         SHOAL_OK);
 }
 
 static void close_ends(struct pair *pair)
 {
     for (int i = 0; i < 2; i++)
-        shoal_fabric_node_close(pair->ends[i].node);
+        shoal_fabric_endpoint_close(pair->ends[i].endpoint);
 }
 
 /* ---- Tests ---- */
@@ -259,8 +260,8 @@ static void send_number(struct pair *pair, int from, uint32_t number)
     enum shoal_status status;
     memcpy(data, &number, sizeof number);
     fill(data + sizeof number, bytes - sizeof number, number);
-    UNTIL(pair,
-          (status = shoal_fabric_node_send(pair->ends[from].node, pair->ends[from].peer, data, bytes, NULL)) != SHOAL_PENDING);
+    UNTIL(pair, (status = shoal_fabric_endpoint_send(pair->ends[from].endpoint, pair->ends[from].peer, data, bytes, NULL)) !=
+                    SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
     memset(data, 0xee, bytes);
 }
@@ -281,11 +282,12 @@ static void write_number(struct pair *pair, const struct shoal_fabric_memory *to
     struct source *source = malloc(sizeof *source);
     enum shoal_status status;
     assert_non_null(source);
-    source->node = end->node;
+    source->endpoint = end->endpoint;
     source->memory.region = NULL;
     fill(source->bytes, write_bytes(number), number);
     if (number % 3 == 0)
-        assert_int_equal(shoal_fabric_node_register(end->node, source->bytes, sizeof source->bytes, &source->memory), SHOAL_OK);
+        assert_int_equal(shoal_fabric_endpoint_register(end->endpoint, source->bytes, sizeof source->bytes, &source->memory),
+                         SHOAL_OK);
     const struct shoal_fabric_write write = {.peer = end->peer,
                                              .to = to,
                                              .offset = write_at(number),
@@ -294,7 +296,7 @@ static void write_number(struct pair *pair, const struct shoal_fabric_memory *to
                                              .bytes = write_bytes(number),
                                              .immediate = number,
                                              .owner = source};
-    UNTIL(pair, (status = shoal_fabric_node_write(end->node, &write)) != SHOAL_PENDING);
+    UNTIL(pair, (status = shoal_fabric_endpoint_write(end->endpoint, &write)) != SHOAL_PENDING);
     assert_int_equal(status, SHOAL_OK);
 }
 
@@ -304,12 +306,13 @@ static void exchange_writes(struct pair *pair)
     struct end *end = &pair->ends[1];
     end->memory = calloc(WRITES, WRITE_BYTES_MAX + 64);
     assert_non_null(end->memory);
-    assert_int_equal(shoal_fabric_node_register(end->node, end->memory, WRITES * (WRITE_BYTES_MAX + 64), &memory), SHOAL_OK);
+    assert_int_equal(shoal_fabric_endpoint_register(end->endpoint, end->memory, WRITES * (WRITE_BYTES_MAX + 64), &memory),
+                     SHOAL_OK);
     for (uint32_t number = 0; number < WRITES; number++)
         write_number(pair, &memory, number);
     UNTIL(pair, end->writes == WRITES && pair->ends[0].left == WRITES);
     assert_int_equal(end->wrong, 0);
-    shoal_fabric_node_unregister(end->node, &memory);
+    shoal_fabric_endpoint_unregister(end->endpoint, &memory);
     free(end->memory);
 }
 
@@ -355,7 +358,7 @@ static unsigned write_until_pending(struct pair *pair, const struct shoal_fabric
     while (status == SHOAL_OK && taken < WRITES) {
         const struct shoal_fabric_write write = {
             .peer = end->peer, .to = to, .source = source, .bytes = bytes, .immediate = WRITES + taken};
-        status = shoal_fabric_node_write(end->node, &write);
+        status = shoal_fabric_endpoint_write(end->endpoint, &write);
         taken += status == SHOAL_OK;
     }
     assert_int_equal(status, SHOAL_PENDING);
@@ -374,9 +377,9 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
     assert_non_null(best);
     open_ends(pair, best);
     struct end *from = &pair->ends[0], *to = &pair->ends[1];
-    assert_int_equal(shoal_fabric_node_write_max(from->node, NULL), SHOAL_FABRIC_BOUNCE_BYTES);
-    assert_true(shoal_fabric_node_write_max(from->node, &memory) > SHOAL_FABRIC_BOUNCE_BYTES);
-    assert_int_equal(shoal_fabric_node_register(to->node, target, bytes, &memory), SHOAL_OK);
+    assert_int_equal(shoal_fabric_endpoint_write_max(from->endpoint, NULL), SHOAL_FABRIC_BOUNCE_BYTES);
+    assert_true(shoal_fabric_endpoint_write_max(from->endpoint, &memory) > SHOAL_FABRIC_BOUNCE_BYTES);
+    assert_int_equal(shoal_fabric_endpoint_register(to->endpoint, target, bytes, &memory), SHOAL_OK);
     fill(source, bytes, 7);
     for (unsigned round = 1; round <= 3; round++) {
         assert_int_equal(write_until_pending(pair, &memory, source, bytes), 8);
@@ -384,7 +387,7 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
         assert_true(is_filled(target, bytes, 7));
         memset(target, 0, bytes);
     }
-    shoal_fabric_node_unregister(to->node, &memory);
+    shoal_fabric_endpoint_unregister(to->endpoint, &memory);
     close_ends(pair);
     free(source);
     free(target);
@@ -416,19 +419,19 @@ static void fabric_keys_are_not_to_be_guessed(void **state)
     const struct shoal_fabric_provider *best = shoal_fabric_providers_choose(pair->providers, "", reason, sizeof reason);
     assert_non_null(best);
     open_ends(pair, best);
-    assert_int_equal(shoal_fabric_node_register(pair->ends[0].node, memory, sizeof memory, &first), SHOAL_OK);
-    assert_int_equal(shoal_fabric_node_register(pair->ends[0].node, memory, sizeof memory, &second), SHOAL_OK);
+    assert_int_equal(shoal_fabric_endpoint_register(pair->ends[0].endpoint, memory, sizeof memory, &first), SHOAL_OK);
+    assert_int_equal(shoal_fabric_endpoint_register(pair->ends[0].endpoint, memory, sizeof memory, &second), SHOAL_OK);
     assert_int_not_equal(first.key, second.key);
     assert_true(first.key > UINT32_MAX || second.key > UINT32_MAX);
-    shoal_fabric_node_unregister(pair->ends[0].node, &first);
-    shoal_fabric_node_unregister(pair->ends[0].node, &second);
+    shoal_fabric_endpoint_unregister(pair->ends[0].endpoint, &first);
+    shoal_fabric_endpoint_unregister(pair->ends[0].endpoint, &second);
     close_ends(pair);
 }
 
-static uint16_t port_of(const struct shoal_fabric_node *node)
+static uint16_t port_of(const struct shoal_fabric_endpoint *endpoint)
 {
     struct sockaddr_in address;
-    memcpy(&address, shoal_fabric_node_address(node)->at, sizeof address);
+    memcpy(&address, shoal_fabric_endpoint_address(endpoint)->at, sizeof address);
     return ntohs(address.sin_port);
 }
 
@@ -436,20 +439,20 @@ static void fabric_keeps_to_its_ports(void **state)
 {
     struct pair *pair = *state;
     char reason[1200];
-    struct shoal_fabric_node *nodes[3] = {NULL};
+    struct shoal_fabric_endpoint *endpoints[3] = {NULL};
     const uint16_t low = 23471, high = 23472;
     const struct shoal_fabric_provider *best = shoal_fabric_providers_choose(pair->providers, "", reason, sizeof reason);
     assert_non_null(best);
     for (int i = 0; i < 2; i++) {
-        if (shoal_fabric_node_open(&pair->library, best, low, high, &pair->log, &nodes[i]) != SHOAL_OK)
+        if (shoal_fabric_endpoint_open(&pair->library, best, low, high, &pair->log, &endpoints[i]) != SHOAL_OK)
             fail_msg("%s", pair->heard);
-        assert_in_range(port_of(nodes[i]), low, high);
+        assert_in_range(port_of(endpoints[i]), low, high);
     }
-    assert_int_not_equal(port_of(nodes[0]), port_of(nodes[1]));
-    assert_int_equal(shoal_fabric_node_open(&pair->library, best, low, high, &pair->log, &nodes[2]), SHOAL_ERR_SYSTEM);
+    assert_int_not_equal(port_of(endpoints[0]), port_of(endpoints[1]));
+    assert_int_equal(shoal_fabric_endpoint_open(&pair->library, best, low, high, &pair->log, &endpoints[2]), SHOAL_ERR_SYSTEM);
     assert_non_null(strstr(pair->heard, "every port from 23471 to 23472 (SHOAL_PORTS) is in use"));
-    shoal_fabric_node_close(nodes[0]);
-    shoal_fabric_node_close(nodes[1]);
+    shoal_fabric_endpoint_close(endpoints[0]);
+    shoal_fabric_endpoint_close(endpoints[1]);
 }
 
 int main(void)
@@ -466,7 +469,7 @@ int main(void)
         cmocka_unit_test(fabric_copies_sources_that_are_not_registered_and_no_more_than_it_has_room_for),
         cmocka_unit_test(fabric_locks_what_it_says),
     };
-    return cmocka_run_group_tests_name("fabric_node", tests, open_library, close_library) +
-           cmocka_run_group_tests_name("fabric_node_efa", mocked, open_efa, close_library) +
-           cmocka_run_group_tests_name("fabric_node_infiniband", mocked, open_infiniband, close_library);
+    return cmocka_run_group_tests_name("fabric_endpoint", tests, open_library, close_library) +
+           cmocka_run_group_tests_name("fabric_endpoint_efa", mocked, open_efa, close_library) +
+           cmocka_run_group_tests_name("fabric_endpoint_infiniband", mocked, open_infiniband, close_library);
 }

@@ -1,14 +1,14 @@
-/* An endpoint made by hand, in place of fabric_node.c and what opens it: it hears what it is given, and sends to nobody. Peers'
- * addresses are one byte. There is one at a time. */
-#ifndef HAND_NODE_H
-#define HAND_NODE_H
+/* An endpoint made by hand, in place of fabric_endpoint.c and what opens it: it hears what it is given, and sends to nobody.
+ * Peers' addresses are one byte. There is one at a time. */
+#ifndef HAND_ENDPOINT_H
+#define HAND_ENDPOINT_H
 
 #include "transport/fabric/network.h"
 
 #define HAND_PEERS_MAX 256
 #define HAND_WINDOW_BYTES ((size_t)8 << 20) /* in which writes must lie */
 
-struct shoal_fabric_node {
+struct shoal_fabric_endpoint {
     struct shoal_fabric_address address;
     const uint8_t *data;
     size_t bytes;
@@ -19,9 +19,9 @@ struct shoal_fabric_node {
     void (*on_send)(shoal_fabric_peer peer, const void *data, size_t bytes); /* NULL: nobody looks */
 };
 
-extern struct shoal_fabric_node hand_node;
+extern struct shoal_fabric_endpoint hand_endpoint;
 
 /* What the network hears in one poll: a message, or (its first four bytes) the immediate of a write. */
-void hand_node_hear(struct shoal_network *network, const void *data, size_t bytes, bool is_message);
+void hand_endpoint_hear(struct shoal_network *network, const void *data, size_t bytes, bool is_message);
 
 #endif

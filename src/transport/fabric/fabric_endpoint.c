@@ -1,0 +1,564 @@
+#include "transport/fabric/fabric_endpoint.h"
+
+#include <netinet/in.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+
+#define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
+#define SENDS SHOAL_FABRIC_SEND_BUFFERS
+#define WRITES 256
+_Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
+/* More than this process has posted. What peers have written before it polls may be more still: 1,024 ranks in two all-to-alls
+ * of depth 4 write 8,000 times. The provider sees to that (FI_RM_ENABLED): it keeps what does not fit in a list, as those do
+ * that count in software, or lets the writes wait in the network. */
+#define COMPLETIONS 4096
+#define POLL_ENTRIES 16
+
+enum job_kind { RECEIVE, SEND, WRITE };
+
+/* What libfabric works at; it hands the context back. */
+struct job {
+    struct fi_context2 context; /* first: contexts are taken for jobs */
+    enum job_kind kind;
+    bool is_posted;  /* a receive; it is posted again when that did not work at once */
+    bool is_bounced; /* a write, from bounce buffer number `bounced` */
+    uint64_t bounced;
+    unsigned *under_way; /* of a write: counts it until it is at its end */
+    char *buffer;
+    void *owner;
+    struct job *next_free;
+};
+
+struct shoal_fabric_endpoint {
+    const struct shoal_fabric_library *library;
+    struct shoal_log *log;
+    struct fi_info *info;
+    struct fid_fabric *fabric;
+    struct fid_domain *domain;
+    struct fid_av *peers;
+    struct fid_cq *completions;
+    struct fid_ep *ep;
+    int wait_fd;
+    bool emulates_writes;
+    struct shoal_fabric_address address;
+    char *buffers; /* of receives, then of sends */
+    struct shoal_fabric_memory buffer_memory;
+    struct shoal_fabric_bounce bounce; /* empty where sources need not be registered */
+    struct shoal_fabric_memory bounce_memory;
+    struct job jobs[RECEIVES + SENDS + WRITES];
+    struct job *free_sends, *free_writes;
+    uint64_t own_faults; /* of the completion queue, or of posting receives */
+    int unposted;        /* receives that are not posted */
+};
+
+static enum shoal_status fail(struct shoal_fabric_endpoint *endpoint, const char *what, long error)
+{
+    return shoal_log_fail(endpoint->log, SHOAL_ERR_SYSTEM, "fabric", "provider %s: %s failed: %s",
+                          endpoint->info->fabric_attr->prov_name, what, endpoint->library->error_text((int)-error));
+}
+
+/* ---- Jobs ---------------------------------------------------------------------------------------------------------------- */
+
+static void give_back(struct job **free_list, struct job *job)
+{
+    job->next_free = *free_list;
+    *free_list = job;
+}
+
+static struct job *take(struct job **free_list)
+{
+    struct job *job = *free_list;
+    if (job)
+        *free_list = job->next_free;
+    return job;
+}
+
+bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->info->domain_attr->mr_mode & FI_MR_LOCAL;
+}
+
+static enum shoal_status register_for(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out);
+
+/* Nobody else may write there. */
+static enum shoal_status register_buffers(struct shoal_fabric_endpoint *endpoint, size_t bytes)
+{
+    SHOAL_TRY(register_for(endpoint, FI_SEND | FI_RECV, endpoint->buffers, bytes, &endpoint->buffer_memory));
+    if (!shoal_fabric_bounce_init(&endpoint->bounce, SHOAL_FABRIC_BOUNCE_BYTES))
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers",
+                              SHOAL_FABRIC_BOUNCE_BYTES);
+    return register_for(endpoint, FI_SEND | FI_WRITE, endpoint->bounce.memory, endpoint->bounce.bytes,
+                        &endpoint->bounce_memory);
+}
+
+static enum shoal_status make_jobs(struct shoal_fabric_endpoint *endpoint)
+{
+    const size_t bytes = SHOAL_FABRIC_BUFFER_BYTES;
+    endpoint->buffers = aligned_alloc(4096, bytes);
+    if (!endpoint->buffers)
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers", bytes);
+    memset(endpoint->buffers, 0, bytes);
+    for (int i = 0; i < RECEIVES + SENDS + WRITES; i++) {
+        struct job *job = &endpoint->jobs[i];
+        job->kind = i < RECEIVES ? RECEIVE : i < RECEIVES + SENDS ? SEND : WRITE;
+        job->buffer = job->kind == WRITE ? NULL : endpoint->buffers + (size_t)i * SHOAL_FABRIC_MESSAGE_MAX;
+        if (job->kind != RECEIVE)
+            give_back(job->kind == SEND ? &endpoint->free_sends : &endpoint->free_writes, job);
+    }
+    endpoint->unposted = RECEIVES;
+    return shoal_fabric_endpoint_registers_sources(endpoint) ? register_buffers(endpoint, bytes) : SHOAL_OK;
+}
+
+static void *descriptor_of(const struct shoal_fabric_memory *memory)
+{
+    return memory && memory->region ? fi_mr_desc(memory->region) : NULL;
+}
+
+/* As many as the provider takes now. */
+static enum shoal_status post_receives(struct shoal_fabric_endpoint *endpoint)
+{
+    for (int i = 0; i < RECEIVES && endpoint->unposted > 0; i++) {
+        struct job *job = &endpoint->jobs[i];
+        if (job->is_posted)
+            continue;
+        const ssize_t result = fi_recv(endpoint->ep, job->buffer, SHOAL_FABRIC_MESSAGE_MAX,
+                                       descriptor_of(&endpoint->buffer_memory), FI_ADDR_UNSPEC, &job->context);
+        if (result == -FI_EAGAIN)
+            return SHOAL_OK;
+        if (result != 0)
+            return fail(endpoint, "fi_recv", result);
+        job->is_posted = true;
+        endpoint->unposted--;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+/* efa has no descriptor before libfabric 2.5: it is polled. */
+static enum shoal_status open_completions(struct shoal_fabric_endpoint *endpoint)
+{
+    struct fi_cq_attr attr = {.size = COMPLETIONS, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD};
+    endpoint->wait_fd = -1;
+    if (fi_cq_open(endpoint->domain, &attr, &endpoint->completions, NULL) == 0) {
+        if (fi_control(&endpoint->completions->fid, FI_GETWAIT, &endpoint->wait_fd) != 0)
+            endpoint->wait_fd = -1;
+        return SHOAL_OK;
+    }
+    attr.wait_obj = FI_WAIT_NONE;
+    const int result = fi_cq_open(endpoint->domain, &attr, &endpoint->completions, NULL);
+    return result == 0 ? SHOAL_OK : fail(endpoint, "fi_cq_open", result);
+}
+
+static void put_port(struct fi_info *info, uint16_t port)
+{
+    struct sockaddr *address = info->src_addr;
+    if (address->sa_family == AF_INET)
+        ((struct sockaddr_in *)(void *)address)->sin_port = htons(port);
+    else
+        ((struct sockaddr_in6 *)(void *)address)->sin6_port = htons(port);
+}
+
+static int enable(struct shoal_fabric_endpoint *endpoint)
+{
+    int result = fi_endpoint(endpoint->domain, endpoint->info, &endpoint->ep, NULL);
+    if (result == 0)
+        result = fi_ep_bind(endpoint->ep, &endpoint->peers->fid, 0);
+    if (result == 0)
+        result = fi_ep_bind(endpoint->ep, &endpoint->completions->fid, FI_TRANSMIT | FI_RECV);
+    return result == 0 ? fi_enable(endpoint->ep) : result;
+}
+
+/* Of libfabric's newer versions, which have it in rdma/fi_ext.h. */
+#define OPT_EFA_EMULATED_WRITE (-(0xefa << 16) + 2)
+
+static bool emulates_writes(const struct shoal_fabric_endpoint *endpoint)
+{
+    bool answer = false;
+    size_t bytes = sizeof answer;
+    return strcmp(endpoint->info->fabric_attr->prov_name, "efa") == 0 &&
+           fi_getopt(&endpoint->ep->fid, FI_OPT_ENDPOINT, OPT_EFA_EMULATED_WRITE, &answer, &bytes) == 0 && answer;
+}
+
+static void close_endpoint(struct shoal_fabric_endpoint *endpoint)
+{
+    if (endpoint->ep)
+        fi_close(&endpoint->ep->fid);
+    endpoint->ep = NULL;
+}
+
+static enum shoal_status open_endpoint(struct shoal_fabric_endpoint *endpoint, uint16_t port_low, uint16_t port_high)
+{
+    const bool has_ports = port_low && endpoint->info->src_addr && endpoint->info->addr_format != FI_ADDR_EFA;
+    int result = 0;
+    for (unsigned port = port_low; port <= (has_ports ? port_high : port_low); port++) {
+        if (has_ports)
+            put_port(endpoint->info, (uint16_t)port);
+        result = enable(endpoint);
+        if (result == 0)
+            return SHOAL_OK;
+        close_endpoint(endpoint);
+        if (result != -FI_EADDRINUSE)
+            return fail(endpoint, "opening an endpoint", result);
+    }
+    return shoal_log_fail(endpoint->log, SHOAL_ERR_SYSTEM, "fabric",
+                          "provider %s: every port from %u to %u (SHOAL_PORTS) is in use on this host",
+                          endpoint->info->fabric_attr->prov_name, port_low, port_high);
+}
+
+static enum shoal_status open_all(struct shoal_fabric_endpoint *endpoint, uint16_t port_low, uint16_t port_high)
+{
+    struct fi_av_attr peers = {.type = FI_AV_TABLE};
+    size_t bytes = sizeof endpoint->address.at;
+    int result = endpoint->library->fabric(endpoint->info->fabric_attr, &endpoint->fabric, NULL);
+    if (result != 0)
+        return fail(endpoint, "fi_fabric", result);
+    result = fi_domain(endpoint->fabric, endpoint->info, &endpoint->domain, NULL);
+    if (result != 0)
+        return fail(endpoint, "fi_domain", result);
+    result = fi_av_open(endpoint->domain, &peers, &endpoint->peers, NULL);
+    if (result != 0)
+        return fail(endpoint, "fi_av_open", result);
+    SHOAL_TRY(open_completions(endpoint));
+    SHOAL_TRY(open_endpoint(endpoint, port_low, port_high));
+    endpoint->emulates_writes = emulates_writes(endpoint);
+    SHOAL_TRY(make_jobs(endpoint));
+    SHOAL_TRY(post_receives(endpoint));
+    result = fi_getname(&endpoint->ep->fid, endpoint->address.at, &bytes);
+    if (result != 0)
+        return fail(endpoint, "fi_getname", result);
+    endpoint->address.bytes = (uint16_t)bytes;
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *library,
+                                             const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                             uint16_t port_high, struct shoal_log *log,
+                                             struct shoal_fabric_endpoint **endpoint_out)
+{
+    struct shoal_fabric_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (!endpoint)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory for an endpoint");
+    endpoint->library = library;
+    endpoint->log = log;
+    endpoint->wait_fd = -1;
+    endpoint->info = library->dupinfo(provider->info);
+    const enum shoal_status status =
+        endpoint->info ? open_all(endpoint, port_low, port_high) : shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory");
+    if (status == SHOAL_OK)
+        *endpoint_out = endpoint;
+    else
+        shoal_fabric_endpoint_close(endpoint);
+    return status;
+}
+
+void shoal_fabric_endpoint_stop(struct shoal_fabric_endpoint *endpoint)
+{
+    close_endpoint(endpoint);
+}
+
+void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint)
+{
+    if (!endpoint)
+        return;
+    close_endpoint(endpoint); /* before what is bound to it */
+    shoal_fabric_endpoint_unregister(endpoint, &endpoint->buffer_memory);
+    shoal_fabric_endpoint_unregister(endpoint, &endpoint->bounce_memory);
+    if (endpoint->completions)
+        fi_close(&endpoint->completions->fid);
+    if (endpoint->peers)
+        fi_close(&endpoint->peers->fid);
+    if (endpoint->domain)
+        fi_close(&endpoint->domain->fid);
+    if (endpoint->fabric)
+        fi_close(&endpoint->fabric->fid);
+    if (endpoint->info)
+        endpoint->library->freeinfo(endpoint->info);
+    free(endpoint->buffers);
+    shoal_fabric_bounce_fini(&endpoint->bounce);
+    free(endpoint);
+}
+
+const struct shoal_fabric_address *shoal_fabric_endpoint_address(const struct shoal_fabric_endpoint *endpoint)
+{
+    return &endpoint->address;
+}
+
+enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_address *address,
+                                             shoal_fabric_peer *peer_out)
+{
+    fi_addr_t peer;
+    const int result = fi_av_insert(endpoint->peers, address->at, 1, &peer, 0, NULL);
+    if (result != 1)
+        return fail(endpoint, "fi_av_insert", result < 0 ? result : -FI_EINVAL);
+    *peer_out = peer;
+    return SHOAL_OK;
+}
+
+int shoal_fabric_endpoint_wait_fd(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->wait_fd;
+}
+
+bool shoal_fabric_endpoint_may_wait(struct shoal_fabric_endpoint *endpoint)
+{
+    struct fid *completions = &endpoint->completions->fid;
+    return endpoint->wait_fd >= 0 && fi_trywait(endpoint->fabric, &completions, 1) == 0;
+}
+
+void shoal_fabric_endpoint_print_address(const struct shoal_fabric_endpoint *endpoint,
+                                         const struct shoal_fabric_address *address, char *text, size_t bytes)
+{
+    size_t needed = bytes;
+    fi_av_straddr(endpoint->peers, address->at, text, &needed);
+    text[bytes - 1] = 0;
+    const char *scheme_end = strstr(text, "://");
+    if (scheme_end)
+        memmove(text, scheme_end + 3, strlen(scheme_end + 3) + 1);
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+/* Where the application chooses keys, nobody guesses them. */
+static uint64_t draw_key(const struct shoal_fabric_endpoint *endpoint)
+{
+    const size_t bytes = endpoint->info->domain_attr->mr_key_size;
+    uint64_t key = 0;
+    if (endpoint->info->domain_attr->mr_mode & FI_MR_PROV_KEY)
+        return 0;
+    if (getrandom(&key, bytes < sizeof key ? bytes : sizeof key, 0) < 0)
+        key = shoal_clock_ticks(); /* before the system has gathered chance: better than none */
+    return key;
+}
+
+/* 0, or libfabric's error. The providers that want local memory registered lock its pages; that brings them into being, as
+ * FI_MR_ALLOCATED demands. */
+static int try_register(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
+                        struct shoal_fabric_memory *memory_out)
+{
+    struct fid_mr *region;
+    *memory_out = (struct shoal_fabric_memory){.region = NULL};
+    int result = fi_mr_reg(endpoint->domain, memory, bytes, access, 0, draw_key(endpoint), 0, &region, NULL);
+    if (result != 0)
+        return result;
+    if (endpoint->info->domain_attr->mr_mode & FI_MR_ENDPOINT) {
+        result = fi_mr_bind(region, &endpoint->ep->fid, 0);
+        result = result == 0 ? fi_mr_enable(region) : result;
+    }
+    if (result != 0) {
+        fi_close(&region->fid);
+        return result;
+    }
+    const bool is_virtual = endpoint->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    *memory_out = (struct shoal_fabric_memory){region, is_virtual ? (uint64_t)(uintptr_t)memory : 0, fi_mr_key(region)};
+    return 0;
+}
+
+static enum shoal_status register_for(struct shoal_fabric_endpoint *endpoint, uint64_t access, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out)
+{
+    const int result = try_register(endpoint, access, memory, bytes, memory_out);
+    if (result == -FI_ENOMEM && shoal_fabric_endpoint_registers_sources(endpoint))
+        return fail(endpoint, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
+    return result == 0 ? SHOAL_OK : fail(endpoint, "registering memory", result);
+}
+
+enum shoal_status shoal_fabric_endpoint_register(struct shoal_fabric_endpoint *endpoint, void *memory, size_t bytes,
+                                                 struct shoal_fabric_memory *memory_out)
+{
+    return register_for(endpoint, FI_SEND | FI_RECV | FI_WRITE | FI_REMOTE_WRITE, memory, bytes, memory_out);
+}
+
+const char *shoal_fabric_endpoint_register_source(struct shoal_fabric_endpoint *endpoint, void *memory, size_t bytes,
+                                                  struct shoal_fabric_memory *memory_out)
+{
+    const int result = try_register(endpoint, FI_SEND | FI_WRITE, memory, bytes, memory_out);
+    return result == 0 ? NULL : endpoint->library->error_text(-result);
+}
+
+void shoal_fabric_endpoint_unregister(struct shoal_fabric_endpoint *endpoint, struct shoal_fabric_memory *memory)
+{
+    struct fid_mr *region = memory->region;
+    (void)endpoint;
+    if (region)
+        fi_close(&region->fid);
+    memory->region = NULL;
+}
+
+/* ---- Sending and writing ------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer, const void *data,
+                                             size_t bytes, void *owner)
+{
+    struct job *job = take(&endpoint->free_sends);
+    if (!job)
+        return SHOAL_PENDING;
+    memcpy(job->buffer, data, bytes);
+    job->owner = owner;
+    const ssize_t result =
+        fi_send(endpoint->ep, job->buffer, bytes, descriptor_of(&endpoint->buffer_memory), peer, &job->context);
+    if (result == 0)
+        return SHOAL_OK;
+    give_back(&endpoint->free_sends, job);
+    return result == -FI_EAGAIN ? SHOAL_PENDING : fail(endpoint, "fi_send", result);
+}
+
+bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->emulates_writes;
+}
+
+size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpoint,
+                                       const struct shoal_fabric_memory *source_memory)
+{
+    const size_t most = endpoint->info->ep_attr->max_msg_size;
+    return source_memory || !shoal_fabric_endpoint_registers_sources(endpoint) ? most
+                                                                               : shoal_min_size(most, endpoint->bounce.bytes);
+}
+
+/* False: no buffer now. */
+static bool bounce_source(struct shoal_fabric_endpoint *endpoint, struct job *job, struct shoal_fabric_write *write)
+{
+    char *buffer = shoal_fabric_bounce_take(&endpoint->bounce, write->bytes, &job->bounced);
+    if (!buffer)
+        return false;
+    if (write->bytes)
+        memcpy(buffer, write->source, write->bytes);
+    write->source = buffer;
+    write->source_memory = &endpoint->bounce_memory;
+    job->is_bounced = true;
+    return true;
+}
+
+static void give_back_write(struct shoal_fabric_endpoint *endpoint, struct job *job)
+{
+    if (job->is_bounced)
+        shoal_fabric_bounce_give_back(&endpoint->bounce, job->bounced);
+    job->is_bounced = false;
+    if (job->under_way)
+        --*job->under_way;
+    give_back(&endpoint->free_writes, job);
+}
+
+/* One write for all: where writes overtake each other (efa) an immediate tells of the bytes of its own write only. It completes
+ * when the peer's device has it (FI_TRANSMIT_COMPLETE, the default). With FI_DELIVERY_COMPLETE efa would have each write
+ * answered, and nobody here asks when the peer hears of it. */
+static ssize_t post_write(struct shoal_fabric_endpoint *endpoint, struct job *job, const struct shoal_fabric_write *write)
+{
+    return fi_writedata(endpoint->ep, write->source, write->bytes, descriptor_of(write->source_memory), write->immediate,
+                        write->peer, write->to->base + write->offset, write->to->key, &job->context);
+}
+
+enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_write *write)
+{
+    struct job *job = take(&endpoint->free_writes);
+    struct shoal_fabric_write bounced = *write;
+    if (!job)
+        return SHOAL_PENDING;
+    job->owner = write->owner;
+    job->under_way = write->under_way;
+    if (job->under_way)
+        ++*job->under_way;
+    const bool is_ready =
+        write->source_memory || !shoal_fabric_endpoint_registers_sources(endpoint) || bounce_source(endpoint, job, &bounced);
+    const ssize_t result = is_ready ? post_write(endpoint, job, &bounced) : -FI_EAGAIN;
+    if (result == 0)
+        return SHOAL_OK;
+    give_back_write(endpoint, job);
+    return result == -FI_EAGAIN ? SHOAL_PENDING : fail(endpoint, "fi_writedata", result);
+}
+
+/* ---- Completions --------------------------------------------------------------------------------------------------------- */
+
+static void end_job(struct shoal_fabric_endpoint *endpoint, struct job *job)
+{
+    if (job->kind == RECEIVE) {
+        job->is_posted = false;
+        endpoint->unposted++;
+    } else if (job->kind == SEND) {
+        give_back(&endpoint->free_sends, job);
+    } else {
+        give_back_write(endpoint, job);
+    }
+}
+
+/* What a peer did has no job here; some providers hand out a context all the same. */
+static struct job *job_of(struct shoal_fabric_endpoint *endpoint, void *context)
+{
+    const uintptr_t at = (uintptr_t)context, first = (uintptr_t)&endpoint->jobs[0],
+                    end = (uintptr_t)&endpoint->jobs[SHOAL_COUNT_OF(endpoint->jobs)];
+    return at >= first && at < end ? context : NULL;
+}
+
+static void hear(struct shoal_fabric_endpoint *endpoint, const struct fi_cq_data_entry *entry,
+                 const struct shoal_fabric_handler *handler)
+{
+    struct job *job = job_of(endpoint, entry->op_context);
+    const bool is_written = (entry->flags & FI_REMOTE_CQ_DATA) && (entry->flags & (FI_RMA | FI_REMOTE_WRITE));
+    if (is_written)
+        handler->written(handler->arg, (uint32_t)entry->data);
+    if (!job)
+        return;
+    if (is_written && job->kind == RECEIVE) { /* some providers use a receive up for it */
+        end_job(endpoint, job);
+        return;
+    }
+    if (job->kind == RECEIVE)
+        handler->message(handler->arg, job->buffer, entry->len);
+    void *const owner = job->owner;
+    const bool is_told = job->kind == WRITE || (job->kind == SEND && owner);
+    end_job(endpoint, job);
+    if (is_told)
+        handler->left(handler->arg, owner);
+}
+
+static void hear_failure(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_handler *handler)
+{
+    struct fi_cq_err_entry entry = {0};
+    char detail[128] = "", text[320];
+    if (fi_cq_readerr(endpoint->completions, &entry, 0) < 1)
+        return;
+    struct job *job = job_of(endpoint, entry.op_context);
+    const char *more = fi_cq_strerror(endpoint->completions, entry.prov_errno, entry.err_data, detail, sizeof detail);
+    snprintf(text, sizeof text, "%s: %s (%s)", endpoint->info->fabric_attr->prov_name, endpoint->library->error_text(entry.err),
+             more ? more : "no detail");
+    void *const owner = job && job->kind != RECEIVE ? job->owner : NULL;
+    if (job)
+        end_job(endpoint, job);
+    handler->failed(handler->arg, owner, text);
+}
+
+/* No message and no peer is to blame. It may come at each poll: the 1st, 2nd, 4th, ... is logged. */
+static void tell_own_fault(struct shoal_fabric_endpoint *endpoint, const char *text)
+{
+    const uint64_t count = ++endpoint->own_faults;
+    if ((count & (count - 1)) == 0)
+        shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "fabric",
+                       "the own endpoint (%s) fails, %llu times so far: %s; operations over it end at their deadlines",
+                       endpoint->info->fabric_attr->prov_name, (unsigned long long)count, text);
+}
+
+bool shoal_fabric_endpoint_poll(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_handler *handler)
+{
+    struct fi_cq_data_entry entries[POLL_ENTRIES];
+    const ssize_t count = fi_cq_read(endpoint->completions, entries, POLL_ENTRIES);
+    for (ssize_t i = 0; i < count; i++)
+        hear(endpoint, &entries[i], handler);
+    if (count == -FI_EAVAIL)
+        hear_failure(endpoint, handler);
+    else if (count < 0 && count != -FI_EAGAIN)
+        tell_own_fault(endpoint, endpoint->library->error_text((int)-count));
+    if (endpoint->unposted > 0 && post_receives(endpoint) != SHOAL_OK)
+        tell_own_fault(endpoint, "receives cannot be posted");
+    return count > 0;
+}
