@@ -134,7 +134,7 @@ WORDS = [
     (r"\bgetenv\(", {"base/settings.c", "bootstrap"}, "settings are read through base/settings.h"),
     (r"\bprintf\(|\bputs\(", set(), "print to a FILE the caller gave, or log"),
     (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
-    (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/driver.c"),
+    (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/progress.c"),
     (r"\batomic_(load|store|fetch_add|fetch_sub|exchange)\(", {"bootstrap"}, "name the memory order (_explicit)"),
 ]
 

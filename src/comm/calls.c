@@ -21,27 +21,27 @@ static enum shoal_status begin(struct shoal_comm *comm, const struct batch *batc
         SHOAL_TRY(shoal_engine_post_group(comm->engine, batch->calls, batch->count, request));
     else
         shoal_engine_post(comm->engine, batch->calls, request);
-    shoal_driver_note_posted(&comm->context->driver, comm->engine);
+    shoal_progress_note_posted(&comm->context->progress, comm->engine);
     if (batch->calls->timeout_ms)
-        shoal_driver_check_by(&comm->context->driver, request->deadline_ns);
+        shoal_progress_check_by(&comm->context->progress, request->deadline_ns);
     return SHOAL_OK;
 }
 
 static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
 {
-    struct shoal_driver *driver = &comm->context->driver;
+    struct shoal_progress *progress = &comm->context->progress;
     struct shoal_request request;
     request.is_detached = false;
     request.done_fn = NULL;
     request.done_arg = NULL;
     request.whole = NULL;
-    shoal_driver_lock(driver);
+    shoal_progress_lock(progress);
     const enum shoal_status status = begin(comm, batch, &request);
     if (SHOAL_LIKELY(status == SHOAL_OK))
-        shoal_driver_spin(driver, comm->engine, &request);
-    shoal_driver_wake(driver);
-    shoal_driver_unlock(driver);
-    return status == SHOAL_OK ? shoal_driver_wait(driver, &request, UINT64_MAX) : status;
+        shoal_progress_spin(progress, comm->engine, &request);
+    shoal_progress_wake(progress);
+    shoal_progress_unlock(progress);
+    return status == SHOAL_OK ? shoal_progress_wait(progress, &request, UINT64_MAX) : status;
 }
 
 enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
@@ -58,30 +58,30 @@ static enum shoal_status drop(const struct batch *batch, enum shoal_status statu
 
 static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch, struct shoal_request **request_out)
 {
-    struct shoal_driver *driver = &comm->context->driver;
-    const enum shoal_status started = shoal_driver_start_thread(driver);
+    struct shoal_progress *progress = &comm->context->progress;
+    const enum shoal_status started = shoal_progress_start_thread(progress);
     if (started != SHOAL_OK)
         return drop(batch, started);
     struct shoal_request *request = calloc(1, sizeof *request);
     if (!request)
         return drop(batch, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request"));
-    shoal_driver_lock(driver);
+    shoal_progress_lock(progress);
     const enum shoal_status status = begin(comm, batch, request);
     if (batch->wait_ms && status == SHOAL_OK) {
-        shoal_driver_spin(driver, comm->engine, request);
+        shoal_progress_spin(progress, comm->engine, request);
     } else {
         shoal_engine_progress(comm->engine);
         shoal_engine_flush(comm->engine);
     }
-    shoal_driver_wake(driver);
-    shoal_driver_unlock(driver);
+    shoal_progress_wake(progress);
+    shoal_progress_unlock(progress);
     if (status != SHOAL_OK) {
         free(request);
         return status;
     }
     *request_out = request;
     if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)
-        shoal_driver_wake_thread(driver);
+        shoal_progress_wake_thread(progress);
     return SHOAL_OK;
 }
 
@@ -453,7 +453,7 @@ enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_mes
 /* Not done, and will never be: made by the parent of this process. */
 static bool is_parents(struct shoal_request *request)
 {
-    return shoal_request_status(request) == SHOAL_PENDING && !*request->driver->is_parent;
+    return shoal_request_status(request) == SHOAL_PENDING && !*request->progress->is_parent;
 }
 
 enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms)
@@ -465,10 +465,9 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
         return status;
     if (is_parents(request))
         return SHOAL_ERR_STATE;
-    struct shoal_driver *driver = request->driver;
-    const uint64_t until_ns =
-        timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
-    return shoal_driver_wait(driver, request, until_ns);
+    struct shoal_progress *progress = request->progress;
+    const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
+    return shoal_progress_wait(progress, request, until_ns);
 }
 
 enum shoal_status shoal_request_test(struct shoal_request *request)
@@ -478,7 +477,7 @@ enum shoal_status shoal_request_test(struct shoal_request *request)
     if (is_parents(request))
         return SHOAL_ERR_STATE;
     if (shoal_request_status(request) == SHOAL_PENDING)
-        shoal_driver_poll(request->driver);
+        shoal_progress_poll(request->progress);
     return shoal_request_status(request);
 }
 
@@ -486,15 +485,15 @@ void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void
 {
     if (!request || !fn || is_parents(request))
         return;
-    struct shoal_driver *driver = request->driver;
+    struct shoal_progress *progress = request->progress;
     if (shoal_request_status(request) == SHOAL_PENDING) {
-        shoal_driver_lock(driver);
+        shoal_progress_lock(progress);
         const bool is_pending = shoal_request_status(request) == SHOAL_PENDING;
         if (is_pending) {
             request->done_fn = fn;
             request->done_arg = arg;
         }
-        shoal_driver_unlock(driver);
+        shoal_progress_unlock(progress);
         if (is_pending)
             return;
     }
@@ -506,11 +505,11 @@ void shoal_request_free(struct shoal_request *request)
     if (!request || is_parents(request))
         return;
     if (shoal_request_status(request) == SHOAL_PENDING) {
-        struct shoal_driver *driver = request->driver;
-        shoal_driver_lock(driver);
+        struct shoal_progress *progress = request->progress;
+        shoal_progress_lock(progress);
         const bool is_pending = shoal_request_status(request) == SHOAL_PENDING;
         request->is_detached = is_pending;
-        shoal_driver_unlock(driver);
+        shoal_progress_unlock(progress);
         if (is_pending)
             return;
     }

@@ -78,9 +78,9 @@ static enum shoal_status join(struct shoal_context *context, const struct recipe
     const bool is_apart = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
     for (;;) {
         int socket = -1;
-        shoal_driver_lock(&context->driver);
+        shoal_progress_lock(&context->progress);
         const enum shoal_status status = is_apart ? shoal_hosts_join(transport, &socket) : shoal_shm_join(transport, &socket);
-        shoal_driver_unlock(&context->driver);
+        shoal_progress_unlock(&context->progress);
         if (status != SHOAL_PENDING)
             return status;
         shoal_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
@@ -98,7 +98,7 @@ static void say_made(struct shoal_context *context, const struct shoal_comm *com
                    "passed a descriptor over a Unix socket%s; kernels %s; waits spin %llu us",
                    shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
                    context->log.host, launcher, hosts == 1 ? "every rank" : "those of each host", network,
-                   context->kernels->name, (unsigned long long)context->driver.spin_ns / 1000);
+                   context->kernels->name, (unsigned long long)context->progress.spin_ns / 1000);
 }
 
 /* A communicator without its engine; NULL: no memory. */
@@ -131,8 +131,8 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .settings = &context->settings,
         .rules = &context->rules,
         .log = &context->log,
-        .driver = &context->driver,
-        .anchor = &context->driver.anchor,
+        .progress = &context->progress,
+        .anchor = &context->progress.anchor,
         .timeout_ms = operation_timeout(context, options),
         .flights = context->flights,
     };
@@ -148,20 +148,20 @@ static void free_comm(struct shoal_comm *comm)
 static enum shoal_status make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
 {
     struct shoal_transport *transport;
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     enum shoal_status status = create_transport(context, recipe, &transport);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     SHOAL_TRY(status);
     status = join(context, recipe, transport);
     struct shoal_comm *comm = status == SHOAL_OK ? allocate(recipe) : NULL;
     if (status == SHOAL_OK && !comm)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     if (status == SHOAL_OK)
         status = create_engine(context, recipe, transport, &comm->engine);
     else
         transport->ops->destroy(transport, false);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     if (status != SHOAL_OK) {
         if (comm)
             free_comm(comm);
@@ -171,13 +171,13 @@ static enum shoal_status make(struct shoal_context *context, const struct recipe
     comm->engine->recorder.rejections = context->network ? shoal_network_rejections(context->network) : NULL;
     memcpy(comm->name, comm->engine->name, sizeof comm->name);
     const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank,
-                            context->driver.anchor.ns_per_tick);
-    shoal_driver_add(&context->driver, comm->engine);
+                            context->progress.anchor.ns_per_tick);
+    shoal_progress_add(&context->progress, comm->engine);
     comm->next = context->comms;
     context->comms = comm;
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     say_made(context, comm, recipe->launcher);
     *comm_out = comm;
     return SHOAL_OK;
@@ -239,10 +239,10 @@ static void name_unknown_variables(struct shoal_context *context)
 /* Two threads may make a group at once. */
 static void note_rank(struct shoal_context *context, int rank)
 {
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     if (!context->comms) /* a process's first group is its job's */
         context->log.rank = rank;
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
 }
 
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
@@ -260,7 +260,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
     if (status == SHOAL_OK) {
-        shoal_driver_note_ranks(&context->driver, shoal_members_count_here(members, recipe.size, recipe.rank));
+        shoal_progress_note_ranks(&context->progress, shoal_members_count_here(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
     }
     free(members);
@@ -444,7 +444,7 @@ static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
     const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file, false};
-    (void)shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->driver.anchor.ns_per_tick, &file,
+    (void)shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->progress.anchor.ns_per_tick, &file,
                                 NULL);
 }
 
@@ -456,10 +456,10 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
-    shoal_driver_lock(&comm->context->driver);
+    shoal_progress_lock(&comm->context->progress);
     comm->engine->is_finalized = true;
     write_trace(comm);
-    shoal_driver_unlock(&comm->context->driver);
+    shoal_progress_unlock(&comm->context->progress);
     return SHOAL_OK;
 }
 
@@ -468,7 +468,7 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 /* Memory that another communicator's operation uses cannot move under it. */
 static bool is_used_elsewhere(const struct shoal_context *context, shoal_location location)
 {
-    for (const struct shoal_engine *engine = context->driver.engines; engine; engine = engine->next) {
+    for (const struct shoal_engine *engine = context->progress.engines; engine; engine = engine->next) {
         if (shoal_engine_uses(engine, location))
             return true;
     }
@@ -502,9 +502,9 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
             renew_exposed(context, engine, rank);
             return;
         }
-        shoal_driver_unlock(&context->driver);
+        shoal_progress_unlock(&context->progress);
         shoal_link_wait(-1, 0, 1);
-        shoal_driver_lock(&context->driver);
+        shoal_progress_lock(&context->progress);
     }
 }
 
@@ -513,11 +513,11 @@ void shoal_comm_free(struct shoal_comm *comm)
     if (!comm || !*comm->context->is_parent)
         return;
     struct shoal_context *context = comm->context;
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     if (comm->engine->is_in_progress) {
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "shoal_comm_free of %s inside a callback of it: not freed",
                        comm->name);
-        shoal_driver_unlock(&context->driver);
+        shoal_progress_unlock(&context->progress);
         return;
     }
     struct shoal_comm **link = &context->comms;
@@ -526,14 +526,14 @@ void shoal_comm_free(struct shoal_comm *comm)
     if (*link)
         *link = comm->next;
     context->has_broken |= comm->engine->is_broken; /* before others no longer find it among the engines */
-    shoal_driver_remove(&context->driver, comm->engine);
+    shoal_progress_remove(&context->progress, comm->engine);
     shoal_engine_close(comm->engine);
     context->has_broken |= comm->engine->is_broken;
     wait_until_quiet(context, comm->engine);
     if (!comm->engine->is_finalized) /* else it was written then */
         write_trace(comm);
     shoal_engine_destroy(comm->engine);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     free_comm(comm);
 }
 

@@ -36,9 +36,9 @@ static enum shoal_status fill(struct shoal_context *context)
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
     SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, &context->endpoint));
-    SHOAL_TRY(shoal_driver_init(&context->driver, &context->log, &context->settings, context->endpoint));
-    context->driver.is_parent = context->is_parent;
-    context->has_driver = true;
+    SHOAL_TRY(shoal_progress_init(&context->progress, &context->log, &context->settings, context->endpoint));
+    context->progress.is_parent = context->is_parent;
+    context->has_progress = true;
     context->flights = shoal_flights_create();
     if (!context->flights)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");
@@ -89,7 +89,7 @@ void shoal_context_destroy(struct shoal_context *context)
     if (!context)
         return;
     const bool is_child = context->is_parent && !*context->is_parent; /* the parent's shared memory is not mapped here */
-    if (!is_child && context->has_driver && shoal_driver_is_inside(&context->driver)) {
+    if (!is_child && context->has_progress && shoal_progress_is_inside(&context->progress)) {
         const enum shoal_status refused =
             shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
                            "shoal_context_destroy inside a callback: nothing is freed; destroy the context after the call that "
@@ -102,13 +102,13 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     shoal_dump_stop(&context->log);
-    if (context->has_driver) /* it may be polling the network, which asks the worlds who has ended */
-        shoal_driver_stop_thread(&context->driver);
+    if (context->has_progress) /* it may be polling the network, which asks the worlds who has ended */
+        shoal_progress_stop_thread(&context->progress);
     for (size_t i = 0; i < context->world_count; i++)
         shoal_world_close(context->worlds[i]);
     free(context->worlds);
-    if (context->has_driver)
-        shoal_driver_fini(&context->driver);
+    if (context->has_progress)
+        shoal_progress_fini(&context->progress);
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);
@@ -149,7 +149,7 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
 static bool has_broken(const struct shoal_context *context)
 {
     bool has = context->has_broken;
-    for (const struct shoal_engine *engine = context->driver.engines; engine && !has; engine = engine->next)
+    for (const struct shoal_engine *engine = context->progress.engines; engine && !has; engine = engine->next)
         has = engine->is_broken;
     return has;
 }
@@ -157,11 +157,11 @@ static bool has_broken(const struct shoal_context *context)
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     shoal_network_forget_source(context->network, memory);
     const enum shoal_status status = has_broken(context) ? shoal_shm_endpoint_free(context->endpoint, memory)
                                                          : shoal_shm_endpoint_keep(context->endpoint, memory);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     return status;
 }
 
@@ -170,17 +170,17 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_register"));
     if (!memory || !bytes)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_register: memory is NULL or bytes is 0");
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     const enum shoal_status status = shoal_shm_endpoint_register(context->endpoint, memory, bytes, fd, offset);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     return status;
 }
 
 enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     const enum shoal_status status = shoal_shm_endpoint_deregister(context->endpoint, memory);
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     return status;
 }

@@ -3,7 +3,7 @@
 #define SHOAL_COMM_CONTEXT_H
 
 #include "bootstrap/bootstrap.h"
-#include "engine/driver.h"
+#include "engine/progress.h"
 #include "transport/hosts/hosts.h"
 
 struct shoal_context {
@@ -12,15 +12,15 @@ struct shoal_context {
     struct shoal_rules rules; /* what settings.algorithms stands for */
     struct shoal_log log;
     struct shoal_shm_endpoint *endpoint;
-    struct shoal_driver driver;
+    struct shoal_progress progress;
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
     pthread_mutex_t opening;       /* of the network; two threads may make a communicator at once */
     struct shoal_network *network; /* NULL while it has met nobody on another host; set once */
-    struct shoal_world **worlds;   /* those on several hosts; under the driver's lock */
+    struct shoal_world **worlds;   /* those on several hosts; under the progress engine's lock */
     size_t world_count;
-    bool has_driver;
+    bool has_progress;
     bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
     atomic_bool has_named_variables; /* unknown ones, in the log */
 };

@@ -151,10 +151,10 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);
     if (!context->network && (status = shoal_network_open(&options, &network)) == SHOAL_OK) {
-        shoal_driver_lock(&context->driver);
+        shoal_progress_lock(&context->progress);
         context->network = network;
-        shoal_driver_set_network(&context->driver, network);
-        shoal_driver_unlock(&context->driver);
+        shoal_progress_set_network(&context->progress, network);
+        shoal_progress_unlock(&context->progress);
     }
     pthread_mutex_unlock(&context->opening);
     return status;
@@ -185,13 +185,13 @@ static enum shoal_status exchange_doors(struct shoal_context *context, struct sh
 
 static enum shoal_status keep_world(struct shoal_context *context, struct shoal_world *world)
 {
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     struct shoal_world **worlds = reallocarray(context->worlds, context->world_count + 1, sizeof *worlds);
     if (worlds) {
         context->worlds = worlds;
         context->worlds[context->world_count++] = world;
     }
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     if (worlds)
         return SHOAL_OK;
     shoal_world_close(world);
@@ -229,7 +229,7 @@ static enum shoal_status meet_elsewhere(struct shoal_context *context, const str
     struct shoal_siphash_key job;
     SHOAL_TRY(find_job_key(context, bootstrap, doors, &job));
     enum shoal_status status = SHOAL_OK;
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[bootstrap->rank].host)
             continue;
@@ -238,19 +238,19 @@ static enum shoal_status meet_elsewhere(struct shoal_context *context, const str
         shoal_session_open(&known.session, &job, &own, &side);
         status = shoal_network_meet(context->network, &known, &members[r].there);
     }
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
     explicit_bzero(&job, sizeof job);
     return status;
 }
 
 static void tell_losses(struct shoal_context *context, struct shoal_world *world, const struct shoal_member *members, int size)
 {
-    shoal_driver_lock(&context->driver);
+    shoal_progress_lock(&context->progress);
     for (int r = 0; r < size; r++) {
         if (members[r].there)
             members[r].there->control = shoal_world_control(world);
     }
-    shoal_driver_unlock(&context->driver);
+    shoal_progress_unlock(&context->progress);
 }
 
 static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_world *world, const struct shoal_member *members)

@@ -4,7 +4,7 @@
  * was stopped may be over, and is not believed. */
 #include <string.h>
 
-#include "engine/driver.h"
+#include "engine/progress.h"
 
 #define HOPS_MAX 16
 
@@ -55,10 +55,10 @@ static bool find_hop_on(struct shoal_engine *engine, const struct hop *last, str
 /* Finds the rank that the end of the path waits for, on the same communicator or on another one that both ranks have. */
 static bool find_hop(const struct hop *last, struct hop *next_out)
 {
-    const struct shoal_driver *driver = last->engine->driver;
+    const struct shoal_progress *progress = last->engine->progress;
     if (find_hop_on(last->engine, last, next_out))
         return true;
-    for (struct shoal_engine *engine = driver ? driver->engines : NULL; engine; engine = engine->next) {
+    for (struct shoal_engine *engine = progress ? progress->engines : NULL; engine; engine = engine->next) {
         if (engine != last->engine && find_hop_on(engine, last, next_out))
             return true;
     }

@@ -91,7 +91,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->settings = options->settings;
     engine->rules = options->rules;
     engine->log = options->log;
-    engine->driver = options->driver;
+    engine->progress = options->progress;
     engine->anchor = options->anchor;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
@@ -350,7 +350,7 @@ static void measure(struct shoal_engine *engine, struct shoal_request *request)
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request)
 {
     request->engine = engine;
-    request->driver = engine->driver;
+    request->progress = engine->progress;
     request->call = *call;
     request->state = SHOAL_REQUEST_QUEUED;
     request->record = NULL;
@@ -755,7 +755,7 @@ static bool retire_done(struct shoal_engine *engine)
 
 #define MESSAGES_EVERY 16
 
-static bool progress(struct shoal_engine *engine)
+static bool progress_once(struct shoal_engine *engine)
 {
     bool did = false;
     if (engine->queue_head)
@@ -780,7 +780,7 @@ bool shoal_engine_progress(struct shoal_engine *engine)
     if (engine->is_broken || engine->is_in_progress)
         return false;
     engine->is_in_progress = true;
-    const bool did = progress(engine);
+    const bool did = progress_once(engine);
     engine->is_in_progress = false;
     return did;
 }

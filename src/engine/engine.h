@@ -1,8 +1,8 @@
 /* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans piece by
  * piece, and fails as a whole when something fails. It names no algorithm and no transport, and never waits:
- * shoal_engine_progress does what can be done now. Waiting is the driver's (driver.h).
+ * shoal_engine_progress does what can be done now. Waiting is the progress engine's (progress.h).
  *
- * All calls come under the driver's lock, but those on a request that say otherwise.
+ * All calls come under the progress engine's lock, but those on a request that say otherwise.
  *
  * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
  * have arrived and called the same) -> done. Pieces of running operations take slots in the order of operations, the same on
@@ -23,7 +23,7 @@
 #include "plan/plan.h"
 #include "transport/transport.h"
 
-struct shoal_driver;
+struct shoal_progress;
 struct shoal_engine;
 struct shoal_messages;
 struct shoal_packed;
@@ -47,7 +47,7 @@ struct shoal_cached_plan {
 
 struct shoal_request {
     struct shoal_engine *engine; /* NULL when the engine is gone: then it is done */
-    struct shoal_driver *driver;
+    struct shoal_progress *progress;
     struct shoal_request *next;
     struct shoal_call call;
     enum shoal_request_state state;
@@ -123,7 +123,7 @@ struct shoal_engine_options {
     const struct shoal_settings *settings;
     const struct shoal_rules *rules; /* of the user, for choosing algorithms; NULL: none */
     struct shoal_log *log;
-    struct shoal_driver *driver;             /* for requests; may be NULL in tests */
+    struct shoal_progress *progress;         /* for requests; may be NULL in tests */
     const struct shoal_clock_anchor *anchor; /* of ticks; may be NULL where now_ns is not */
     uint64_t (*now_ns)(void *now_arg);       /* the clock that deadlines count by; NULL: CLOCK_MONOTONIC */
     void *now_arg;
@@ -148,8 +148,8 @@ struct shoal_engine {
     const struct shoal_settings *settings;
     const struct shoal_rules *rules;
     struct shoal_log *log;
-    struct shoal_driver *driver;
-    struct shoal_engine *next;      /* the driver's list */
+    struct shoal_progress *progress;
+    struct shoal_engine *next;      /* the progress engine's list */
     struct shoal_engine *busy_next; /* its list of engines with something under way */
     bool is_listed;                 /* there */
     bool is_closing;                /* on neither list any more */

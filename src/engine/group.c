@@ -25,7 +25,7 @@ static void end_one(void *arg, enum shoal_status status)
 static void begin(struct shoal_engine *engine, struct shoal_request *request, uint32_t timeout_ms)
 {
     request->engine = engine;
-    request->driver = engine->driver;
+    request->progress = engine->progress;
     request->call = (struct shoal_call){.kind = SHOAL_KIND_GROUP, .timeout_ms = timeout_ms};
     request->state = SHOAL_REQUEST_ANNOUNCED;
     request->record = NULL;

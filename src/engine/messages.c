@@ -5,8 +5,8 @@
  *                -> reachable: the receiver copies and answers TAKEN
  *                -> otherwise: the receiver answers GO when it is ready, the sender streams DATA
  *
- * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the driver's
- * lock. */
+ * What comes before its receive is kept: the data of small messages, the ASK of large ones. Everything runs under the progress
+ * engine's lock. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -41,11 +41,11 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
     SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out ? failure_out->struct_bytes : 0, "SHOAL_FAILURE_INIT"));
     if (comm) {
-        shoal_driver_lock(&comm->context->driver);
+        shoal_progress_lock(&comm->context->progress);
         const bool is_broken = comm->engine->is_broken;
         if (is_broken)
             failure = comm->engine->failure;
-        shoal_driver_unlock(&comm->context->driver);
+        shoal_progress_unlock(&comm->context->progress);
         if (!is_broken)
             return SHOAL_PENDING;
     } else {
@@ -71,14 +71,14 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
         return;
     }
     /* The lock is not held while `out` may block. */
-    shoal_driver_lock(&comm->context->driver);
+    shoal_progress_lock(&comm->context->progress);
     shoal_recorder_copy(&comm->engine->recorder, &copy);
     if (copy.rejections) {
         rejections = *copy.rejections;
         copy.rejections = &rejections;
     }
-    const double ns_per_tick = comm->context->driver.anchor.ns_per_tick;
-    shoal_driver_unlock(&comm->context->driver);
+    const double ns_per_tick = comm->context->progress.anchor.ns_per_tick;
+    shoal_progress_unlock(&comm->context->progress);
     shoal_recorder_print(&copy, comm->name, comm->rank, ns_per_tick, out);
     shoal_recorder_fini(&copy);
 }
@@ -88,11 +88,11 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
     SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
                         "SHOAL_OPERATION_INIT"));
-    shoal_driver_lock(&comm->context->driver);
-    const double us = comm->context->driver.anchor.ns_per_tick / 1e3;
+    shoal_progress_lock(&comm->context->progress);
+    const double us = comm->context->progress.anchor.ns_per_tick / 1e3;
     const bool has_last = comm->engine->last && comm->engine->last->done;
     const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};
-    shoal_driver_unlock(&comm->context->driver);
+    shoal_progress_unlock(&comm->context->progress);
     if (!has_last)
         return SHOAL_PENDING;
     const struct shoal_operation operation = {.struct_bytes = sizeof operation,
@@ -137,13 +137,13 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
         check_out(comm->context, "shoal_comm_memory", usage_out ? usage_out->struct_bytes : 0, "SHOAL_MEMORY_USAGE_INIT"));
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
     const struct shoal_engine *engine = comm->engine;
-    shoal_driver_lock(&comm->context->driver);
+    shoal_progress_lock(&comm->context->progress);
     engine->ops->memory(engine->transport, &usage);
     usage.local_bytes =
         sizeof *comm + sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record);
     usage.local_bytes += engine->plans_bytes + engine->circles_bytes;
     usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
-    shoal_driver_unlock(&comm->context->driver);
+    shoal_progress_unlock(&comm->context->progress);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
     return SHOAL_OK;
 }

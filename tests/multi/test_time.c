@@ -39,10 +39,10 @@ static void set(struct world *world, int place, uint64_t value)
 /* Seen from the library: its anchor is where the counter was before. */
 static void jump(struct world *world, int64_t ns)
 {
-    struct shoal_driver *driver = &world->context->driver;
-    shoal_driver_lock(driver);
-    driver->anchor.ticks -= (uint64_t)(int64_t)((double)ns / driver->anchor.ns_per_tick);
-    shoal_driver_unlock(driver);
+    struct shoal_progress *progress = &world->context->progress;
+    shoal_progress_lock(progress);
+    progress->anchor.ticks -= (uint64_t)(int64_t)((double)ns / progress->anchor.ns_per_tick);
+    shoal_progress_unlock(progress);
 }
 
 static void expect_timeout(struct world *world, struct shoal_comm *comm, uint32_t timeout_ms)

@@ -3,7 +3,7 @@
  *
  * Messages arrive whole, once, in any order. What a known process sends for a communicator that this rank has not made yet is
  * kept for it. What does not come from a known process (session.h) changes nothing but a counter. All calls come under the
- * driver's lock, but those that say otherwise; none blocks but open. */
+ * progress's lock, but those that say otherwise; none blocks but open. */
 #ifndef SHOAL_TRANSPORT_FABRIC_NETWORK_H
 #define SHOAL_TRANSPORT_FABRIC_NETWORK_H
 
@@ -145,8 +145,8 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
 SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *network, const struct shoal_network_peer *known,
                                                     struct shoal_network_peer **peer_out);
 
-/* How many messages and immediates this endpoint has rejected so far, by reason. The counts are written under the driver's
- * lock. */
+/* How many messages and immediates this endpoint has rejected so far, by reason. The counts are written under the progress
+ * engine's lock. */
 const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network);
 
 /* What has come for the communicator already is handed over at once. */

@@ -7,8 +7,8 @@
  *
  * Ranks that are threads of one process share mappings instead of mapping twice.
  *
- * Calls come under the driver's lock, but for those about sleeping. shoal_shm_endpoint_connect waits (poll, with a deadline):
- * it is set-up, before there is anything to drive. */
+ * Calls come under the progress engine's lock, but for those about sleeping. shoal_shm_endpoint_connect waits (poll, with a
+ * deadline): it is set-up, before there is anything to drive. */
 #ifndef SHOAL_TRANSPORT_SHM_ENDPOINT_H
 #define SHOAL_TRANSPORT_SHM_ENDPOINT_H
 
@@ -66,7 +66,7 @@ struct shoal_shm_export {
     uint64_t freed;    /* 0: in use; else it is kept, and the least was freed first */
 };
 
-/* The driver's lock, taken while the endpoint's tables change. Recursive. */
+/* The progress engine's lock, taken while the endpoint's tables change. Recursive. */
 struct shoal_shm_guard {
     void (*lock)(void *arg);
     void (*unlock)(void *arg);
@@ -83,7 +83,7 @@ struct shoal_shm_joining {
 struct shoal_shm_endpoint {
     struct shoal_log *log;
     const struct shoal_settings *settings;
-    struct shoal_shm_guard guard; /* none, until the driver sets its own */
+    struct shoal_shm_guard guard; /* none, until the progress engine sets its own */
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment_budget budget;
     struct shoal_segment *bell_segment;

@@ -1,4 +1,4 @@
-/* The driver's lists and its lock, over engines on the simulated transport. */
+/* The progress engine's lists and its lock, over engines on the simulated transport. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
-#include "engine/driver.h"
+#include "engine/progress.h"
 #include "transport/sim/sim.h"
 
 #define PAIRS 50
@@ -28,9 +28,9 @@ struct world {
     struct shoal_log log;
     struct shoal_shm_bell bell;
     struct shoal_shm_endpoint endpoint; /* without peers */
-    struct shoal_driver driver;
+    struct shoal_progress progress;
     struct shoal_sim *sims[PAIRS];
-    struct shoal_engine *engines[PAIRS]; /* rank 0 of each pair; the driver's */
+    struct shoal_engine *engines[PAIRS]; /* rank 0 of each pair; the progress engine's */
     struct shoal_engine *peers[PAIRS];
 };
 
@@ -41,8 +41,8 @@ static struct shoal_engine *open_engine(struct world *world, int pair, int rank)
                                                  .kernels = shoal_kernels_find("auto"),
                                                  .settings = &world->settings,
                                                  .log = &world->log,
-                                                 .driver = rank == 0 ? &world->driver : NULL,
-                                                 .anchor = &world->driver.anchor,
+                                                 .progress = rank == 0 ? &world->progress : NULL,
+                                                 .anchor = &world->progress.anchor,
                                                  .timeout_ms = 60000};
     struct shoal_engine *engine;
     assert_int_equal(shoal_engine_create(&options, &engine), SHOAL_OK);
@@ -57,15 +57,15 @@ static struct world *open_world(void)
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
     world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .bell = &world->bell};
-    assert_int_equal(shoal_driver_init(&world->driver, &world->log, &world->settings, &world->endpoint), SHOAL_OK);
+    assert_int_equal(shoal_progress_init(&world->progress, &world->log, &world->settings, &world->endpoint), SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
         assert_int_equal(shoal_sim_create(&options, &world->sims[i]), SHOAL_OK);
         world->engines[i] = open_engine(world, i, 0);
         world->peers[i] = open_engine(world, i, 1);
-        shoal_driver_lock(&world->driver);
-        shoal_driver_add(&world->driver, world->engines[i]);
-        shoal_driver_unlock(&world->driver);
+        shoal_progress_lock(&world->progress);
+        shoal_progress_add(&world->progress, world->engines[i]);
+        shoal_progress_unlock(&world->progress);
     }
     return world;
 }
@@ -73,23 +73,23 @@ static struct world *open_world(void)
 static void close_world(struct world *world)
 {
     for (int i = 0; i < PAIRS; i++) {
-        shoal_driver_lock(&world->driver);
-        shoal_driver_remove(&world->driver, world->engines[i]);
+        shoal_progress_lock(&world->progress);
+        shoal_progress_remove(&world->progress, world->engines[i]);
         shoal_engine_destroy(world->engines[i]);
         shoal_engine_destroy(world->peers[i]);
-        shoal_driver_unlock(&world->driver);
+        shoal_progress_unlock(&world->progress);
         shoal_sim_destroy(world->sims[i]);
     }
-    assert_null(world->driver.busy);
-    shoal_driver_fini(&world->driver);
+    assert_null(world->progress.busy);
+    shoal_progress_fini(&world->progress);
     shoal_log_fini(&world->log);
     free(world);
 }
 
-static int count_busy(const struct shoal_driver *driver)
+static int count_busy(const struct shoal_progress *progress)
 {
     int count = 0;
-    for (const struct shoal_engine *engine = driver->busy; engine; engine = engine->busy_next)
+    for (const struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next)
         count++;
     return count;
 }
@@ -97,10 +97,10 @@ static int count_busy(const struct shoal_driver *driver)
 static void post_barrier(struct world *world, int pair, struct shoal_request *request)
 {
     const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
-    shoal_driver_lock(&world->driver);
+    shoal_progress_lock(&world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_driver_note_posted(&world->driver, world->engines[pair]);
-    shoal_driver_unlock(&world->driver);
+    shoal_progress_note_posted(&world->progress, world->engines[pair]);
+    shoal_progress_unlock(&world->progress);
 }
 
 static void end_barrier(struct world *world, int pair, struct shoal_request *request)
@@ -111,7 +111,7 @@ static void end_barrier(struct world *world, int pair, struct shoal_request *req
     for (int turns = 0; turns < 1000 && shoal_request_status(request) == SHOAL_PENDING; turns++) {
         shoal_engine_progress(world->peers[pair]);
         shoal_sim_advance(world->sims[pair]);
-        shoal_driver_poll(&world->driver);
+        shoal_progress_poll(&world->progress);
     }
     assert_int_equal(shoal_request_status(request), SHOAL_OK);
     while (shoal_request_status(&other) == SHOAL_PENDING &&
@@ -120,20 +120,20 @@ static void end_barrier(struct world *world, int pair, struct shoal_request *req
 }
 
 /* What a turn and the end of each call walk through, however many communicators there are. */
-static void driver_lists_only_busy_engines(void **state)
+static void progress_lists_only_busy_engines(void **state)
 {
     struct world *world = open_world();
     struct shoal_request requests[2] = {{.done_fn = NULL}, {.done_fn = NULL}};
     (void)state;
     post_barrier(world, 7, &requests[0]);
     post_barrier(world, 30, &requests[1]);
-    assert_int_equal(count_busy(&world->driver), 2);
-    assert_true(atomic_load(&world->driver.is_busy));
+    assert_int_equal(count_busy(&world->progress), 2);
+    assert_true(atomic_load(&world->progress.is_busy));
     end_barrier(world, 7, &requests[0]);
-    assert_int_equal(count_busy(&world->driver), 1);
+    assert_int_equal(count_busy(&world->progress), 1);
     end_barrier(world, 30, &requests[1]);
-    assert_int_equal(count_busy(&world->driver), 0);
-    assert_false(atomic_load(&world->driver.is_busy));
+    assert_int_equal(count_busy(&world->progress), 0);
+    assert_false(atomic_load(&world->progress.is_busy));
     close_world(world);
 }
 
@@ -143,7 +143,7 @@ static struct shoal_packet eager_packet(void)
 }
 
 /* Messages of communicators on which this rank does nothing are taken, in turn, while it waits on another. */
-static void driver_takes_messages_of_idle_engines(void **state)
+static void progress_takes_messages_of_idle_engines(void **state)
 {
     struct world *world = open_world();
     struct shoal_request request = {.done_fn = NULL};
@@ -157,7 +157,7 @@ static void driver_takes_messages_of_idle_engines(void **state)
             continue;
     }
     for (int turns = 0; turns < 16 * (PAIRS + 1); turns++)
-        shoal_driver_poll(&world->driver);
+        shoal_progress_poll(&world->progress);
     for (int i = 1; i < PAIRS; i++)
         assert_null(world->engines[i]->ops->peek(world->engines[i]->transport, 1));
     end_barrier(world, 0, &request);
@@ -166,24 +166,24 @@ static void driver_takes_messages_of_idle_engines(void **state)
 
 static void *poll_once(void *arg)
 {
-    shoal_driver_poll(arg);
+    shoal_progress_poll(arg);
     return NULL;
 }
 
 /* A loop of tests must not keep the core from the thread that drives. */
-static void driver_yields_to_the_thread_that_drives(void **state)
+static void progress_yields_to_the_thread_that_drives(void **state)
 {
     struct world *world = open_world();
     pthread_t thread;
     (void)state;
-    shoal_driver_lock(&world->driver);
+    shoal_progress_lock(&world->progress);
     const int before = atomic_load(&yields);
-    shoal_driver_poll(&world->driver); /* in a callback: this thread drives itself */
+    shoal_progress_poll(&world->progress); /* in a callback: this thread drives itself */
     assert_int_equal(atomic_load(&yields), before);
-    assert_int_equal(pthread_create(&thread, NULL, poll_once, &world->driver), 0);
+    assert_int_equal(pthread_create(&thread, NULL, poll_once, &world->progress), 0);
     pthread_join(thread, NULL);
     assert_int_equal(atomic_load(&yields), before + 1);
-    shoal_driver_unlock(&world->driver);
+    shoal_progress_unlock(&world->progress);
     close_world(world);
 }
 
@@ -194,32 +194,32 @@ static void post_again(void *arg, enum shoal_status status)
     const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
-    shoal_driver_note_posted(&world->driver, world->engines[3]);
+    shoal_progress_note_posted(&world->progress, world->engines[3]);
 }
 
 /* The list must not hold an engine that is freed next. */
-static void driver_does_not_list_an_engine_that_closes(void **state)
+static void progress_does_not_list_an_engine_that_closes(void **state)
 {
     struct world *world = open_world();
     struct shoal_request request = {.done_fn = post_again, .done_arg = world};
     (void)state;
     post_barrier(world, 3, &request);
-    shoal_driver_lock(&world->driver);
-    shoal_driver_remove(&world->driver, world->engines[3]);
+    shoal_progress_lock(&world->progress);
+    shoal_progress_remove(&world->progress, world->engines[3]);
     shoal_engine_close(world->engines[3]);
     assert_int_equal(shoal_request_status(&request), SHOAL_ERR_PEER_LOST);
-    assert_null(world->driver.busy);
-    shoal_driver_unlock(&world->driver);
+    assert_null(world->progress.busy);
+    shoal_progress_unlock(&world->progress);
     close_world(world);
 }
 
 static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms, struct shoal_request *request)
 {
     const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = timeout_ms};
-    shoal_driver_lock(&world->driver);
+    shoal_progress_lock(&world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_driver_note_posted(&world->driver, world->engines[pair]);
-    shoal_driver_unlock(&world->driver);
+    shoal_progress_note_posted(&world->progress, world->engines[pair]);
+    shoal_progress_unlock(&world->progress);
 }
 
 /* As on a machine with a faster processor, to which this one was moved. */
@@ -228,16 +228,16 @@ static void deadlines_pass_with_a_counter_of_another_rate(void **state)
     struct world *world = open_world();
     struct shoal_request request = {.done_fn = NULL};
     (void)state;
-    shoal_driver_lock(&world->driver);
-    const double right = world->driver.anchor.ns_per_tick;
-    world->driver.anchor.ns_per_tick *= 1.5;
-    shoal_driver_unlock(&world->driver);
+    shoal_progress_lock(&world->progress);
+    const double right = world->progress.anchor.ns_per_tick;
+    world->progress.anchor.ns_per_tick *= 1.5;
+    shoal_progress_unlock(&world->progress);
     post_barrier_for(world, 0, 400, &request);
     const uint64_t start_ns = shoal_clock_ns();
     while (shoal_request_status(&request) == SHOAL_PENDING && shoal_clock_ns() - start_ns < 10 * SHOAL_NS_PER_S)
-        shoal_driver_poll(&world->driver);
+        shoal_progress_poll(&world->progress);
     assert_int_equal(shoal_request_status(&request), SHOAL_ERR_TIMEOUT);
-    const double off = world->driver.anchor.ns_per_tick / right - 1;
+    const double off = world->progress.anchor.ns_per_tick / right - 1;
     assert_true(off > -0.01 && off < 0.01);
     close_world(world);
 }
@@ -249,7 +249,7 @@ static void absences_are_not_excused_for_ever(void **state)
     struct shoal_request request = {.done_fn = NULL};
     (void)state;
     post_barrier_for(world, 0, 1000, &request);
-    shoal_driver_lock(&world->driver);
+    shoal_progress_lock(&world->progress);
     for (int i = 0; i < 8; i++) {
         const uint64_t before_ns = request.deadline_ns;
         while (shoal_clock_ns() < before_ns - 999 * SHOAL_NS_PER_MS)
@@ -266,7 +266,7 @@ static void absences_are_not_excused_for_ever(void **state)
     request.deadline_ns = UINT64_MAX; /* as with ticks of a wrong rate */
     shoal_engine_excuse(world->engines[0], 0);
     assert_true(request.deadline_ns <= shoal_clock_ns() + SHOAL_NS_PER_S);
-    shoal_driver_unlock(&world->driver);
+    shoal_progress_unlock(&world->progress);
     close_world(world);
 }
 
@@ -303,14 +303,14 @@ static void rejected_messages_are_recorded_at_a_check(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(driver_lists_only_busy_engines),
-        cmocka_unit_test(driver_takes_messages_of_idle_engines),
-        cmocka_unit_test(driver_yields_to_the_thread_that_drives),
-        cmocka_unit_test(driver_does_not_list_an_engine_that_closes),
+        cmocka_unit_test(progress_lists_only_busy_engines),
+        cmocka_unit_test(progress_takes_messages_of_idle_engines),
+        cmocka_unit_test(progress_yields_to_the_thread_that_drives),
+        cmocka_unit_test(progress_does_not_list_an_engine_that_closes),
         cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
         cmocka_unit_test(absences_are_not_excused_for_ever),
         cmocka_unit_test(a_peer_without_a_bell_is_on_no_core),
         cmocka_unit_test(rejected_messages_are_recorded_at_a_check),
     };
-    return cmocka_run_group_tests_name("driver", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("progress", tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
-/* The driver of a context: who runs the engines, and the one place where Shoal waits.
+/* The progress engine of a context: who runs the engines, and the one place where Shoal waits.
  *
  * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A
  * wait spins a little, then yields, then sleeps at the endpoint's bell, which peers ring. One progress thread per context,
  * started by the first asynchronous post, drives while operations are under way and nobody waits. An idle process uses no
  * processor time. */
-#ifndef SHOAL_ENGINE_DRIVER_H
-#define SHOAL_ENGINE_DRIVER_H
+#ifndef SHOAL_ENGINE_PROGRESS_H
+#define SHOAL_ENGINE_PROGRESS_H
 
 #include <pthread.h>
 
@@ -13,7 +13,7 @@
 #include "transport/fabric/network.h"
 #include "transport/shm/shm_endpoint.h"
 
-struct shoal_driver {
+struct shoal_progress {
     pthread_mutex_t lock;
     _Atomic(uintptr_t) owner; /* thread that holds the lock */
     unsigned depth;           /* how often: callbacks, which run under it, may post */
@@ -47,57 +47,58 @@ struct shoal_driver {
     bool must_stop;
 };
 
-SHOAL_MUST_USE enum shoal_status shoal_driver_init(struct shoal_driver *driver, struct shoal_log *log,
-                                                   const struct shoal_settings *settings, struct shoal_shm_endpoint *endpoint);
+SHOAL_MUST_USE enum shoal_status shoal_progress_init(struct shoal_progress *progress, struct shoal_log *log,
+                                                     const struct shoal_settings *settings,
+                                                     struct shoal_shm_endpoint *endpoint);
 /* Stops the progress thread, for good: what it polls may be closed then. All engines must be gone. */
-void shoal_driver_stop_thread(struct shoal_driver *driver);
-void shoal_driver_fini(struct shoal_driver *driver);
+void shoal_progress_stop_thread(struct shoal_progress *progress);
+void shoal_progress_fini(struct shoal_progress *progress);
 
 /* So many ranks of a job share this process's cores; the most that were noted decide whether waits spin. */
-void shoal_driver_note_ranks(struct shoal_driver *driver, int local_ranks);
+void shoal_progress_note_ranks(struct shoal_progress *progress, int local_ranks);
 
 /* Under the lock: polls the network too, from now on. */
-void shoal_driver_set_network(struct shoal_driver *driver, struct shoal_network *network);
+void shoal_progress_set_network(struct shoal_progress *progress, struct shoal_network *network);
 
-void shoal_driver_lock(struct shoal_driver *driver);
+void shoal_progress_lock(struct shoal_progress *progress);
 /* Whether this thread is in a callback, which runs under the lock. Any thread. */
-bool shoal_driver_is_inside(struct shoal_driver *driver);
+bool shoal_progress_is_inside(struct shoal_progress *progress);
 /* Under the lock: the next look at deadlines comes no later. */
-void shoal_driver_check_by(struct shoal_driver *driver, uint64_t when_ns);
-void shoal_driver_unlock(struct shoal_driver *driver);
+void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns);
+void shoal_progress_unlock(struct shoal_progress *progress);
 
 /* Under the lock. */
-void shoal_driver_add(struct shoal_driver *driver, struct shoal_engine *engine);
-void shoal_driver_remove(struct shoal_driver *driver, struct shoal_engine *engine);
+void shoal_progress_add(struct shoal_progress *progress, struct shoal_engine *engine);
+void shoal_progress_remove(struct shoal_progress *progress, struct shoal_engine *engine);
 /* Something was posted to the engine. An engine that was removed is not listed again: callbacks may post while it is closed. */
-static inline void shoal_driver_note_posted(struct shoal_driver *driver, struct shoal_engine *engine)
+static inline void shoal_progress_note_posted(struct shoal_progress *progress, struct shoal_engine *engine)
 {
     if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
     engine->progress_ns = 0; /* what was seen of earlier operations says nothing about this one */
-    engine->busy_next = driver->busy;
-    driver->busy = engine;
+    engine->busy_next = progress->busy;
+    progress->busy = engine;
 }
 
 /* Under the lock: drives one engine for a moment, up to some microseconds, until the request is done. What is small and met at
  * once ends here. */
-void shoal_driver_spin(struct shoal_driver *driver, struct shoal_engine *engine, struct shoal_request *request);
+void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request);
 
 /* Under the lock, after requests may have been completed: wakes other threads of this rank that wait for them. */
-void shoal_driver_wake(struct shoal_driver *driver);
+void shoal_progress_wake(struct shoal_progress *progress);
 
 /* Waits until the request is done or until_ns has passed (UINT64_MAX: never; the operation has its own deadline). Returns its
  * status or PENDING. Not under the lock. */
-SHOAL_MUST_USE enum shoal_status shoal_driver_wait(struct shoal_driver *driver, struct shoal_request *request,
-                                                   uint64_t until_ns);
+SHOAL_MUST_USE enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct shoal_request *request,
+                                                     uint64_t until_ns);
 
 /* One round of progress, if nobody else drives; gives way where waits do not spin, and to the thread that drives. */
-void shoal_driver_poll(struct shoal_driver *driver);
+void shoal_progress_poll(struct shoal_progress *progress);
 
 /* The progress thread moves posted operations though nobody waits. start is idempotent; wake tells it that something was
  * posted. Not under the lock, or in a callback. */
-SHOAL_MUST_USE enum shoal_status shoal_driver_start_thread(struct shoal_driver *driver);
-void shoal_driver_wake_thread(struct shoal_driver *driver);
+SHOAL_MUST_USE enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress);
+void shoal_progress_wake_thread(struct shoal_progress *progress);
 
 #endif

@@ -1,0 +1,573 @@
+#include "engine/progress.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "topology/cores.h"
+#include "topology/limits.h"
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void lock_for_endpoint(void *progress)
+{
+    shoal_progress_lock(progress);
+}
+
+static void unlock_for_endpoint(void *progress)
+{
+    shoal_progress_unlock(progress);
+}
+
+enum shoal_status shoal_progress_init(struct shoal_progress *progress, struct shoal_log *log,
+                                      const struct shoal_settings *settings, struct shoal_shm_endpoint *endpoint)
+{
+    memset(progress, 0, sizeof *progress);
+    progress->log = log;
+    progress->settings = settings;
+    progress->endpoint = endpoint;
+    progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
+    (void)shoal_clock_anchor_move(&progress->anchor);
+    progress->yield_ns = settings->yield_us * 1000;
+    endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, progress};
+    if (pthread_mutex_init(&progress->lock, NULL) || pthread_mutex_init(&progress->thread_lock, NULL) ||
+        pthread_cond_init(&progress->thread_wake, NULL))
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
+    shoal_progress_note_ranks(progress, 1);
+    return SHOAL_OK;
+}
+
+/* The cores that all ranks of this host may use together. A rank that its launcher has bound sees only its own share of
+ * them. */
+static int cores_of_ranks(const struct shoal_progress *progress)
+{
+    const int cores = shoal_shm_endpoint_cores(progress->endpoint);
+    return cores ? shoal_topology_quota_cores(cores) : shoal_topology_cores();
+}
+
+void shoal_progress_note_ranks(struct shoal_progress *progress, int local_ranks)
+{
+    shoal_progress_lock(progress);
+    progress->local_ranks = local_ranks > progress->local_ranks ? local_ranks : progress->local_ranks;
+    const bool has_cores = progress->local_ranks <= cores_of_ranks(progress);
+    progress->spin_ns = has_cores ? progress->settings->spin_us * 1000 : 0;
+    const bool may_move = has_cores && progress->local_ranks > 1 && strcmp(progress->settings->move, "no") != 0;
+    progress->next_core_ns = may_move ? 0 : UINT64_MAX;
+    shoal_progress_unlock(progress);
+}
+
+void shoal_progress_set_network(struct shoal_progress *progress, struct shoal_network *network)
+{
+    progress->network = network;
+}
+
+void shoal_progress_stop_thread(struct shoal_progress *progress)
+{
+    if (!progress->has_thread)
+        return;
+    pthread_mutex_lock(&progress->thread_lock);
+    progress->must_stop = true;
+    pthread_cond_signal(&progress->thread_wake);
+    pthread_mutex_unlock(&progress->thread_lock);
+    shoal_shm_bell_ring(progress->endpoint->bell);
+    pthread_join(progress->thread, NULL);
+    progress->has_thread = false;
+}
+
+void shoal_progress_fini(struct shoal_progress *progress)
+{
+    shoal_progress_stop_thread(progress);
+    pthread_cond_destroy(&progress->thread_wake);
+    pthread_mutex_destroy(&progress->thread_lock);
+    pthread_mutex_destroy(&progress->lock);
+}
+
+/* ---- The lock ------------------------------------------------------------------------------------------------------------ */
+
+static bool holds_lock(struct shoal_progress *progress)
+{
+    return atomic_load_explicit(&progress->owner, memory_order_relaxed) == (uintptr_t)pthread_self();
+}
+
+static void became_owner(struct shoal_progress *progress)
+{
+    atomic_store_explicit(&progress->owner, (uintptr_t)pthread_self(), memory_order_relaxed);
+}
+
+/* Takes engines whose operations are done off the list, so that nobody walks through all communicators. */
+static void note_busy(struct shoal_progress *progress)
+{
+    struct shoal_engine **link = &progress->busy;
+    bool is_apart = false;
+    while (*link) {
+        struct shoal_engine *engine = *link;
+        if (shoal_engine_is_busy(engine)) {
+            is_apart |= engine->hosts > 1;
+            link = &engine->busy_next;
+        } else {
+            engine->is_listed = false;
+            *link = engine->busy_next;
+        }
+    }
+    atomic_store_explicit(&progress->is_busy, progress->busy != NULL, memory_order_relaxed);
+    atomic_store_explicit(&progress->is_apart_busy, is_apart, memory_order_relaxed);
+}
+
+void shoal_progress_lock(struct shoal_progress *progress)
+{
+    if (!holds_lock(progress)) {
+        pthread_mutex_lock(&progress->lock);
+        became_owner(progress);
+    }
+    progress->depth++;
+}
+
+static bool try_lock(struct shoal_progress *progress)
+{
+    if (holds_lock(progress) || pthread_mutex_trylock(&progress->lock) != 0)
+        return false;
+    became_owner(progress);
+    progress->depth = 1;
+    return true;
+}
+
+void shoal_progress_unlock(struct shoal_progress *progress)
+{
+    if (--progress->depth)
+        return;
+    note_busy(progress);
+    atomic_store_explicit(&progress->owner, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&progress->lock);
+}
+
+bool shoal_progress_is_inside(struct shoal_progress *progress)
+{
+    return holds_lock(progress);
+}
+
+void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
+{
+    if (when_ns < progress->next_check_ns)
+        progress->next_check_ns = when_ns;
+}
+
+void shoal_progress_add(struct shoal_progress *progress, struct shoal_engine *engine)
+{
+    engine->next = progress->engines;
+    progress->engines = engine;
+}
+
+void shoal_progress_remove(struct shoal_progress *progress, struct shoal_engine *engine)
+{
+    struct shoal_engine **link = &progress->engines, **busy_link = &progress->busy;
+    while (*link && *link != engine)
+        link = &(*link)->next;
+    if (*link)
+        *link = engine->next;
+    while (*busy_link && *busy_link != engine)
+        busy_link = &(*busy_link)->busy_next;
+    if (*busy_link)
+        *busy_link = engine->busy_next;
+    engine->is_listed = false;
+    engine->is_closing = true;
+    if (progress->drain_next == engine)
+        progress->drain_next = engine->next;
+}
+
+/* ---- Driving ------------------------------------------------------------------------------------------------------------- */
+
+void shoal_progress_wake(struct shoal_progress *progress)
+{
+    if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
+        return;
+    /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
+        shoal_shm_bell_ring(progress->endpoint->bell);
+}
+
+/* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
+static bool drain(struct shoal_engine *engine)
+{
+    if (!shoal_messages_drain(engine))
+        return false;
+    shoal_engine_flush(engine);
+    return true;
+}
+
+/* One engine at a time, so that a turn costs the same with many communicators. */
+static bool drain_next(struct shoal_progress *progress)
+{
+    struct shoal_engine *engine = progress->drain_next ? progress->drain_next : progress->engines;
+    progress->drain_next = engine ? engine->next : NULL;
+    return engine && drain(engine);
+}
+
+/* Turns that moved nothing between two looks at messages that no operation waits for. */
+#define DRAIN_EVERY 16
+
+/* Under the lock. */
+static bool progress_all(struct shoal_progress *progress)
+{
+    bool did = progress->network && shoal_network_poll(progress->network);
+    for (struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next) {
+        did |= shoal_engine_progress(engine);
+        shoal_engine_flush(engine);
+    }
+    if (!did && ++progress->idle_turns % DRAIN_EVERY == 0)
+        did = drain_next(progress);
+    if (did)
+        shoal_progress_wake(progress);
+    return did;
+}
+
+/* A rank that waits looks at least every 100 ms. After a longer gap it was stopped, or had nothing to wait for. */
+#define AWAY_NS SHOAL_NS_PER_S
+/* Ticks that are off by more, and by more than a hundredth of the time since the last look, have jumped. */
+#define JUMP_NS (10 * SHOAL_NS_PER_MS)
+#define JUMP_SHARE 100
+
+/* Ranks that were all stopped, as with their machine, are late together: nobody is to blame. And of what was posted since a
+ * jump of the ticks nobody knows when. A counter that is off at the next look, too, excuses nothing: else one that is never
+ * right would keep all deadlines from passing. */
+static void excuse_absence(struct shoal_progress *progress)
+{
+    const uint64_t before_ns = progress->anchor.ns, off_ns = shoal_clock_anchor_move(&progress->anchor);
+    const uint64_t away_ns = progress->anchor.ns - before_ns;
+    const bool is_off = off_ns > JUMP_NS + away_ns / JUMP_SHARE, has_jumped = is_off && !progress->was_off;
+    progress->was_off = is_off;
+    if (away_ns < AWAY_NS && !is_off)
+        return;
+    if (is_off) /* a machine that this one was moved to has a counter of another rate */
+        progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
+    if (has_jumped)
+        shoal_log_line(progress->log, SHOAL_LOG_WARN, "engine",
+                       "the processor's counter jumped by %.3f s (was this machine moved?): what is under way gets its whole "
+                       "time again",
+                       (double)off_ns / 1e9);
+    for (struct shoal_engine *engine = progress->engines; engine; engine = engine->next)
+        shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns < AWAY_NS ? 0 : away_ns);
+}
+
+/* Under the lock. Returns how long all engines can do without another look. */
+static uint64_t check_all(struct shoal_progress *progress)
+{
+    uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
+    excuse_absence(progress);
+    if (progress->network)
+        shoal_network_poll(progress->network);
+    for (struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next) {
+        const uint64_t wanted_ns = shoal_engine_check(engine);
+        shoal_engine_flush(engine);
+        again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
+    }
+    shoal_shm_endpoint_drain(progress->endpoint);
+    shoal_progress_wake(progress);
+    return again_ns;
+}
+
+void shoal_progress_poll(struct shoal_progress *progress)
+{
+    if (!try_lock(progress)) {
+        if (!holds_lock(progress)) /* the thread that drives may wait for this core */
+            sched_yield();
+        return;
+    }
+    progress_all(progress);
+    const uint64_t now_ns = shoal_clock_ns();
+    if (now_ns >= progress->next_check_ns)
+        progress->next_check_ns = now_ns + check_all(progress);
+    shoal_progress_unlock(progress);
+    if (!progress->spin_ns) /* a loop of polls would keep the core from those it waits for */
+        sched_yield();
+}
+
+/* ---- Waiting: the only place where Shoal waits --------------------------------------------------------------------------- */
+
+static bool is_done(struct shoal_request *request)
+{
+    return shoal_request_status(request) != SHOAL_PENDING;
+}
+
+/* What a wait waits for: a request, or (the progress thread) that nothing is left to drive. */
+static bool is_over(struct shoal_progress *progress, struct shoal_request *request)
+{
+    if (request)
+        return is_done(request);
+    return atomic_load_explicit(&progress->waiters, memory_order_relaxed) ||
+           !atomic_load_explicit(&progress->is_busy, memory_order_relaxed);
+}
+
+enum turn { IDLE, MOVED, LOCKED };
+
+/* A turn under the lock, if it is free. LOCKED: another thread has it, and may or may not drive. */
+static enum turn drive_once(struct shoal_progress *progress)
+{
+    if (!try_lock(progress))
+        return LOCKED;
+    const bool did = progress_all(progress);
+    shoal_progress_unlock(progress);
+    return did ? MOVED : IDLE;
+}
+
+/* Polls in which the lock is kept; about two microseconds when nothing comes. */
+#define SPIN_POLLS 100
+/* The same where each poll looks at the network, which takes a system call. */
+#define APART_POLLS 2
+/* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
+#define SHORT_POLLS 20
+
+void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request)
+{
+    const bool is_apart = engine->hosts > 1;
+    const unsigned polls = !progress->spin_ns ? 1 : is_apart ? APART_POLLS : SPIN_POLLS;
+    unsigned idle = 0;
+    for (unsigned i = 0; i < polls && !is_done(request); i++) {
+        if (SHOAL_UNLIKELY(is_apart) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
+            shoal_network_poll(progress->network);
+        if (shoal_engine_progress(engine)) {
+            shoal_engine_flush(engine);
+            idle = 0;
+        } else if (++idle > SHORT_POLLS) {
+            shoal_clock_relax();
+        }
+    }
+    shoal_engine_flush(engine);
+}
+
+static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
+{
+    uint64_t left_ns = 10 * SHOAL_NS_PER_MS; /* when another thread drives, it checks */
+    if (!try_lock(progress))
+        return left_ns;
+    if (now_ns >= progress->next_check_ns)
+        progress->next_check_ns = now_ns + check_all(progress);
+    left_ns = progress->next_check_ns > now_ns ? progress->next_check_ns - now_ns : 1;
+    shoal_progress_unlock(progress);
+    return left_ns;
+}
+
+/* Where something may come from the network a sleep is short, 50 us at first, and in proportion to how long nothing has come:
+ * peers of this host ring a bell that does not wake from the network's descriptor, and some providers have none. */
+#define NAP_MIN_NS UINT64_C(50000)
+#define NAP_MAX_NS SHOAL_NS_PER_MS
+#define NAP_SHARE 16      /* woken by the network only */
+#define DEAF_NAP_SHARE 64 /* by the bell only */
+
+static uint64_t nap_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
+{
+    uint64_t nap_ns = waited_ns / share > NAP_MIN_NS ? waited_ns / share : NAP_MIN_NS;
+    nap_ns = nap_ns < NAP_MAX_NS ? nap_ns : NAP_MAX_NS;
+    return nap_ns < left_ns ? nap_ns : left_ns;
+}
+
+static void nap_at_network(struct shoal_progress *progress, uint64_t waited_ns, uint64_t left_ns)
+{
+    if (!try_lock(progress))
+        return;
+    const bool may_wait = shoal_network_may_wait(progress->network);
+    shoal_progress_unlock(progress);
+    if (may_wait)
+        shoal_network_wait(progress->network, nap_length(waited_ns, NAP_SHARE, left_ns));
+}
+
+/* Messages that came before the bell was armed wake nobody. Where the network is polled a nap is short, and the next engine has
+ * its turn soon. */
+static bool drain_before_sleep(struct shoal_progress *progress, bool is_nap)
+{
+    bool did = false;
+    if (!try_lock(progress))
+        return false;
+    if (is_nap)
+        did = drain_next(progress);
+    for (struct shoal_engine *engine = is_nap ? NULL : progress->engines; engine; engine = engine->next)
+        did |= drain(engine);
+    shoal_progress_unlock(progress);
+    return did;
+}
+
+/* A sleeper at the network's descriptor does not hear the bell of this host. */
+static bool naps_at_network(const struct shoal_progress *progress)
+{
+    return atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed) &&
+           shoal_network_has_descriptor(progress->network);
+}
+
+/* A fence in all other processes at each nap would interrupt every core of the host over a thousand times a second. */
+static void sleep_at_bell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns, uint64_t left_ns)
+{
+    const bool is_nap = atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    if (is_nap)
+        shoal_shm_endpoint_doze_briefly(progress->endpoint);
+    else
+        shoal_shm_endpoint_doze(progress->endpoint);
+    /* The last look: whatever is published after it rings the bell. */
+    if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_nap) || is_over(progress, request))
+        return;
+    const bool must_nap = is_nap || atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    shoal_shm_endpoint_sleep(progress->endpoint, must_nap ? nap_length(waited_ns, DEAF_NAP_SHARE, left_ns) : left_ns);
+}
+
+static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
+                       uint64_t until_ns)
+{
+    const uint64_t check_ns = check_if_due(progress, now_ns);
+    const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
+    if (naps_at_network(progress)) {
+        if (drive_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
+            nap_at_network(progress, now_ns - idle_since_ns, left_ns);
+        return;
+    }
+    atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);
+    sleep_at_bell(progress, request, now_ns - idle_since_ns, left_ns);
+    if (atomic_fetch_sub_explicit(&progress->sleepers, 1, memory_order_seq_cst) == 1)
+        shoal_shm_endpoint_awake(progress->endpoint);
+}
+
+/* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other
+ * cores busy. An idle wait looks every CORE_LOOK_NS; after CORE_MEETINGS meetings in a row the rank leaves the core, and
+ * the next look comes after CORE_SETTLE_NS: from a core whose process never waits, the kernel itself moves the rank within
+ * milliseconds. */
+#define CORE_LOOK_NS SHOAL_NS_PER_MS
+#define CORE_MEETINGS 3
+#define CORE_SETTLE_NS (50 * SHOAL_NS_PER_MS)
+
+static void leave_core(struct shoal_progress *progress, int core, const cpu_set_t *taken)
+{
+    if (!shoal_topology_leave_core(taken))
+        return;
+    if (atomic_fetch_add_explicit(&progress->core_moves, 1, memory_order_relaxed) == 0)
+        shoal_log_line(progress->log, SHOAL_LOG_INFO, "engine",
+                       "this rank left core %d, on which it met another rank (SHOAL_MOVE=no lets it stay)", core);
+}
+
+static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
+{
+    cpu_set_t taken;
+    const int core = sched_getcpu();
+    if (core < 0 || !try_lock(progress))
+        return;
+    if (progress->next_core_ns == UINT64_MAX) { /* forbidden since the caller looked */
+        shoal_progress_unlock(progress);
+        return;
+    }
+    const bool has_met = shoal_shm_endpoint_meet_on_core(progress->endpoint, core, &taken);
+    progress->core_meetings = has_met ? progress->core_meetings + 1 : 0;
+    const bool must_leave = progress->core_meetings == CORE_MEETINGS;
+    progress->core_meetings %= CORE_MEETINGS;
+    progress->next_core_ns = now_ns + (must_leave ? CORE_SETTLE_NS : CORE_LOOK_NS);
+    shoal_progress_unlock(progress);
+    if (must_leave)
+        leave_core(progress, core, &taken);
+}
+
+/* Turns that moved something between two looks at the clock: a few milliseconds. */
+#define CHECK_MOVES 64
+
+/* Polls between two yields while a wait spins, about two microseconds. Without yields, whom we wait for could not run if a
+ * wake-up had put it on this very core. */
+#define SPIN_BURST 64
+
+static void wait_until_over(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
+{
+    const unsigned first_burst = !progress->spin_ns ? 1 : progress->network ? APART_POLLS : SPIN_BURST;
+    uint64_t idle_since_ns = 0;
+    unsigned turns = 0, moves = 0, burst = first_burst;
+    while (!is_over(progress, request)) {
+        if (drive_once(progress) == MOVED) {
+            idle_since_ns = 0;
+            burst = first_burst;
+            if (++moves % CHECK_MOVES)
+                continue;
+            const uint64_t busy_ns = shoal_clock_ns();
+            if (busy_ns >= until_ns)
+                return;
+            check_if_due(progress, busy_ns); /* one communicator may be busy while another has lost a peer */
+            continue;
+        }
+        if (++turns % burst) {
+            shoal_clock_relax();
+            continue;
+        }
+        const uint64_t now_ns = shoal_clock_ns();
+        idle_since_ns = idle_since_ns ? idle_since_ns : now_ns;
+        if (now_ns >= until_ns)
+            return;
+        if (now_ns >= progress->next_core_ns)
+            look_at_core(progress, now_ns);
+        const uint64_t waited_ns = now_ns - idle_since_ns;
+        burst = waited_ns < progress->spin_ns ? first_burst : 1;
+        if (waited_ns < progress->spin_ns + progress->yield_ns)
+            sched_yield();
+        else
+            sleep_once(progress, request, idle_since_ns, now_ns, until_ns);
+    }
+}
+
+enum shoal_status shoal_progress_wait(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
+{
+    if (is_done(request))
+        return shoal_request_status(request);
+    atomic_fetch_add_explicit(&progress->waiters, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
+    wait_until_over(progress, request, until_ns);
+    if (!is_done(request)) /* else nobody reads it any more */
+        atomic_fetch_sub_explicit(&request->awaited, 1, memory_order_relaxed);
+    const bool is_last = atomic_fetch_sub_explicit(&progress->waiters, 1, memory_order_seq_cst) == 1;
+    if (is_last && progress->has_thread && atomic_load_explicit(&progress->is_busy, memory_order_relaxed)) {
+        pthread_mutex_lock(&progress->thread_lock);
+        pthread_cond_signal(&progress->thread_wake);
+        pthread_mutex_unlock(&progress->thread_lock);
+    }
+    return shoal_request_status(request);
+}
+
+/* ---- The progress thread ------------------------------------------------------------------------------------------------- */
+
+static void *drive(void *arg)
+{
+    struct shoal_progress *progress = arg;
+    pthread_mutex_lock(&progress->thread_lock);
+    while (!progress->must_stop) {
+        if (is_over(progress, NULL)) {
+            pthread_cond_wait(&progress->thread_wake, &progress->thread_lock);
+            continue;
+        }
+        pthread_mutex_unlock(&progress->thread_lock);
+        wait_until_over(progress, NULL, UINT64_MAX);
+        pthread_mutex_lock(&progress->thread_lock);
+    }
+    pthread_mutex_unlock(&progress->thread_lock);
+    return NULL;
+}
+
+enum shoal_status shoal_progress_start_thread(struct shoal_progress *progress)
+{
+    if (progress->has_thread)
+        return SHOAL_OK;
+    pthread_mutex_lock(&progress->thread_lock);
+    int result = 0;
+    if (!progress->has_thread) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
+        result = pthread_create(&progress->thread, NULL, drive, progress);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        progress->has_thread = result == 0;
+    }
+    pthread_mutex_unlock(&progress->thread_lock);
+    if (result == 0)
+        return SHOAL_OK;
+    return shoal_log_fail(progress->log, SHOAL_ERR_SYSTEM, "engine", "cannot start the progress thread: %s", strerror(result));
+}
+
+void shoal_progress_wake_thread(struct shoal_progress *progress)
+{
+    if (!progress->has_thread || holds_lock(progress)) /* in a callback: who drives now goes on driving */
+        return;
+    pthread_mutex_lock(&progress->thread_lock);
+    pthread_cond_signal(&progress->thread_wake);
+    pthread_mutex_unlock(&progress->thread_lock);
+}
