@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "bootstrap/control_link.h"
+#include "membership/control_link.h"
 
 #define SIZE 4
 #define LINK_COUNT 3

@@ -10,8 +10,8 @@
 
 #include "alloc_limit.h"
 #include "base/clock.h"
-#include "transport/hosts/causes.h"
-#include "transport/hosts/world.h"
+#include "membership/causes.h"
+#include "membership/world.h"
 
 #define COMM 77
 

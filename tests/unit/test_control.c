@@ -25,10 +25,10 @@
 #include "base/clock.h"
 #include "bootstrap/address.h"
 #include "bootstrap/auth.h"
-#include "bootstrap/control.h"
-#include "bootstrap/control_state.h"
-#include "bootstrap/control_tree.h"
-#include "bootstrap/control_wire.h"
+#include "membership/control.h"
+#include "membership/control_state.h"
+#include "membership/control_tree.h"
+#include "membership/control_wire.h"
 
 #define RANKS_MAX 20
 #define LINES_BYTES 16384

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/control_tree.h"
-#include "transport/hosts/world.h"
+#include "membership/control_tree.h"
+#include "membership/world.h"
 
 #define RANKS 3
 #define COMM 77

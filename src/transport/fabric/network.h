@@ -9,7 +9,7 @@
 
 #include <sys/uio.h>
 
-#include "bootstrap/control.h"
+#include "membership/control.h"
 #include "observe/rejections.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/link.h"

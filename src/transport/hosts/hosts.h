@@ -13,8 +13,8 @@
 #ifndef SHOAL_TRANSPORT_HOSTS_HOSTS_H
 #define SHOAL_TRANSPORT_HOSTS_HOSTS_H
 
+#include "membership/world.h"
 #include "transport/fabric/network.h"
-#include "transport/hosts/world.h"
 #include "transport/shm/shm.h"
 
 /* A rank of a communicator, as its others know it. The own rank has neither. */

@@ -1,4 +1,4 @@
-#include "transport/hosts/causes.h"
+#include "membership/causes.h"
 
 #include <stdlib.h>
 

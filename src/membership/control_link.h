@@ -1,10 +1,10 @@
 /* One connection of the control tree without its socket: bytes go in, bytes come out, time is an argument. So that a fuzzer can
  * drive it. All functions on one core are called by one thread, the control thread; what they take from the state they take
  * under core->lock. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_LINK_H
-#define SHOAL_BOOTSTRAP_CONTROL_LINK_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_LINK_H
+#define SHOAL_MEMBERSHIP_CONTROL_LINK_H
 
-#include "bootstrap/control_state.h"
+#include "membership/control_state.h"
 
 #define SHOAL_CONTROL_IN_BYTES 4096
 #define SHOAL_CONTROL_OUT_BYTES 8192

@@ -1,4 +1,4 @@
-#include "bootstrap/control_state.h"
+#include "membership/control_state.h"
 
 #include <stdlib.h>
 #include <string.h>

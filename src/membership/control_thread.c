@@ -1,4 +1,4 @@
-#include "bootstrap/control_tree.h"
+#include "membership/control_tree.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "bootstrap/control_link.h"
+#include "membership/control_link.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "transport/hosts/world.h"
+#include "membership/world.h"
 
 #include <pthread.h>
 #include <stddef.h>
@@ -7,7 +7,7 @@
 #include <time.h>
 
 #include "base/clock.h"
-#include "transport/hosts/causes.h"
+#include "membership/causes.h"
 
 /* Leaves of communicators that this rank has not made yet. */
 #define EARLY_MAX 1024

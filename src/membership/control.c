@@ -1,4 +1,4 @@
-#include "bootstrap/control.h"
+#include "membership/control.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/control_tree.h"
+#include "membership/control_tree.h"
 
 static bool is_forked(const struct shoal_control *control)
 {

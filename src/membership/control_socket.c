@@ -1,4 +1,4 @@
-#include "bootstrap/control_socket.h"
+#include "membership/control_socket.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "bootstrap/control.h"
+#include "membership/control.h"
 
 #define PROBE_S 1 /* between the kernel's own signs of life */
 

@@ -1,12 +1,12 @@
 /* What a rank knows of the world: one fact for each rank, and the last notices. Facts only ever get newer, and notices have
  * numbers, so the order in which they come from several neighbours does not matter. Each change has a number, each notice a
  * place: who tells others remembers how far it has told them. No sockets, no clock; its owner locks, but for is_lost. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_STATE_H
-#define SHOAL_BOOTSTRAP_CONTROL_STATE_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_STATE_H
+#define SHOAL_MEMBERSHIP_CONTROL_STATE_H
 
 #include <stdatomic.h>
 
-#include "bootstrap/control_wire.h"
+#include "membership/control_wire.h"
 
 struct shoal_control_rank {
     _Atomic uint8_t life; /* enum shoal_control_life */

@@ -1,12 +1,12 @@
 /* A world is a set of ranks on several hosts that met once. Its communicators share its control tree and, over that, the
  * agreement on their first causes (causes.h). Any thread. */
-#ifndef SHOAL_TRANSPORT_HOSTS_WORLD_H
-#define SHOAL_TRANSPORT_HOSTS_WORLD_H
+#ifndef SHOAL_MEMBERSHIP_WORLD_H
+#define SHOAL_MEMBERSHIP_WORLD_H
 
 #include <stdatomic.h>
 
-#include "bootstrap/control.h"
-#include "transport/transport.h"
+#include "membership/control.h"
+#include "shoal/shoal.h"
 
 struct shoal_world;
 

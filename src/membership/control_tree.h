@@ -1,13 +1,13 @@
 /* A control tree from the inside: what its files share. control.c opens and closes it; control_tree.c says who is whose parent,
  * who may leave, what makes it open; control_thread.c moves bytes and time, and calls the handler. But for opening and closing,
  * and where a field says otherwise, everything belongs to the control thread. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_TREE_H
-#define SHOAL_BOOTSTRAP_CONTROL_TREE_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_TREE_H
+#define SHOAL_MEMBERSHIP_CONTROL_TREE_H
 
 #include <poll.h>
 
-#include "bootstrap/control_link.h"
-#include "bootstrap/control_socket.h"
+#include "membership/control_link.h"
+#include "membership/control_socket.h"
 
 /* Connections beside one for each rank: strangers, those under way and those at their end. */
 #define SHOAL_CONTROL_LINKS_SPARE (SHOAL_CONTROL_STRANGERS_MAX + 16)

@@ -14,8 +14,8 @@
  * path too many harms nobody, for all that travels is state, and known states and notices are dropped.
  *
  * It is no data path: the connections carry some bytes a second, and a notice is at most 2 KiB. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_H
-#define SHOAL_BOOTSTRAP_CONTROL_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_H
+#define SHOAL_MEMBERSHIP_CONTROL_H
 
 #include <sys/socket.h>
 

@@ -1,4 +1,4 @@
-#include "bootstrap/control_wire.h"
+#include "membership/control_wire.h"
 
 #include <string.h>
 

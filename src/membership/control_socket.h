@@ -1,7 +1,7 @@
 /* The sockets of control trees: non-blocking, closed on exec, and closed in forked children, where an open one would hide this
  * process's end from its neighbours. Whoever forks by other means than fork() (clone, _Fork) keeps them open. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_SOCKET_H
-#define SHOAL_BOOTSTRAP_CONTROL_SOCKET_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
+#define SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 
 #include "bootstrap/address.h"
 

@@ -6,8 +6,8 @@
  * decides, and the others a little after it.
  *
  * This keeps the candidates and says when to decide. It knows no clock, no thread and no connection: world.c does. */
-#ifndef SHOAL_TRANSPORT_HOSTS_CAUSES_H
-#define SHOAL_TRANSPORT_HOSTS_CAUSES_H
+#ifndef SHOAL_MEMBERSHIP_CAUSES_H
+#define SHOAL_MEMBERSHIP_CAUSES_H
 
 #include "base/compiler.h"
 #include "shoal/shoal.h"

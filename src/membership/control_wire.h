@@ -12,11 +12,11 @@
  * Hello, judgement and proof are those of the own store (bootstrap/tcp_wire.h) under another protocol number, so that a proof
  * for the one is none for the other. The hello also names the job by a number that strangers do not know. A rank's goodbye is
  * the FACT that it is gone. Pure functions, any thread. */
-#ifndef SHOAL_BOOTSTRAP_CONTROL_WIRE_H
-#define SHOAL_BOOTSTRAP_CONTROL_WIRE_H
+#ifndef SHOAL_MEMBERSHIP_CONTROL_WIRE_H
+#define SHOAL_MEMBERSHIP_CONTROL_WIRE_H
 
-#include "bootstrap/control.h"
 #include "bootstrap/tcp_wire.h"
+#include "membership/control.h"
 
 #define SHOAL_CONTROL_MAGIC UINT32_C(0x43414853) /* "SHAC" */
 #define SHOAL_CONTROL_PROTOCOL (0x10000 + 2)
