@@ -38,7 +38,7 @@ struct recipe {
     uint64_t number;
     uint64_t job;
     const struct shoal_member *members; /* copied */
-    struct shoal_world *world;
+    struct shoal_membership *membership;
     const struct shoal_comm_options *options;
 };
 
@@ -50,7 +50,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
     const size_t part_bytes = shoal_select_part_bytes(context->settings.piece_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
-                                          .world = recipe->world,
+                                          .membership = recipe->membership,
                                           .members = recipe->members,
                                           .shm = {.comm = recipe->number,
                                                   .rank = recipe->rank,
@@ -116,7 +116,7 @@ static struct shoal_comm *allocate(const struct recipe *recipe)
     comm->size = recipe->size;
     comm->number = recipe->number;
     comm->job = recipe->job;
-    comm->world = recipe->world;
+    comm->membership = recipe->membership;
     return comm;
 }
 
@@ -258,7 +258,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     if (!members)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
     recipe.members = members;
-    enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.world);
+    enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.membership);
     if (status == SHOAL_OK) {
         shoal_progress_note_ranks(&context->progress, shoal_members_count_here(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
@@ -381,7 +381,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
                                 mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
                             .job = parent->job,
                             .members = members,
-                            .world = parent->world,
+                            .membership = parent->membership,
                             .options = options};
     enum shoal_status status = SHOAL_OK;
     if (!chosen || !members)

@@ -102,11 +102,11 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     shoal_dump_stop(&context->log);
-    if (context->has_progress) /* it may be polling the network, which asks the worlds who has ended */
+    if (context->has_progress) /* it may be polling the network, which asks them who has ended */
         shoal_progress_stop_thread(&context->progress);
-    for (size_t i = 0; i < context->world_count; i++)
-        shoal_world_close(context->worlds[i]);
-    free(context->worlds);
+    for (size_t i = 0; i < context->membership_count; i++)
+        shoal_membership_close(context->memberships[i]);
+    free(context->memberships);
     if (context->has_progress)
         shoal_progress_fini(&context->progress);
     shoal_flights_destroy(context->flights);

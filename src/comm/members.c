@@ -183,18 +183,19 @@ static enum shoal_status exchange_doors(struct shoal_context *context, struct sh
     return SHOAL_OK;
 }
 
-static enum shoal_status keep_world(struct shoal_context *context, struct shoal_world *world)
+static enum shoal_status keep_membership(struct shoal_context *context, struct shoal_membership *membership)
 {
     shoal_progress_lock(&context->progress);
-    struct shoal_world **worlds = reallocarray(context->worlds, context->world_count + 1, sizeof *worlds);
-    if (worlds) {
-        context->worlds = worlds;
-        context->worlds[context->world_count++] = world;
+    struct shoal_membership **memberships =
+        reallocarray(context->memberships, context->membership_count + 1, sizeof *memberships);
+    if (memberships) {
+        context->memberships = memberships;
+        context->memberships[context->membership_count++] = membership;
     }
     shoal_progress_unlock(&context->progress);
-    if (worlds)
+    if (memberships)
         return SHOAL_OK;
-    shoal_world_close(world);
+    shoal_membership_close(membership);
     return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
 }
 
@@ -243,21 +244,23 @@ static enum shoal_status meet_elsewhere(struct shoal_context *context, const str
     return status;
 }
 
-static void tell_losses(struct shoal_context *context, struct shoal_world *world, const struct shoal_member *members, int size)
+static void tell_losses(struct shoal_context *context, struct shoal_membership *membership, const struct shoal_member *members,
+                        int size)
 {
     shoal_progress_lock(&context->progress);
     for (int r = 0; r < size; r++) {
         if (members[r].there)
-            members[r].there->control = shoal_world_control(world);
+            members[r].there->membership = membership;
     }
     shoal_progress_unlock(&context->progress);
 }
 
-static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_world *world, const struct shoal_member *members)
+static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_membership *membership,
+                       const struct shoal_member *members)
 {
     for (int r = 0; r < bootstrap->size; r++) {
         if (members[r].here && members[r].here->pidfd >= 0 && !members[r].here->is_same_process)
-            shoal_control_watch(shoal_world_control(world), r, members[r].here->pidfd);
+            shoal_membership_watch(membership, r, members[r].here->pidfd);
     }
 }
 
@@ -278,31 +281,31 @@ static enum shoal_status meet_at_doors(struct shoal_context *context, struct sho
 
 static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                     const struct shoal_shm_place *places, struct shoal_member *members,
-                                    struct shoal_world **world_out)
+                                    struct shoal_membership **membership_out)
 {
     struct shoal_nic nic;
-    struct shoal_world *world;
+    struct shoal_membership *membership;
     SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
     SHOAL_TRY(open_network(context, &nic));
     shoal_bootstrap_end_phase(bootstrap, "network");
     SHOAL_TRY(meet_at_doors(context, bootstrap, timeout_ms, places, members));
-    const struct shoal_world_options options = {.log = &context->log,
-                                                .settings = &context->settings,
-                                                .address = (const struct sockaddr *)&nic.address,
-                                                .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in)
-                                                                                                  : sizeof(struct sockaddr_in6),
-                                                .timeout_ms = timeout_ms};
-    SHOAL_TRY(shoal_world_open(bootstrap, &options, &world));
+    const struct shoal_membership_options options = {
+        .log = &context->log,
+        .settings = &context->settings,
+        .address = (const struct sockaddr *)&nic.address,
+        .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+        .timeout_ms = timeout_ms};
+    SHOAL_TRY(shoal_membership_open(bootstrap, &options, &membership));
     shoal_bootstrap_end_phase(bootstrap, "control tree");
-    SHOAL_TRY(keep_world(context, world));
-    tell_losses(context, world, members, bootstrap->size);
-    watch_here(bootstrap, world, members);
-    *world_out = world;
+    SHOAL_TRY(keep_membership(context, membership));
+    tell_losses(context, membership, members, bootstrap->size);
+    watch_here(bootstrap, membership, members);
+    *membership_out = membership;
     return SHOAL_OK;
 }
 
 enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                     struct shoal_member *members_out, struct shoal_world **world_out)
+                                     struct shoal_member *members_out, struct shoal_membership **membership_out)
 {
     SHOAL_SCOPED(free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
     if (!places)
@@ -311,7 +314,7 @@ enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal
     shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < bootstrap->size; r++)
         members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
-    *world_out = NULL;
+    *membership_out = NULL;
     const int hosts = shoal_members_count_hosts(members_out, bootstrap->size);
-    return hosts == 1 ? SHOAL_OK : join_hosts(context, bootstrap, timeout_ms, places, members_out, world_out);
+    return hosts == 1 ? SHOAL_OK : join_hosts(context, bootstrap, timeout_ms, places, members_out, membership_out);
 }

@@ -5,7 +5,7 @@
  * answer is replaced when the tree goes round it. Where that does not happen in time, the rank that proposed the best candidate
  * decides, and the others a little after it.
  *
- * This keeps the candidates and says when to decide. It knows no clock, no thread and no connection: world.c does. */
+ * This keeps the candidates and says when to decide. It knows no clock, no thread and no connection: membership.c does. */
 #ifndef SHOAL_MEMBERSHIP_CAUSES_H
 #define SHOAL_MEMBERSHIP_CAUSES_H
 

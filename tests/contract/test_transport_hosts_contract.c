@@ -76,13 +76,13 @@ static enum shoal_status make_context(struct maker *maker, struct shoal_context 
 }
 
 static enum shoal_status meet(const struct maker *maker, struct shoal_context *context, struct shoal_member *members,
-                              struct shoal_world **world_out)
+                              struct shoal_membership **membership_out)
 {
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &context->settings, &context->log, TIMEOUT_MS,
                                          &bootstrap));
-    const enum shoal_status status = shoal_members_meet(context, &bootstrap, TIMEOUT_MS, members, world_out);
+    const enum shoal_status status = shoal_members_meet(context, &bootstrap, TIMEOUT_MS, members, membership_out);
     shoal_bootstrap_close(&bootstrap);
     return status;
 }
@@ -92,14 +92,14 @@ static enum shoal_status make_rank(struct maker *maker)
     struct contract_world *world = maker->world;
     struct shoal_context **context = &((struct inner *)world->inner)->contexts[maker->rank];
     struct shoal_member members[CONTRACT_RANKS_MAX];
-    struct shoal_world *shared_world;
+    struct shoal_membership *membership;
     SHOAL_TRY(make_context(maker, context));
-    SHOAL_TRY(meet(maker, *context, members, &shared_world));
+    SHOAL_TRY(meet(maker, *context, members, &membership));
     if (maker->is_absent)
         return SHOAL_OK;
     const struct shoal_hosts_options options = {.log = &(*context)->log,
                                                 .network = (*context)->network,
-                                                .world = shared_world,
+                                                .membership = membership,
                                                 .members = members,
                                                 .shm = {.comm = 77,
                                                         .rank = maker->rank,

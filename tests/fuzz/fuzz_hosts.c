@@ -21,35 +21,54 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 /* ---- A control tree in which nothing happens ----------------------------------------------------------------------------- */
 
-void shoal_world_join(struct shoal_world *world, struct shoal_world_member *member)
+void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm)
 {
-    (void)world, (void)member;
+    (void)membership, (void)comm;
 }
 
-void shoal_world_leave(struct shoal_world *world, struct shoal_world_member *member)
+void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm)
 {
-    (void)world, (void)member;
+    (void)membership, (void)comm;
 }
 
-uint64_t shoal_world_lost_ns(struct shoal_world *world, int rank)
+uint64_t shoal_membership_lost_ns(const struct shoal_membership *membership, int rank)
 {
-    (void)world, (void)rank;
+    (void)membership, (void)rank;
     return 0;
 }
 
-void shoal_world_agree(struct shoal_world *world, struct shoal_world_member *member, struct shoal_failure *failure)
+bool shoal_membership_has_ended(const struct shoal_membership *membership, int rank)
 {
-    (void)world, (void)member, (void)failure;
+    (void)membership, (void)rank;
+    return false;
 }
 
-void shoal_world_abort(struct shoal_world *world, struct shoal_world_member *member)
+bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank)
 {
-    (void)world, (void)member;
+    (void)membership, (void)rank;
+    return false;
 }
 
-void shoal_world_tell_left(struct shoal_world *world, uint64_t comm, int rank, uint64_t completed)
+void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
 {
-    (void)world, (void)comm, (void)rank, (void)completed;
+    (void)membership, (void)rank;
+    snprintf(text, bytes, "alive");
+}
+
+void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *comm,
+                            struct shoal_failure *failure)
+{
+    (void)membership, (void)comm, (void)failure;
+}
+
+void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *comm)
+{
+    (void)membership, (void)comm;
+}
+
+void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)
+{
+    (void)membership, (void)comm, (void)rank, (void)completed;
 }
 
 /* ---- Rank 0 of three, each on its own host ------------------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
 #include "alloc_limit.h"
 #include "base/clock.h"
 #include "membership/causes.h"
-#include "membership/world.h"
+#include "membership/membership.h"
 
 #define COMM 77
 
@@ -117,23 +117,23 @@ static void without_memory_nobody_waits_for_an_agreement(void **state)
     struct shoal_settings settings;
     struct shoal_log log;
     struct shoal_failure told = {0}, late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
-    struct shoal_world_member member = {.comm = COMM, .arg = &told, .take = take};
-    struct shoal_world *world = NULL;
+    struct shoal_membership_comm member = {.comm = COMM, .arg = &told, .take = take};
+    struct shoal_membership *world = NULL;
     char error[256];
     (void)state;
     shoal_log_init_quiet(&log);
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    const struct shoal_world_options options = {.log = &log, .settings = &settings, .timeout_ms = 1000};
-    assert_int_equal(shoal_world_open(&bootstrap, &options, &world), SHOAL_OK);
-    shoal_world_join(world, &member);
+    const struct shoal_membership_options options = {.log = &log, .settings = &settings, .timeout_ms = 1000};
+    assert_int_equal(shoal_membership_open(&bootstrap, &options, &world), SHOAL_OK);
+    shoal_membership_join(world, &member);
     const uint64_t start_ns = shoal_clock_ns();
     alloc_left = 0;
-    shoal_world_agree(world, &member, &late);
+    shoal_membership_agree(world, &member, &late);
     alloc_left = LONG_MAX;
     assert_true(shoal_clock_ns() - start_ns < SHOAL_NS_PER_S);
     assert_int_equal(told.status, SHOAL_ERR_TIMEOUT);
-    shoal_world_leave(world, &member);
-    shoal_world_close(world);
+    shoal_membership_leave(world, &member);
+    shoal_membership_close(world);
     shoal_log_fini(&log);
 }
 

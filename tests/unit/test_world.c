@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "membership/control_tree.h"
-#include "membership/world.h"
+#include "membership/membership.h"
 
 #define RANKS 3
 #define COMM 77
@@ -27,8 +27,8 @@ struct rank {
     struct shoal_bootstrap bootstrap;
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_world *world;
-    struct shoal_world_member member, other;
+    struct shoal_membership *world;
+    struct shoal_membership_comm member, other;
     struct shoal_failure told;
     atomic_bool is_told, holds_up, watches;
     atomic_bool was_told_first; /* before another rank was told */
@@ -83,14 +83,14 @@ static void *open_one(void *arg)
 {
     struct rank *rank = arg;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    const struct shoal_world_options options = {.log = &rank->log,
-                                                .settings = &rank->settings,
-                                                .address = (const struct sockaddr *)&address,
-                                                .address_bytes = sizeof address,
-                                                .timeout_ms = 20000};
-    if (shoal_world_open(&rank->bootstrap, &options, &rank->world) == SHOAL_OK) {
-        shoal_world_join(rank->world, &rank->member);
-        shoal_world_join(rank->world, &rank->other);
+    const struct shoal_membership_options options = {.log = &rank->log,
+                                                     .settings = &rank->settings,
+                                                     .address = (const struct sockaddr *)&address,
+                                                     .address_bytes = sizeof address,
+                                                     .timeout_ms = 20000};
+    if (shoal_membership_open(&rank->bootstrap, &options, &rank->world) == SHOAL_OK) {
+        shoal_membership_join(rank->world, &rank->member);
+        shoal_membership_join(rank->world, &rank->other);
     }
     return NULL;
 }
@@ -101,16 +101,16 @@ static void *agree_one(void *arg)
     const int number = rank->bootstrap.rank;
     struct shoal_failure failure = {
         .struct_bytes = sizeof failure, .status = SHOAL_ERR_TIMEOUT, .sequence = 7, .rank = 0, .reporter = number};
-    shoal_world_agree(rank->world, &rank->member, &failure);
+    shoal_membership_agree(rank->world, &rank->member, &failure);
     return NULL;
 }
 
 static void *close_one(void *arg)
 {
     struct rank *rank = arg;
-    shoal_world_leave(rank->world, &rank->member);
-    shoal_world_leave(rank->world, &rank->other);
-    shoal_world_close(rank->world);
+    shoal_membership_leave(rank->world, &rank->member);
+    shoal_membership_leave(rank->world, &rank->other);
+    shoal_membership_close(rank->world);
     shoal_log_fini(&rank->log);
     return NULL;
 }
@@ -135,8 +135,8 @@ static void open_ranks(void)
         shoal_log_init_quiet(&rank->log);
         rank->bootstrap =
             (struct shoal_bootstrap){.rank = r, .size = RANKS, .launcher = "test", .state = rank, .exchange = meet};
-        rank->member =
-            (struct shoal_world_member){.comm = COMM, .arg = rank, .take = take, .abort = propose_nothing, .left = hear_left};
+        rank->member = (struct shoal_membership_comm){
+            .comm = COMM, .arg = rank, .take = take, .abort = propose_nothing, .left = hear_left};
         rank->other = rank->member;
         rank->other.comm = OTHER_COMM;
     }
@@ -157,7 +157,7 @@ static void a_root_that_is_held_up_makes_no_two_causes(void **state)
     (void)state;
     open_ranks();
     atomic_store(&ranks[0].holds_up, true);
-    shoal_world_tell_left(ranks[1].world, OTHER_COMM, 1, 0);
+    shoal_membership_tell_left(ranks[1].world, OTHER_COMM, 1, 0);
     usleep(100000);
     run_ranks(1, agree_one);
     assert_true(atomic_load(&ranks[1].is_told) && atomic_load(&ranks[2].is_told));

@@ -632,7 +632,7 @@ static void count_left(struct shoal_network_load *load)
 /* A rank that is lost, or said goodbye, needs nothing more: its communicators fail by themselves, or have ended. */
 static bool has_ended(const struct shoal_network_peer *peer)
 {
-    return peer->control && shoal_control_has_ended(peer->control, peer->world_rank);
+    return peer->membership && shoal_membership_has_ended(peer->membership, peer->world_rank);
 }
 
 static void count_failed(struct shoal_network *network, struct shoal_network_load *load)

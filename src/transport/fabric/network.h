@@ -9,7 +9,7 @@
 
 #include <sys/uio.h>
 
-#include "membership/control.h"
+#include "membership/membership.h"
 #include "observe/rejections.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/link.h"
@@ -94,10 +94,10 @@ struct shoal_network_peer {
     struct shoal_session session;
     struct shoal_fabric_address address;
     shoal_fabric_peer at;
-    struct shoal_control *control; /* of the world it was met in; NULL: nobody tells when it is lost */
-    int world_rank;                /* and its rank there */
-    uint64_t broken_ns;            /* when the network first failed to reach it; 0: it has not */
-    char broken[256];              /* how, and the likely cause */
+    struct shoal_membership *membership; /* of the world it was met in; NULL: nobody tells when it is lost */
+    int world_rank;                      /* and its rank there */
+    uint64_t broken_ns;                  /* when the network first failed to reach it; 0: it has not */
+    char broken[256];                    /* how, and the likely cause */
     struct shoal_link link;
     unsigned waiting;                      /* messages to it that wait to be sent */
     unsigned sending;                      /* and that have not left */

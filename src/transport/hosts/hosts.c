@@ -80,10 +80,10 @@ struct hosts {
     struct shoal_transport transport;
     struct shoal_log *log;
     struct shoal_network *network;
-    struct shoal_world *world;
+    struct shoal_membership *membership;
     struct shoal_network_channel channel;
-    struct shoal_world_member membership;
-    bool is_joined; /* the lowest local rank's segment, where a failure is kept, is here */
+    struct shoal_membership_comm part; /* in the membership */
+    bool is_joined;                    /* the lowest local rank's segment, where a failure is kept, is here */
     struct shoal_shm_endpoint *endpoint;
     struct shoal_transport *local; /* shared memory, among the ranks of this host */
     struct shoal_member *members;  /* [size] */
@@ -748,7 +748,7 @@ static void fail(struct shoal_transport *transport, const struct shoal_failure *
 {
     struct hosts *hosts = hosts_of(transport);
     struct shoal_failure first = *failure;
-    shoal_world_agree(hosts->world, &hosts->membership, &first);
+    shoal_membership_agree(hosts->membership, &hosts->part, &first);
     hosts->local->ops->fail(hosts->local, &first);
 }
 
@@ -804,10 +804,10 @@ static void abort_all(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
     atomic_store_explicit(&hosts->is_aborted, true, memory_order_relaxed);
-    shoal_world_abort(hosts->world, &hosts->membership);
+    shoal_membership_abort(hosts->membership, &hosts->part);
 }
 
-/* The control tree calls the functions below, under the lock of the world. */
+/* The control tree calls the functions below, under the lock of the membership. */
 static void take_failure(void *arg, const struct shoal_failure *failure)
 {
     struct hosts *hosts = arg;
@@ -866,8 +866,8 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
         snprintf(text, bytes, "freed the communicator");
         return true;
     }
-    if (shoal_world_lost_ns(hosts->world, peer->world_rank)) {
-        shoal_control_describe(peer->control, peer->world_rank, text, bytes);
+    if (shoal_membership_lost_ns(hosts->membership, peer->world_rank)) {
+        shoal_membership_describe(peer->membership, peer->world_rank, text, bytes);
         return true;
     }
     return is_out_of_reach(hosts, peer, text, bytes);
@@ -884,11 +884,12 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
 
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
-    const uint64_t lost_ns = shoal_world_lost_ns(hosts->world, remote_of(hosts, rank)->peer->world_rank);
+    const uint64_t lost_ns = shoal_membership_lost_ns(hosts->membership, remote_of(hosts, rank)->peer->world_rank);
     uint64_t first_ns = lost_ns;
     int first = rank;
     for (int r = 0; lost_ns && r < hosts->transport.size; r++) {
-        const uint64_t ns = is_here(hosts, r) ? 0 : shoal_world_lost_ns(hosts->world, remote_of(hosts, r)->peer->world_rank);
+        const uint64_t ns =
+            is_here(hosts, r) ? 0 : shoal_membership_lost_ns(hosts->membership, remote_of(hosts, r)->peer->world_rank);
         if (!ns || ns >= first_ns || lost_ns - ns > CASCADE_NS || has_completed(remote_of(hosts, r), sequence))
             continue;
         first = r;
@@ -948,7 +949,7 @@ static bool is_cut_off(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     const struct shoal_network_peer *other = is_here(hosts, peer) ? NULL : remote_of(hosts, peer)->peer;
-    return other && shoal_control_is_cut_off(other->control, other->world_rank);
+    return other && shoal_membership_is_cut_off(other->membership, other->world_rank);
 }
 
 static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
@@ -959,7 +960,7 @@ static void describe(struct shoal_transport *transport, int peer, char *text, si
         return;
     }
     const struct shoal_network_peer *other = remote_of(hosts, peer)->peer;
-    shoal_control_describe(other->control, other->world_rank, text, bytes);
+    shoal_membership_describe(other->membership, other->world_rank, text, bytes);
 }
 
 static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
@@ -1056,8 +1057,8 @@ static void destroy(struct shoal_transport *transport, bool finalized)
     struct shoal_failure failure;
     const bool is_broken = hosts->is_joined && failed(transport, &failure);
     if (!finalized && !is_broken) /* else the others are told of that */
-        shoal_world_tell_left(hosts->world, hosts->channel.comm, transport->rank, hosts->completed);
-    shoal_world_leave(hosts->world, &hosts->membership);
+        shoal_membership_tell_left(hosts->membership, hosts->channel.comm, transport->rank, hosts->completed);
+    shoal_membership_leave(hosts->membership, &hosts->part);
     shoal_network_channel_close(hosts->network, &hosts->channel);
     if (hosts->owed) /* nobody sends them any more */
         hosts->under_way[hosts->slots] -= hosts->owed;
@@ -1213,7 +1214,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     hosts->log = options->log;
     hosts->endpoint = endpoint;
     hosts->network = options->network;
-    hosts->world = options->world;
+    hosts->membership = options->membership;
     hosts->slots = options->shm.slots;
     hosts->slot_bytes = options->shm.slot_bytes;
     hosts->transport = (struct shoal_transport){.ops = &ops, .rank = options->shm.rank, .size = options->shm.size};
@@ -1224,7 +1225,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
                                                     .written = hear_written,
                                                     .failed = hear_lost,
                                                     .turn = pay_all_owed};
-    hosts->membership = (struct shoal_world_member){
+    hosts->part = (struct shoal_membership_comm){
         .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hear_left};
     hosts->completed = options->shm.counter_start;
     enum shoal_status status = allocate(hosts, options);
@@ -1247,6 +1248,6 @@ enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socke
     SHOAL_TRY(shoal_shm_join(hosts->local, socket_out));
     hosts->is_joined = true;
     shoal_network_channel_open(hosts->network, &hosts->channel);
-    shoal_world_join(hosts->world, &hosts->membership);
+    shoal_membership_join(hosts->membership, &hosts->part);
     return SHOAL_OK;
 }

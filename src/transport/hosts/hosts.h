@@ -6,14 +6,14 @@
  *   credit     An arrival record tells a partner where this rank's window is and which counters it raises there by writing;
  *              counters that a plan waits for tell when a window may be written again. So nobody can write, or send, more than
  *              the receiver has room for: records and payloads are kept as long as the engine promises, packets are counted.
- *   liveness   is the control tree's, see world.h.
+ *   liveness   is the control tree's, see membership/membership.h.
  *
  * Where the provider writes into memory, what is put is written straight into the peer's window, with an immediate that names
  * the counter and which of its raises this is (its low bits). Elsewhere it travels in messages, which name their place. */
 #ifndef SHOAL_TRANSPORT_HOSTS_HOSTS_H
 #define SHOAL_TRANSPORT_HOSTS_HOSTS_H
 
-#include "membership/world.h"
+#include "membership/membership.h"
 #include "transport/fabric/network.h"
 #include "transport/shm/shm.h"
 
@@ -27,7 +27,7 @@ struct shoal_member {
 struct shoal_hosts_options {
     struct shoal_log *log;
     struct shoal_network *network;
-    struct shoal_world *world;
+    struct shoal_membership *membership;
     const struct shoal_member *members; /* [size]; copied */
     struct shoal_shm_options shm;       /* of the whole communicator: rank, size, slots, bytes of a slot, ... ; peers unused */
 };

@@ -1,0 +1,355 @@
+#include "membership/membership.h"
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "membership/causes.h"
+#include "membership/control.h"
+
+/* Leaves of communicators that this rank has not made yet. */
+#define EARLY_MAX 1024
+#define CLOSED_MAX 256
+/* After this time shoal_membership_agree gives up: the control thread does not run, so it cannot report a decision. */
+#define AGREE_S 5
+
+/* Ranks that are cut off hear no root. They notice it after the first two times, and are told a cause within ten seconds. */
+_Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
+_Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
+
+enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
+
+struct notice {
+    uint64_t comm;
+    uint64_t completed;
+    uint32_t kind;
+    int32_t rank;
+
+    struct shoal_failure failure; /* not of LEFT, which ends before it */
+};
+
+#define LEFT_BYTES offsetof(struct notice, failure)
+
+_Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
+
+struct left {
+    uint64_t comm, completed;
+    int rank;
+};
+
+struct shoal_membership {
+    struct shoal_log *log;
+    struct shoal_control *control;
+    pthread_mutex_t lock; /* of what follows; held while the members' functions are called */
+    pthread_cond_t decided;
+    struct shoal_membership_comm *members;
+    struct shoal_causes causes;
+    bool is_root;
+    uint64_t heir_ns; /* when this rank became the root in the place of another; 0: it is none, or was so from the beginning */
+    struct left early[EARLY_MAX];
+    unsigned early_count;        /* ever */
+    uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
+    unsigned closed_count;       /* ever */
+    _Atomic uint64_t lost_ns[];  /* [size] */
+};
+
+/* ---- The first cause, under the lock ------------------------------------------------------------------------------------- */
+
+static struct shoal_membership_comm *find_member(const struct shoal_membership *membership, uint64_t comm)
+{
+    struct shoal_membership_comm *member = membership->members;
+    while (member && member->comm != comm)
+        member = member->next;
+    return member;
+}
+
+static void publish(struct shoal_membership *membership, enum notice_kind kind, uint64_t comm,
+                    const struct shoal_failure *failure)
+{
+    const struct notice notice = {.kind = kind, .comm = comm, .failure = *failure};
+    const enum shoal_control_weight weight = kind == DECISION ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION;
+    (void)shoal_control_publish(membership->control, weight, &notice, sizeof notice);
+}
+
+/* Final on this rank. */
+static void take_decision(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure)
+{
+    struct shoal_membership_comm *member = find_member(membership, comm);
+    if (member)
+        member->take(member->arg, failure);
+    pthread_cond_broadcast(&membership->decided);
+}
+
+/* False when there is no memory, and so nothing to wait for: better told than agreed on. */
+static bool propose(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure, bool is_own)
+{
+    bool is_news;
+    if (!shoal_causes_propose(&membership->causes, comm, failure, is_own, shoal_clock_ns(), &is_news)) {
+        take_decision(membership, comm, failure);
+        return false;
+    }
+    if (is_news && is_own)
+        publish(membership, CANDIDATE, comm, failure);
+    return true;
+}
+
+static void decide(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure)
+{
+    if (shoal_causes_decide(&membership->causes, comm, failure))
+        take_decision(membership, comm, failure);
+}
+
+static void note_root(struct shoal_membership *membership, uint64_t now_ns)
+{
+    const bool is_root = shoal_control_is_root(membership->control);
+    if (is_root != membership->is_root)
+        membership->heir_ns = is_root ? now_ns : 0;
+    membership->is_root = is_root;
+}
+
+/* A rank that reads the decision may exit at once, and its host's control tree with it. So a decision for all is sent, at the
+ * beginning of the next turn, before anyone here can read it. Returns when to look again. */
+static uint64_t decide_one(struct shoal_membership *membership, struct shoal_cause *cause, uint64_t now_ns)
+{
+    const uint64_t due_ns = shoal_cause_due_ns(cause, membership->is_root, membership->heir_ns);
+    const bool was_leaving = cause->is_leaving;
+    if (!cause->is_decided && due_ns > now_ns)
+        return due_ns;
+    cause->is_leaving = !cause->is_decided && (membership->is_root || cause->is_own);
+    if (cause->is_leaving)
+        publish(membership, DECISION, cause->comm, &cause->best);
+    else if (!cause->is_decided || was_leaving)
+        take_decision(membership, cause->comm, &cause->best);
+    cause->is_decided = true;
+    return cause->is_leaving ? now_ns : UINT64_MAX;
+}
+
+/* Returns when the next decision is due; 0: none is. */
+static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
+{
+    uint64_t next_ns = UINT64_MAX;
+    note_root(membership, now_ns);
+    for (struct shoal_cause *cause = membership->causes.first; cause; cause = cause->next) {
+        const uint64_t look_ns = decide_one(membership, cause, now_ns);
+        next_ns = look_ns < next_ns ? look_ns : next_ns;
+    }
+    return next_ns == UINT64_MAX ? 0 : next_ns;
+}
+
+/* ---- On the control thread ----------------------------------------------------------------------------------------------- */
+
+static bool was_closed(const struct shoal_membership *membership, uint64_t comm)
+{
+    for (unsigned i = 0; i < CLOSED_MAX; i++) {
+        if (membership->closed[i] == comm)
+            return true;
+    }
+    return false;
+}
+
+static void hear_left(struct shoal_membership *membership, const struct left *left)
+{
+    struct shoal_membership_comm *member = find_member(membership, left->comm);
+    if (member)
+        member->left(member->arg, left->rank, left->completed);
+    else if (!was_closed(membership, left->comm))
+        membership->early[membership->early_count++ % EARLY_MAX] = *left;
+}
+
+static void on_notice(void *arg, int from, const void *data, size_t bytes)
+{
+    struct shoal_membership *membership = arg;
+    struct notice notice = {0};
+    (void)from;
+    if (bytes > sizeof notice || bytes < LEFT_BYTES)
+        return;
+    memcpy(&notice, data, bytes);
+    if (bytes != (notice.kind == LEFT ? LEFT_BYTES : sizeof notice))
+        return;
+    notice.failure.text[sizeof notice.failure.text - 1] = notice.failure.host[sizeof notice.failure.host - 1] =
+        notice.failure.operation[sizeof notice.failure.operation - 1] = 0;
+    pthread_mutex_lock(&membership->lock);
+    if (notice.kind == CANDIDATE)
+        (void)propose(membership, notice.comm, &notice.failure, false);
+    else if (notice.kind == DECISION)
+        decide(membership, notice.comm, &notice.failure);
+    else if (notice.kind == LEFT)
+        hear_left(membership, &(struct left){notice.comm, notice.completed, notice.rank});
+    pthread_mutex_unlock(&membership->lock);
+}
+
+static void on_lost(void *arg, int rank)
+{
+    struct shoal_membership *membership = arg;
+    char how[160];
+    atomic_store_explicit(&membership->lost_ns[rank], shoal_clock_ns(), memory_order_release);
+    shoal_control_describe(membership->control, rank, how, sizeof how);
+    shoal_log_line(membership->log, SHOAL_LOG_INFO, "hosts", "rank %d of the world: %s", rank, how);
+}
+
+static void propose_abort(struct shoal_membership *membership, struct shoal_membership_comm *member)
+{
+    struct shoal_failure failure;
+    /* acquire: pairs with the release in shoal_membership_abort. */
+    if (!atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
+        return;
+    member->abort(member->arg, &failure);
+    (void)propose(membership, member->comm, &failure, true);
+}
+
+static uint64_t on_turn(void *arg, uint64_t now_ns)
+{
+    struct shoal_membership *membership = arg;
+    pthread_mutex_lock(&membership->lock);
+    for (struct shoal_membership_comm *member = membership->members; member; member = member->next)
+        propose_abort(membership, member);
+    const uint64_t next_ns = decide_due(membership, now_ns);
+    pthread_mutex_unlock(&membership->lock);
+    return next_ns;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+/* On the clock that a change of the date leaves alone. */
+static void init_condition(pthread_cond_t *condition)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap, const struct shoal_membership_options *options,
+                                        struct shoal_membership **membership_out)
+{
+    struct shoal_membership *membership =
+        calloc(1, sizeof *membership + (size_t)bootstrap->size * sizeof membership->lost_ns[0]);
+    if (!membership)
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    membership->log = options->log;
+    membership->is_root = bootstrap->rank == 0;
+    pthread_mutex_init(&membership->lock, NULL);
+    init_condition(&membership->decided);
+    struct shoal_control_options control = {.log = options->log,
+                                            .address = options->address,
+                                            .address_bytes = options->address_bytes,
+                                            .timeout_ms = options->timeout_ms,
+                                            .handler = {membership, on_notice, on_lost, NULL, on_turn}};
+    (void)shoal_settings_parse_ports(options->settings->ports, &control.port_low, &control.port_high);
+    const enum shoal_status status = shoal_control_open(bootstrap, &control, &membership->control);
+    if (status != SHOAL_OK) {
+        shoal_membership_close(membership);
+        return status;
+    }
+    *membership_out = membership;
+    return SHOAL_OK;
+}
+
+void shoal_membership_close(struct shoal_membership *membership)
+{
+    if (!membership)
+        return;
+    if (membership->control)
+        shoal_control_close(membership->control, true);
+    shoal_causes_fini(&membership->causes);
+    pthread_cond_destroy(&membership->decided);
+    pthread_mutex_destroy(&membership->lock);
+    free(membership);
+}
+
+uint64_t shoal_membership_lost_ns(const struct shoal_membership *membership, int rank)
+{
+    return atomic_load_explicit(&membership->lost_ns[rank], memory_order_acquire);
+}
+
+void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd)
+{
+    shoal_control_watch(membership->control, rank, pidfd);
+}
+
+bool shoal_membership_has_ended(const struct shoal_membership *membership, int rank)
+{
+    return shoal_control_has_ended(membership->control, rank);
+}
+
+bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank)
+{
+    return shoal_control_is_cut_off(membership->control, rank);
+}
+
+void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
+{
+    shoal_control_describe(membership->control, rank, text, bytes);
+}
+
+/* ---- Members ------------------------------------------------------------------------------------------------------------- */
+
+void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *member)
+{
+    pthread_mutex_lock(&membership->lock);
+    const unsigned kept = membership->early_count < EARLY_MAX ? membership->early_count : EARLY_MAX;
+    member->next = membership->members;
+    membership->members = member;
+    for (unsigned i = 0; i < kept; i++) {
+        if (membership->early[i].comm == member->comm)
+            member->left(member->arg, membership->early[i].rank, membership->early[i].completed);
+    }
+    const struct shoal_cause *cause = shoal_causes_find(&membership->causes, member->comm);
+    if (cause && cause->is_decided && !cause->is_leaving)
+        member->take(member->arg, &cause->best);
+    pthread_mutex_unlock(&membership->lock);
+}
+
+void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *member)
+{
+    pthread_mutex_lock(&membership->lock);
+    struct shoal_membership_comm **link = &membership->members;
+    while (*link && *link != member)
+        link = &(*link)->next;
+    if (*link)
+        *link = member->next;
+    membership->closed[membership->closed_count++ % CLOSED_MAX] = member->comm;
+    propose_abort(membership, member); /* the control thread may not have come to it */
+    pthread_mutex_unlock(&membership->lock);
+}
+
+/* Whether the communicator's cause is decided, and the others have it; then *failure is it. */
+static bool is_decided(const struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
+{
+    const struct shoal_cause *cause = shoal_causes_find(&membership->causes, comm);
+    if (!cause || !cause->is_decided || cause->is_leaving)
+        return false;
+    *failure = cause->best;
+    return true;
+}
+
+void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *member,
+                            struct shoal_failure *failure)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += AGREE_S;
+    int error = 0;
+    pthread_mutex_lock(&membership->lock);
+    const bool is_kept = propose(membership, member->comm, failure, true);
+    shoal_control_wake(membership->control);
+    while (is_kept && !is_decided(membership, member->comm, failure) && error == 0)
+        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
+    pthread_mutex_unlock(&membership->lock);
+}
+
+void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *member)
+{
+    atomic_store_explicit(&member->is_aborted, true, memory_order_release); /* pairs with the exchange in propose_abort */
+    shoal_control_wake(membership->control);
+}
+
+void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)
+{
+    const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
+    (void)shoal_control_publish(membership->control, SHOAL_CONTROL_NEWS, &notice, LEFT_BYTES);
+}

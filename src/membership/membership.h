@@ -1,0 +1,80 @@
+/* Who is in the job, who of them is still there, and what all say when one is not.
+ *
+ * A membership belongs to one world: the ranks that met once through a rendezvous (bootstrap/). Ranks here are the world's. A
+ * communicator takes part with a struct shoal_membership_comm, whatever ranks it has.
+ *
+ *     heartbeats, closed connections (control.h) --+                          +--> is a rank alive, stopped, lost
+ *     pidfds of this host's processes -------------+--> one thread a world ---+--> first causes of communicators (causes.h)
+ *
+ * Whatever is asked is answered from memory, by any thread, and without waiting; shoal_membership_agree waits, with a deadline.
+ * The thread runs from open to close, wakes once a second and calls the functions of struct shoal_membership_comm. */
+#ifndef SHOAL_MEMBERSHIP_MEMBERSHIP_H
+#define SHOAL_MEMBERSHIP_MEMBERSHIP_H
+
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "bootstrap/bootstrap.h"
+
+struct shoal_membership;
+
+struct shoal_membership_options {
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    const struct sockaddr *address; /* own, where other hosts reach it */
+    socklen_t address_bytes;
+    uint32_t timeout_ms;
+};
+
+/* Collective over the bootstrap's ranks: connects them. Errors are those of shoal_control_open. The bootstrap may be closed
+ * afterwards. */
+SHOAL_MUST_USE enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap,
+                                                       const struct shoal_membership_options *options,
+                                                       struct shoal_membership **membership_out);
+/* Says goodbye to the others; waits SHOAL_CONTROL_FAREWELL_MS at most. All communicators have left. NULL is allowed. */
+void shoal_membership_close(struct shoal_membership *membership);
+
+/* ---- Liveness: any thread ------------------------------------------------------------------------------------------------ */
+
+/* A process of this host, which from now on is watched: its end is a loss at once, and others are told while a signal has
+ * stopped it. Duplicates pidfd; once per rank. */
+void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd);
+
+/* When the loss of a rank was heard; 0 while it is not lost. */
+uint64_t shoal_membership_lost_ns(const struct shoal_membership *membership, int rank);
+/* Lost, or left with a goodbye: it needs no more messages. */
+bool shoal_membership_has_ended(const struct shoal_membership *membership, int rank);
+/* Lost without a word, as when its host is cut off: then it is probably not the only one. */
+bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank);
+/* "alive", "left", "ended (the connection to it closed)", "lost: host unreachable for 5 s", "stopped or starved (no heartbeat
+ * for 4 s)". */
+void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes);
+
+/* ---- Communicators ------------------------------------------------------------------------------------------------------- */
+
+/* A communicator's part. The functions are called under the membership's lock, on its thread or inside a call below. */
+struct shoal_membership_comm {
+    uint64_t comm;
+    void *arg;
+    void (*take)(void *arg, const struct shoal_failure *failure); /* the first cause, as agreed on */
+    void (*abort)(void *arg, struct shoal_failure *failure_out);  /* after shoal_membership_abort: what to propose */
+    void (*left)(void *arg, int rank, uint64_t completed);        /* a rank has left the communicator before its end */
+    atomic_bool is_aborted;
+    struct shoal_membership_comm *next;
+};
+
+/* What came for the communicator before is handed over at once. */
+void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm);
+/* After it no function of the communicator's part is called any more. */
+void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm);
+
+/* Proposes the failure, and waits until all have agreed on one, which then is in *failure and was given to `take`: about
+ * SHOAL_CAUSES_COLLECT_MS, at most 5 s. */
+void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *comm,
+                            struct shoal_failure *failure);
+/* Proposes what the communicator's `abort` says, and does not wait. Async-signal-safe. */
+void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *comm);
+/* Tells the others that the rank (of the communicator) leaves it before its end. */
+void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed);
+
+#endif
