@@ -6,6 +6,7 @@
   symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
   headers   each header compiles alone, as C11 and (the public one) as C++17
   python    what users install or run as an example is Python 3.9
+  native    what Python knows of the headers is what they say (dev/native.py)
   figures   the tables of README.md are those of docs/figures
   words     getenv, printf to stdout, abort and exit stay in their rooms; memory order is written at each atomic of shared memory
 """
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 
+import native
 import readme
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -159,12 +161,17 @@ def check_python():
             say(path, error.lineno, "python", f"newer than 3.9: {error.msg}")
 
 
+def check_native():
+    for mend in native.differences():
+        say(native.WRITTEN, 1, "native", mend)
+
+
 def check_figures():
     for line, mend in readme.differences():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_figures, check_words)
+CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

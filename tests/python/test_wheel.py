@@ -19,9 +19,11 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 BUILD_TIMEOUT_S = 400
 UNREACHABLE = ("Could not find a version that satisfies", "No matching distribution", "Failed to establish a new connection")
 
-PACKAGE = {"__init__.py", "__main__.py", "_entry_point.py", "_library.py", "torch/__init__.py", "torch/_compile.py",
-           "torch/_python.py", "torch/_rendezvous.py",
-           "torch/backend.cpp", "include/shoal/shoal.h", "bin/shoal", "lib/libshoal.so.0"}
+SOURCES = {".py", ".cpp", ".h"}
+PACKAGE = {"bin/shoal", "lib/libshoal.so.0",
+           *(f"include/shoal/{path.name}" for path in (TOP / "include/shoal").glob("*.h")),
+           *(str(path.relative_to(TOP / "python/shoal")) for path in (TOP / "python/shoal").rglob("*")
+             if path.suffix in SOURCES)}
 CARRIED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}
 MACHINES = ("x86_64", "aarch64")  # for which there are libraries to carry

@@ -19,7 +19,7 @@ import time
 import torch
 
 import shoal
-from shoal import _library
+from shoal import _native
 
 MODULE = "shoal_torch"
 SOURCE = pathlib.Path(__file__).with_name("backend.cpp")
@@ -34,7 +34,7 @@ class Unavailable(RuntimeError):
 def load():
     """The compiled module: functions create and empty. Compiles it where that has not been done; raises Unavailable."""
     compiled = _cached()
-    _library.load()  # the module finds it loaded, wherever it lies
+    _native.load()  # the module finds it loaded, wherever it lies
     spec = importlib.util.spec_from_file_location(MODULE, compiled)
     module = importlib.util.module_from_spec(spec)
     try:

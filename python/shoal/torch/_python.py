@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from .. import _library
-from .._library import ERR_ARGUMENT, ERR_TIMEOUT, OK, PENDING, OPERATORS, TYPES
+from .. import _native
+from .._native import ERR_ARGUMENT, ERR_TIMEOUT, OK, PENDING, UINT8
 
 SLICE_MS = 50
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
@@ -35,17 +35,20 @@ BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 _BESIDE = 'Write init_process_group("cpu:shoal,cuda:nccl") to have NCCL for tensors of GPUs' + (
     "." if IS_BACKEND else ', and install a C++ compiler: before torch 2.14 the shim in Python cannot stand beside NCCL.')
-_UINT8 = TYPES["uint8"]
-_TYPES = {getattr(torch, name): number for name, number in TYPES.items()}
+_TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.bfloat16: _native.BFLOAT16,
+          torch.float16: _native.FLOAT16, torch.int64: _native.INT64, torch.int32: _native.INT32, torch.int8: _native.INT8,
+          torch.uint8: UINT8}
 
 
 def _operators(**names):
-    return {getattr(dist.ReduceOp, torchs): OPERATORS[ours] for torchs, ours in names.items() if hasattr(dist.ReduceOp, torchs)}
+    """Of those that this version of torch has."""
+    return {getattr(dist.ReduceOp, name): operator for name, operator in names.items() if hasattr(dist.ReduceOp, name)}
 
 
-_OPERATORS = _operators(SUM="sum", AVG="avg", MIN="min", MAX="max", PRODUCT="prod", BAND="bitand", BOR="bitor", BXOR="bitxor",
-                        PREMUL_SUM="scaled_sum")
-_BOOL_OPERATORS = _operators(SUM="max", MAX="max", BOR="bitor", PRODUCT="min", MIN="min", BAND="bitand", BXOR="bitxor")
+_OPERATORS = _operators(SUM=_native.SUM, AVG=_native.AVG, MIN=_native.MIN, MAX=_native.MAX, PRODUCT=_native.PROD,
+                        BAND=_native.BITAND, BOR=_native.BITOR, BXOR=_native.BITXOR, PREMUL_SUM=_native.SCALED_SUM)
+_BOOL_OPERATORS = _operators(SUM=_native.MAX, MAX=_native.MAX, BOR=_native.BITOR, PRODUCT=_native.MIN, MIN=_native.MIN,
+                             BAND=_native.BITAND, BXOR=_native.BITXOR)
 
 
 # ---- The process: one context, the groups in it ------------------------------------------------------------------------------
@@ -62,8 +65,8 @@ def context():
     with _lock:
         if _context is None:
             try:
-                _context = _library.create_context()
-            except _library.ShoalError as error:
+                _context = _native.create_context()
+            except _native.ShoalError as error:
                 raise BackendError(str(error)) from None
         return _context
 
@@ -90,10 +93,10 @@ def empty(nbytes):
     """uint8 tensor over memory that the host's other ranks can map, freed with the last tensor that views it."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    owner, memory, library = context(), ctypes.c_void_p(), _library.load()
+    owner, memory, library = context(), ctypes.c_void_p(), _native.load()
     status = library.mem_alloc(owner, nbytes, ctypes.byref(memory))
     if status != OK:
-        raise NoSharedMemory(str(_library.error_of(status, owner)))
+        raise NoSharedMemory(str(_native.error_of(status, owner)))
     block = (ctypes.c_uint8 * nbytes).from_address(memory.value)
     weakref.finalize(block, _free, owner, memory.value).atexit = False
     return torch.frombuffer(block, dtype=torch.uint8)
@@ -101,7 +104,7 @@ def empty(nbytes):
 
 def _free(owner, address):
     if owner == _context:  # not so in a forked child, where the memory is still the parent's
-        _library.load().mem_free(owner, address)
+        _native.load().mem_free(owner, address)
 
 
 # ---- Types and operators -----------------------------------------------------------------------------------------------------
@@ -109,21 +112,21 @@ def _free(owner, address):
 
 def _moved(dtype):
     """What elements travel as where they are only moved: a type of Shoal, and how many of it one element is."""
-    return (_TYPES[dtype], 1) if dtype in _TYPES else (_UINT8, torch.empty((), dtype=dtype).element_size())
+    return (_TYPES[dtype], 1) if dtype in _TYPES else (UINT8, torch.empty((), dtype=dtype).element_size())
 
 
 def _reduced(dtype, reduce_op):
     """The type, operator and scale of Shoal for a reduction of torch. TypeError where there is none."""
     kind = reduce_op.op
     if dtype is torch.bool:
-        type_, operator = _UINT8, _BOOL_OPERATORS.get(kind)
+        type_, operator = UINT8, _BOOL_OPERATORS.get(kind)
     else:
         type_, operator = _TYPES.get(dtype), _OPERATORS.get(kind)
     if type_ is None or operator is None:
         raise TypeError(f"shoal: {kind.name} of {dtype} is not supported. There are SUM, AVG, MIN, MAX, PRODUCT, PREMUL_SUM of "
                         "float32, float64, bfloat16, float16, int64, int32, int8 and uint8, for integers BAND, BOR and BXOR "
                         "too, and bool without AVG and PREMUL_SUM: convert the tensor first")
-    return type_, operator, reduce_op.__getstate__()[1] if operator == OPERATORS["scaled_sum"] else 1.0
+    return type_, operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
 
 
 def _milliseconds(timeout):
@@ -253,7 +256,7 @@ class Work(dist.Work):
                 except RuntimeError as error:  # such as a tensor that is expanded
                     self._error = error
             else:
-                self._error = group.error(_library.error_of(status, comm=group.comm))
+                self._error = group.error(_native.error_of(status, comm=group.comm))
             self._operands = self.copies_back = ()
             group.running.discard(self)
 
@@ -320,7 +323,7 @@ class Resolver:
     """
 
     _libc = ctypes.CDLL(None)
-    _sem_post = ctypes.cast(_libc.sem_post, ctypes.c_void_p)
+    _sem_post = _native.DoneFn(ctypes.cast(_libc.sem_post, ctypes.c_void_p).value)
 
     def __init__(self):
         self._works, self._waiting, self._lock = set(), 0, threading.Lock()
@@ -409,7 +412,7 @@ class Group(Base):
         super().__init__(rank, size)
         self.comm, self.label, self.ranks, self.running, self.lock = None, name, ranks, set(), threading.RLock()
         self._owner, self._calls, self._left = os.getpid(), 0, threading.Condition(self.lock)
-        self.library, self._timeout_ms, self._sweep_at, self._coalesced = _library.load(), 0, 64, None
+        self.library, self._timeout_ms, self._sweep_at, self._coalesced = _native.load(), 0, 64, None
         self.comm = _create_comm(store, rank, size, timeout, name)
         _groups.add(self)
 
@@ -433,7 +436,7 @@ class Group(Base):
         if len(self.running) >= self._sweep_at:
             self._sweep()
         waits = not getattr(options, "asyncOp", True) and self._coalesced is None
-        told = _library.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
+        told = _native.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
                                 wait_ms=SLICE_MS if waits else 0)
         comm = self._enter()
         try:
@@ -441,7 +444,7 @@ class Group(Base):
             status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
             if status != OK:
                 self.running.discard(work)
-                raise self.error(_library.error_of(status, context(), None if status == ERR_ARGUMENT else comm))
+                raise self.error(_native.error_of(status, context(), None if status == ERR_ARGUMENT else comm))
         finally:
             self._leave()
         if self._coalesced is not None:
@@ -516,7 +519,7 @@ class Group(Base):
         given, taken = work.reads(tensor), work.writes(*outputs)
         if len(set(counts)) == 1:
             return self._post("allgather", work, opts, given, taken, counts[0] * width, type_)
-        counts = _library.counts([count * width for count in counts])
+        counts = _native.counts([count * width for count in counts])
         return self._post("allgatherv", work, opts, given, taken, counts, None, type_)
 
     def all_gather_single(self, output, tensor, opts=c10d.AllgatherOptions()):
@@ -540,7 +543,7 @@ class Group(Base):
             type_, width = _moved(inputs[0].dtype)
             return self._post("allgather", work, opts, given[0], taken[0], inputs[0].numel() * width, type_)
         lengths = [tensor.numel() * tensor.element_size() for tensor in inputs]  # as bytes: they may have different types
-        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), _UINT8)
+        return self._post("allgather_coalesced", work, opts, _entries(given, taken, lengths), len(lengths), UINT8)
 
     def reduce_scatter(self, outputs, input_lists, opts=c10d.ReduceScatterOptions()):
         (tensor,), (inputs,) = outputs, input_lists
@@ -550,7 +553,7 @@ class Group(Base):
         given, taken = work.reads(*inputs), work.writes(tensor)
         if len(set(counts)) == 1:
             return self._post("reduce_scatter", work, opts, given, taken, counts[0], type_, operator, scale=scale)
-        return self._post("reduce_scatterv", work, opts, given, taken, _library.counts(counts), type_, operator, scale=scale)
+        return self._post("reduce_scatterv", work, opts, given, taken, _native.counts(counts), type_, operator, scale=scale)
 
     def reduce_scatter_single(self, output, tensor, opts=c10d.ReduceScatterOptions()):
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -600,7 +603,7 @@ class Group(Base):
         work = Work(self, outputs)
         type_, width = _moved(_dtype([*outputs, *inputs]))
         given, taken = work.reads(*inputs), work.writes(*outputs)
-        input_counts, output_counts = (_library.counts([count * width for count in counts])
+        input_counts, output_counts = (_native.counts([count * width for count in counts])
                                        for counts in (input_counts, output_counts))
         return self._post("alltoallv", work, opts, given, input_counts, None, taken, output_counts, None, type_)
 
@@ -741,7 +744,7 @@ def _dtype(tensors):
 
 def _entries(given, taken, counts):
     """The array of shoal_tensor of a coalesced call."""
-    return (_library.Tensor * len(counts))(*zip(given, taken, counts))
+    return (_native.Tensor * len(counts))(*zip(given, taken, counts))
 
 
 def create(store, rank, size, timeout, name, ranks=()):
@@ -765,13 +768,13 @@ def _create_comm(store, rank, size, timeout, name):
             return call
         return wrap
 
-    @_library.StoreSet
+    @_native.StoreSet
     @guarded(-1)
     def store_set(_, key, value, nbytes):
         store.set(prefix + key.decode(), ctypes.string_at(value, nbytes))
         return 0
 
-    @_library.StoreGet
+    @_native.StoreGet
     @guarded(-2)
     def store_get(_, key, value, capacity, timeout_ms):
         began = time.monotonic()
@@ -785,20 +788,20 @@ def _create_comm(store, rank, size, timeout, name):
         ctypes.memmove(value, found, min(len(found), capacity))
         return len(found)
 
-    @_library.StoreErase
+    @_native.StoreErase
     @guarded(0)
     def store_erase(_, key):
         store.delete_key(prefix + key.decode())  # FileStore and HashStore can, some wrappers cannot: then it stays
         return 0
 
-    owner, comm, library, timeout_ms = context(), ctypes.c_void_p(), _library.load(), _milliseconds(timeout)
-    options = _library.CommOptions(name=name.encode()[:31], timeout_ms=timeout_ms, create_timeout_ms=timeout_ms)
-    callbacks = _library.Store(store_set, store_get, store_erase, None)
+    owner, comm, library, timeout_ms = context(), ctypes.c_void_p(), _native.load(), _milliseconds(timeout)
+    options = _native.CommOptions(name=name.encode()[:31], timeout_ms=timeout_ms, create_timeout_ms=timeout_ms)
+    callbacks = _native.Store(store_set, store_get, store_erase, None)
     status = library.comm_create_with(owner, ctypes.byref(callbacks), rank, size, ctypes.byref(options), ctypes.byref(comm))
     for error in raised:
         if not isinstance(error, Exception):
             library.comm_free(comm)
             raise error
     if status != OK:
-        raise _error(_library.error_of(status, owner)) from (raised[0] if raised else None)
+        raise _error(_native.error_of(status, owner)) from (raised[0] if raised else None)
     return comm.value

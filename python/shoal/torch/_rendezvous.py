@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
-from .. import _library
+from .. import _native
 
 MESSAGE_BYTES = 8192  # what rank 0 broadcasts
 TIMEOUT = getattr(dist, "default_pg_timeout", datetime.timedelta(minutes=30))
@@ -82,9 +82,9 @@ def _from_launcher(url, timeout=TIMEOUT, **_):
 
 def _meet(timeout):
     """(store, rank, size) of the job that the environment tells of."""
-    library, context, comm = _library.load(), _library.create_context(), ctypes.c_void_p()
+    library, context, comm = _native.load(), _native.create_context(), ctypes.c_void_p()
     limit_ms = max(1, min(2**32 - 2, round(timeout.total_seconds() * 1000)))
-    options = _library.CommOptions(name=b"rendezvous", timeout_ms=limit_ms, create_timeout_ms=limit_ms)
+    options = _native.CommOptions(name=b"rendezvous", timeout_ms=limit_ms, create_timeout_ms=limit_ms)
     try:
         _check(library.comm_create(context, ctypes.byref(options), ctypes.byref(comm)), context)
         rank, size = library.comm_rank(comm), library.comm_size(comm)
@@ -102,13 +102,13 @@ def _meet(timeout):
 
 
 def _check(status, context=None, comm=None):
-    if status != _library.OK:
-        late = "timed out: " if status == _library.ERR_TIMEOUT else ""
-        raise BackendError(f"shoal: ranks cannot meet: {late}{_library.error_of(status, context, comm)}")
+    if status != _native.OK:
+        late = "timed out: " if status == _native.ERR_TIMEOUT else ""
+        raise BackendError(f"shoal: ranks cannot meet: {late}{_native.error_of(status, context, comm)}")
 
 
 def _place(library, comm, rank):
-    place = _library.Place()
+    place = _native.Place()
     _check(library.comm_place(comm, rank, ctypes.byref(place)))
     return place
 
@@ -122,7 +122,7 @@ def _tell_local_rank(place):
 def _broadcast(library, comm, told):
     """What rank 0 tells, on every rank; told is None on the others."""
     block = ctypes.create_string_buffer(_fit(told) if told else b"", MESSAGE_BYTES)
-    _check(library.broadcast(comm, block, block, MESSAGE_BYTES, _library.TYPES["uint8"], 0, None), None, comm)
+    _check(library.broadcast(comm, block, block, MESSAGE_BYTES, _native.UINT8, 0, None), None, comm)
     return json.loads(block.value)
 
 

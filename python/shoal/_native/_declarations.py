@@ -1,0 +1,365 @@
+"""The headers of include/shoal in ctypes. Written by dev/native.py: change the headers, not this file."""
+from ctypes import CFUNCTYPE, POINTER, Structure
+from ctypes import (c_char, c_char_p, c_double, c_int, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p)
+
+from ._structures import Sized, begins
+
+__all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNSUPPORTED", "ERR_TIMEOUT", "ERR_PEER_LOST",
+           "ERR_MISMATCH", "ERR_ABORTED", "ERR_AUTH", "ERR_STATE", "ERR_INTERNAL", "FLOAT32", "FLOAT64", "BFLOAT16", "INT64",
+           "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
+           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
+           "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL", "VERSION_MAJOR",
+           "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "LogFn", "ContextOptions", "CommOptions",
+           "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure",
+           "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
+           "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult",
+           "StepStats", "BufferTimes", "FUNCTIONS"]
+
+# macros
+VERSION_MAJOR = 0
+VERSION_MINOR = 1
+VERSION_PATCH = 0
+EAGER_BYTES = 8192
+PARAMETERS_MAX = 1048576
+
+# enum shoal_status
+OK = 0
+PENDING = 1
+ERR_ARGUMENT = 2
+ERR_MEMORY = 3
+ERR_SYSTEM = 4
+ERR_UNSUPPORTED = 5
+ERR_TIMEOUT = 6
+ERR_PEER_LOST = 7
+ERR_MISMATCH = 8
+ERR_ABORTED = 9
+ERR_AUTH = 10
+ERR_STATE = 11
+ERR_INTERNAL = 12
+
+LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+@begins()
+class ContextOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p))]
+
+
+@begins()
+class CommOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("timeout_ms", c_uint32), ("create_timeout_ms", c_uint32)]
+
+
+StoreSet = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p, c_size_t)
+
+StoreGet = CFUNCTYPE(c_long, c_void_p, c_char_p, c_void_p, c_size_t, c_uint32)
+
+StoreErase = CFUNCTYPE(c_int, c_void_p, c_char_p)
+
+
+class Store(Structure):
+    _fields_ = [("set", StoreSet), ("get", StoreGet), ("erase", StoreErase), ("arg", c_void_p)]
+
+
+@begins()
+class Place(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("hosts", c_int), ("host", c_int), ("local_rank", c_int), ("local_size", c_int),
+                ("pid", c_int), ("host_name", c_char * 64)]
+
+
+# enum shoal_type
+FLOAT32 = 0
+FLOAT64 = 1
+BFLOAT16 = 2
+INT64 = 3
+FLOAT16 = 4
+INT32 = 5
+INT8 = 6
+UINT8 = 7
+TYPE_END = 8
+
+# enum shoal_op
+SUM = 0
+AVG = 1
+MAX = 2
+MIN = 3
+PROD = 4
+BITAND = 5
+BITOR = 6
+BITXOR = 7
+SCALED_SUM = 8
+OP_END = 9
+
+
+@begins(scale=1)
+class Options(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("timeout_ms", c_uint32), ("trace_tag", c_uint32), ("scale", c_double),
+                ("wait_ms", c_uint32)]
+
+
+class Tensor(Structure):
+    _fields_ = [("input", c_void_p), ("output", c_void_p), ("count", c_size_t)]
+
+
+DoneFn = CFUNCTYPE(None, c_void_p, c_int)
+
+
+class Message(Structure):
+    _fields_ = [("is_send", c_int), ("buffer", c_void_p), ("count", c_size_t), ("type", c_int), ("peer", c_int), ("tag", c_int)]
+
+
+@begins(rank=-1, reporter=-1, step=-1)
+class Failure(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("status", c_int), ("rank", c_int), ("reporter", c_int), ("pid", c_int),
+                ("sequence", c_uint64), ("step", c_int), ("waited_ms", c_uint64), ("host", c_char * 64),
+                ("operation", c_char * 96), ("text", c_char * 512)]
+
+
+@begins(last_rank=-1)
+class Operation(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("sequence", c_uint64), ("algorithm", c_char_p), ("arrived_us", c_double),
+                ("done_us", c_double), ("last_rank", c_int), ("late_us", c_double)]
+
+
+@begins()
+class MemoryUsage(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("control_bytes", c_size_t), ("window_bytes", c_size_t), ("local_bytes", c_size_t)]
+
+
+# enum shoal_finding_level
+FINDING_OK = 0
+FINDING_NOTE = 1
+FINDING_WARNING = 2
+FINDING_ERROR = 3
+
+FindingFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p, c_char_p)
+
+
+@begins()
+class DiagnosisOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("towards", c_char_p), ("ranks", c_int), ("timeout_ms", c_uint32)]
+
+
+@begins(ranks=2, bytes=1048576, rank=-1, hosts=1)
+class Question(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("collective", c_char_p), ("ranks", c_int), ("bytes", c_size_t), ("type", c_int),
+                ("shared_input", c_int), ("shared_output", c_int), ("rank", c_int), ("in_place", c_int), ("hosts", c_size_t)]
+
+
+@begins(hosts=2, ranks_per_host=1, bytes=1048576, rate_gbit_s=25, latency_us=30, message_us=2, memory_gb_s=5, signal_us=0.2,
+        header_bytes=64, frame_bytes=65536)
+class Simulation(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("collective", c_char_p), ("hosts", c_size_t), ("ranks_per_host", c_size_t),
+                ("bytes", c_size_t), ("type", c_int), ("shared", c_int), ("every_piece", c_int),
+                ("settings", POINTER(c_char_p)), ("rate_gbit_s", c_double), ("latency_us", c_double), ("message_us", c_double),
+                ("stack_gb_s", c_double), ("memory_gb_s", c_double), ("signal_us", c_double), ("header_bytes", c_size_t),
+                ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
+                ("pause_us", c_double), ("one_machine", c_int)]
+
+
+@begins()
+class Simulated(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("algorithm", c_char_p), ("bytes", c_size_t), ("time_us", c_double),
+                ("algbw_gb_s", c_double), ("busbw_gb_s", c_double), ("bound_us", c_double), ("sent_bytes", c_double),
+                ("received_bytes", c_double), ("sending", c_double), ("receiving", c_double), ("working", c_double),
+                ("messaging", c_double), ("waiting", c_double), ("pieces", c_size_t), ("pieces_simulated", c_size_t),
+                ("piece_us", c_double)]
+
+
+class Watched(Structure):
+    _fields_ = [("pid", c_int), ("job", c_uint64), ("comm", c_uint64), ("name", c_char_p), ("host", c_char_p),
+                ("version", c_char_p), ("rank", c_int), ("size", c_int), ("world_rank", c_int), ("status", c_int),
+                ("operations", c_uint64), ("bytes", c_uint64), ("came_last", c_uint64), ("late_us", c_double),
+                ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("kind", c_char_p), ("algorithm", c_char_p),
+                ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int), ("root", c_int),
+                ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
+                ("waits_us", c_double), ("rejected", c_uint64)]
+
+
+WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
+
+
+class Parameter(Structure):
+    _fields_ = [("count", c_size_t), ("type", c_int), ("name", c_char_p)]
+
+
+@begins(ranks=1)
+class GradientLayoutOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("ranks", c_int), ("buffer_bytes", c_size_t), ("first_buffer_bytes", c_size_t),
+                ("rank_bytes", c_size_t), ("order", POINTER(c_uint32))]
+
+
+@begins()
+class GradientBuffer(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("type", c_int), ("bytes", c_size_t), ("used_bytes", c_size_t),
+                ("parameters", POINTER(c_uint32)), ("parameter_count", c_size_t)]
+
+
+# enum shoal_compression
+COMPRESS_NONE = 0
+COMPRESS_FLOAT16 = 1
+COMPRESS_BFLOAT16 = 2
+COMPRESS_INT8 = 3
+
+BufferFn = CFUNCTYPE(c_int, c_void_p, c_size_t, POINTER(c_uint32), c_size_t)
+
+
+@begins(op=1)
+class ReducerOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("op", c_int), ("buffer_bytes", c_size_t),
+                ("first_buffer_bytes", c_size_t), ("rank_bytes", c_size_t), ("flight_bytes", c_size_t),
+                ("timeout_ms", c_uint32), ("layout", c_void_p), ("order", POINTER(c_uint32)), ("keeps_layout", c_int),
+                ("results_in_views", c_int), ("allows_unused", c_int), ("is_uneven", c_int), ("divides_by_active", c_int),
+                ("checks_finite", c_int), ("has_norms", c_int), ("max_norm", c_double), ("compression", c_int),
+                ("forgets_error", c_int), ("has_thread", c_int), ("on_buffer", BufferFn), ("on_buffer_arg", c_void_p)]
+
+
+# enum shoal_step
+STEP_REDUCE = 0
+STEP_LOCAL = 1
+
+
+@begins(nonfinite_parameter=-1, nonfinite_rank=-1, clip=1)
+class StepResult(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("active", c_int), ("nonfinite_parameter", c_int64),
+                ("nonfinite_rank", c_int), ("local_squared", c_double), ("squared", c_double), ("clip", c_double)]
+
+
+@begins()
+class StepStats(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("step_us", c_double), ("backward_us", c_double),
+                ("exposed_us", c_double), ("pack_us", c_double), ("unpack_us", c_double), ("callback_us", c_double),
+                ("copied_bytes", c_uint64), ("sent_bytes", c_uint64), ("received_bytes", c_uint64), ("network_bytes", c_uint64),
+                ("balance", c_double), ("flight_buffers", c_size_t)]
+
+
+@begins()
+class BufferTimes(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("first_us", c_double), ("full_us", c_double), ("posted_us", c_double),
+                ("done_us", c_double), ("out_us", c_double)]
+
+
+# What each function returns and takes.
+FUNCTIONS = {
+    "shoal_version": (c_char_p, []),
+    "shoal_status_text": (c_char_p, [c_int]),
+    "shoal_status_name": (c_char_p, [c_int]),
+    "shoal_context_create": (c_int, [POINTER(ContextOptions), POINTER(c_void_p)]),
+    "shoal_context_destroy": (None, [c_void_p]),
+    "shoal_comm_create": (c_int, [c_void_p, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_create_at": (c_int, [c_void_p, c_char_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_split": (c_int, [c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_rank": (c_int, [c_void_p]),
+    "shoal_comm_size": (c_int, [c_void_p]),
+    "shoal_comm_place": (c_int, [c_void_p, c_int, POINTER(Place)]),
+    "shoal_comm_finalize": (c_int, [c_void_p]),
+    "shoal_comm_free": (None, [c_void_p]),
+    "shoal_comm_abort": (None, [c_void_p]),
+    "shoal_type_bytes": (c_size_t, [c_int]),
+    "shoal_allreduce": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_reduce": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options)]),
+    "shoal_reduce_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_broadcast": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_allgather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, POINTER(Options)]),
+    "shoal_gather": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_scatter": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_alltoall": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, POINTER(Options)]),
+    "shoal_barrier": (c_int, [c_void_p, POINTER(Options)]),
+    "shoal_allgatherv": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, POINTER(Options)]),
+    "shoal_reduce_scatterv": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, POINTER(Options)]),
+    "shoal_alltoallv": (c_int, [c_void_p, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, POINTER(c_size_t),
+                                POINTER(c_size_t), c_int, POINTER(Options)]),
+    "shoal_allreduce_coalesced": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_reduce_scatter_coalesced": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_broadcast_coalesced": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options)]),
+    "shoal_allgather_coalesced": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, POINTER(Options)]),
+    "shoal_allreduce_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options),
+                                     POINTER(c_void_p)]),
+    "shoal_reduce_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options),
+                                  POINTER(c_void_p)]),
+    "shoal_reduce_scatter_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options),
+                                          POINTER(c_void_p)]),
+    "shoal_broadcast_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options),
+                                     POINTER(c_void_p)]),
+    "shoal_allgather_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_gather_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_scatter_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_alltoall_post": (c_int, [c_void_p, c_void_p, c_void_p, c_size_t, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_barrier_post": (c_int, [c_void_p, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_allgatherv_post": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int,
+                                      POINTER(Options), POINTER(c_void_p)]),
+    "shoal_reduce_scatterv_post": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, POINTER(Options),
+                                           POINTER(c_void_p)]),
+    "shoal_alltoallv_post": (c_int, [c_void_p, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, POINTER(c_size_t),
+                                     POINTER(c_size_t), c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_allreduce_coalesced_post": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options),
+                                               POINTER(c_void_p)]),
+    "shoal_reduce_scatter_coalesced_post": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options),
+                                                    POINTER(c_void_p)]),
+    "shoal_broadcast_coalesced_post": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, c_int, POINTER(Options),
+                                               POINTER(c_void_p)]),
+    "shoal_allgather_coalesced_post": (c_int, [c_void_p, POINTER(Tensor), c_size_t, c_int, POINTER(Options),
+                                               POINTER(c_void_p)]),
+    "shoal_request_wait": (c_int, [c_void_p, c_uint32]),
+    "shoal_request_test": (c_int, [c_void_p]),
+    "shoal_request_on_done": (None, [c_void_p, DoneFn, c_void_p]),
+    "shoal_request_free": (None, [c_void_p]),
+    "shoal_send": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options)]),
+    "shoal_recv": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options)]),
+    "shoal_send_post": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_recv_post": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_exchange": (c_int, [c_void_p, POINTER(Message), c_size_t, POINTER(Options)]),
+    "shoal_exchange_post": (c_int, [c_void_p, POINTER(Message), c_size_t, POINTER(Options), POINTER(c_void_p)]),
+    "shoal_mem_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "shoal_mem_free": (c_int, [c_void_p, c_void_p]),
+    "shoal_mem_register": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_uint64]),
+    "shoal_mem_deregister": (c_int, [c_void_p, c_void_p]),
+    "shoal_last_failure": (c_int, [c_void_p, c_void_p, POINTER(Failure)]),
+    "shoal_flight_print": (None, [c_void_p, c_void_p]),
+    "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
+    "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
+    "shoal_print_settings": (c_int, [c_void_p, c_void_p]),
+    "shoal_print_topology": (None, [c_void_p]),
+    "shoal_print_algorithms": (c_int, [c_void_p]),
+    "shoal_print_providers": (c_int, [c_void_p]),
+    "shoal_diagnose": (c_int, [POINTER(DiagnosisOptions), FindingFn, c_void_p]),
+    "shoal_explain": (c_int, [POINTER(Question), c_void_p]),
+    "shoal_explain_json": (c_int, [POINTER(Question), c_void_p]),
+    "shoal_simulate": (c_int, [POINTER(Simulation), c_void_p, POINTER(Simulated)]),
+    "shoal_watch": (c_int, [c_int, WatchFn, c_void_p, c_char_p, c_size_t]),
+    "shoal_watch_print": (c_int, [c_int, c_void_p, c_char_p, c_size_t]),
+    "shoal_gradient_layout_create": (c_int, [POINTER(Parameter), c_size_t, POINTER(GradientLayoutOptions), POINTER(c_void_p),
+                                             c_char_p, c_size_t]),
+    "shoal_gradient_layout_free": (None, [c_void_p]),
+    "shoal_gradient_layout_print": (c_int, [c_void_p, c_void_p]),
+    "shoal_gradient_layout_parse": (c_int, [c_char_p, c_size_t, POINTER(Parameter), c_size_t, POINTER(c_void_p), c_char_p,
+                                            c_size_t]),
+    "shoal_gradient_layout_hash": (c_uint64, [c_void_p]),
+    "shoal_gradient_layout_parameters": (c_size_t, [c_void_p]),
+    "shoal_gradient_layout_buffers": (c_size_t, [c_void_p]),
+    "shoal_gradient_layout_ranks": (c_int, [c_void_p]),
+    "shoal_gradient_layout_buffer": (c_int, [c_void_p, c_size_t, POINTER(GradientBuffer)]),
+    "shoal_gradient_layout_place": (c_int, [c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)]),
+    "shoal_reducer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(ReducerOptions),
+                                     POINTER(c_void_p)]),
+    "shoal_reducer_free": (None, [c_void_p]),
+    "shoal_reducer_begin": (c_int, [c_void_p, c_int]),
+    "shoal_reducer_ready": (c_int, [c_void_p, c_size_t, c_void_p, c_size_t]),
+    "shoal_reducer_ready_part": (c_int, [c_void_p, c_size_t, c_void_p, c_size_t, c_size_t]),
+    "shoal_reducer_unused": (c_int, [c_void_p, c_size_t]),
+    "shoal_reducer_finish": (c_int, [c_void_p, POINTER(StepResult)]),
+    "shoal_reducer_join": (c_int, [c_void_p, POINTER(c_int), POINTER(StepResult)]),
+    "shoal_reducer_view": (c_void_p, [c_void_p, c_size_t]),
+    "shoal_reducer_layout_number": (c_uint, [c_void_p]),
+    "shoal_reducer_is_used": (c_int, [c_void_p, c_size_t]),
+    "shoal_reducer_layout": (c_void_p, [c_void_p]),
+    "shoal_reducer_order": (c_int, [c_void_p, POINTER(c_uint32)]),
+    "shoal_reducer_fail": (None, [c_void_p, c_int, c_char_p]),
+    "shoal_reducer_failure": (c_int, [c_void_p, POINTER(Failure)]),
+    "shoal_reducer_stats": (c_int, [c_void_p, POINTER(StepStats)]),
+    "shoal_reducer_buffer_times": (c_int, [c_void_p, c_size_t, POINTER(BufferTimes)]),
+    "shoal_reducer_ready_us": (c_double, [c_void_p, c_size_t]),
+    "shoal_bytes_hash": (c_uint64, [c_void_p, c_size_t]),
+    "shoal_reducer_compare": (c_int, [c_void_p, POINTER(c_uint64)]),
+}
