@@ -152,29 +152,29 @@ static void core_keep(size_t rank)
 }
 
 /* Never returns: runs one rank. It ends with its parent, so that a killed bench leaves nobody behind. */
-__attribute__((noreturn)) static void worker_become(const struct bench_options *options, struct bench_area *area,
-                                                    const struct bind *bind, size_t rank, pid_t parent)
+__attribute__((noreturn)) static void worker_become(const struct bench_crew *wanted, const struct bind *bind, size_t rank,
+                                                    pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(1);
     number_export("RANK", rank);
     number_export("LOCAL_RANK", rank);
-    if (options->pin)
+    if (wanted->pin)
         core_keep(rank);
     else if (!bind_apply(bind, (int)rank))
         fprintf(stderr, "shoal bench: rank %zu cannot be bound to its cores: %s\n", rank, strerror(errno));
-    exit(bench_worker_run(options, area));
+    exit(wanted->run(wanted->arg));
 }
 
-static bool crew_start(struct crew *crew, const struct bench_options *options, struct bench_area *area)
+static bool crew_start(struct crew *crew, const struct bench_crew *wanted)
 {
     const pid_t parent = getpid();
     fflush(NULL);
     for (size_t rank = 0; rank < crew->ranks; rank++) {
         const pid_t pid = fork();
         if (pid == 0)
-            worker_become(options, area, &crew->bind, rank, parent);
+            worker_become(wanted, &crew->bind, rank, parent);
         if (pid < 0)
             return false;
         crew->pids[rank] = pid;
@@ -226,18 +226,17 @@ static void crew_wait(struct crew *crew)
     }
 }
 
-static int crew_run(const struct bench_options *options, struct bench_area *area)
+int bench_crew_run(const struct bench_crew *wanted)
 {
-    struct crew crew = {.ranks = options->ranks ? (size_t)options->ranks : RANKS_USUAL,
-                        .oom_kills = shoal_topology_oom_kills()};
+    struct crew crew = {.ranks = wanted->ranks ? (size_t)wanted->ranks : RANKS_USUAL, .oom_kills = shoal_topology_oom_kills()};
     if (!environment_export(crew.ranks)) {
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;
     }
-    bind_make(&crew.bind, options->pin ? BIND_NONE : (enum bind_mode)options->bind, (int)crew.ranks);
+    bind_make(&crew.bind, wanted->pin ? BIND_NONE : (enum bind_mode)wanted->bind, (int)crew.ranks);
     if (*crew.bind.text)
         fprintf(stderr, "shoal bench: %s\n", crew.bind.text);
-    if (!crew_start(&crew, options, area)) {
+    if (!crew_start(&crew, wanted)) {
         fprintf(stderr, "shoal bench: worker %zu could not be started: %s\n", crew.alive, strerror(errno));
         crew.code = 1;
         crew_kill(&crew);
@@ -245,6 +244,18 @@ static int crew_run(const struct bench_options *options, struct bench_area *area
     crew_wait(&crew);
     bind_release(&crew.bind);
     return crew.code;
+}
+
+/* What a worker of `shoal bench COLLECTIVE` measures. */
+struct collective_task {
+    const struct bench_options *options;
+    struct bench_area *area;
+};
+
+static int collective_run(const void *arg)
+{
+    const struct collective_task *task = arg;
+    return bench_worker_run(task->options, task->area);
 }
 
 int shoal_tool_bench(int argc, char **argv)
@@ -263,7 +274,9 @@ int shoal_tool_bench(int argc, char **argv)
         fprintf(stderr, "shoal bench: no memory: %s\n", strerror(errno));
         return 1;
     }
-    const int code = crew_run(&options, area);
+    const struct collective_task task = {&options, area};
+    const struct bench_crew wanted = {options.ranks, options.pin, options.bind, collective_run, &task};
+    const int code = bench_crew_run(&wanted);
     bench_area_destroy(area);
     return code;
 }

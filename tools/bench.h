@@ -121,6 +121,18 @@ void bench_pattern_write(void *memory, size_t count, const struct bench_pattern 
 /* Returns the number of elements that are not what the pattern says. */
 uint64_t bench_pattern_verify(const void *memory, size_t count, const struct bench_pattern *pattern);
 
+/* Local workers, each a process with the environment of a launcher. */
+struct bench_crew {
+    int ranks; /* 0: as many as usual */
+    bool pin;
+    int bind; /* enum bind_mode */
+    int (*run)(const void *arg);
+    const void *arg;
+};
+
+/* Calls run in each of them; its result is the worker's exit code. Returns that of the first that failed, 0 when none did. */
+int bench_crew_run(const struct bench_crew *wanted);
+
 /* Runs the whole measurement as one rank of the job its environment describes. area is NULL under a foreign launcher.
  * Returns the exit code; has printed why when it is not 0. */
 int bench_worker_run(const struct bench_options *options, struct bench_area *area);

@@ -6,7 +6,8 @@
 #include <shoal/shoal.h>
 #include <stdbool.h>
 
-enum { SIM_VALUES_MAX = 64 };
+enum { SIM_VALUES_MAX = 64, SIM_FACTOR_USUAL = 2, SIM_FACTOR_MAX = 1024 };
+struct tool_args;
 enum sim_format { SIM_TABLE, SIM_JSON, SIM_CSV };
 
 struct sim_values {
@@ -29,6 +30,57 @@ struct sim_row {
     size_t hosts;
     struct shoal_simulated answer;
 };
+
+/* ---- What `shoal sim step` shares --------------------------------------------------------------------------------------- */
+
+/* The options that describe hosts and network, as rows of a table of options, and their numbers. */
+enum sim_model_option {
+    SIM_OPTION_RATE = 64,
+    SIM_OPTION_LATENCY,
+    SIM_OPTION_MESSAGE,
+    SIM_OPTION_STACK,
+    SIM_OPTION_MEMORY,
+    SIM_OPTION_SIGNAL,
+    SIM_OPTION_HEADER,
+    SIM_OPTION_FRAME,
+    SIM_OPTION_BURST,
+    SIM_OPTION_BURST_RATE,
+    SIM_OPTION_PAUSE,
+    SIM_OPTION_CORES,
+    SIM_OPTION_ONE_MACHINE
+};
+#define SIM_MODEL_OPTIONS                                                                                                      \
+    {"--rate", SIM_OPTION_RATE, "RATE"}, {"--latency", SIM_OPTION_LATENCY, "TIME"},                                            \
+        {"--message-us", SIM_OPTION_MESSAGE, "US"}, {"--stack", SIM_OPTION_STACK, "RATE"},                                     \
+        {"--memory", SIM_OPTION_MEMORY, "RATE"}, {"--signal-us", SIM_OPTION_SIGNAL, "US"},                                     \
+        {"--header", SIM_OPTION_HEADER, "SIZE"}, {"--frame", SIM_OPTION_FRAME, "SIZE"}, {"--burst", SIM_OPTION_BURST, "SIZE"}, \
+        {"--burst-rate", SIM_OPTION_BURST_RATE, "RATE"}, {"--pause", SIM_OPTION_PAUSE, "TIME"},                                \
+        {"--cores", SIM_OPTION_CORES, "N"},                                                                                    \
+    {                                                                                                                          \
+        "--one-machine", SIM_OPTION_ONE_MACHINE, NULL                                                                          \
+    }
+
+/* Read the value of the option just read; false when one line about it has been printed. sim_model_apply leaves other options
+ * alone. */
+bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question);
+bool sim_hosts_read(const struct tool_args *args, int factor, struct sim_values *values);
+bool sim_count_read(const struct tool_args *args, int least, size_t *count_out);
+bool sim_format_read(const struct tool_args *args, enum sim_format *format_out);
+
+/* One field of a record of results, for JSON and CSV. */
+struct sim_field {
+    const char *name;
+    const char *text; /* NULL: a number */
+    double number;
+};
+void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json);
+
+/* Those of the model, as fields and in lines that begin with '#'. Returns how many fields there are. */
+enum { SIM_MODEL_FIELDS_MAX = 16 };
+size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
+void sim_parameters_print(const struct shoal_simulation *model);
+
+/* ---- Collectives --------------------------------------------------------------------------------------------------------- */
 
 /* False when one line about the arguments has been printed. */
 bool sim_options_parse(int argc, char **argv, struct sim_options *options_out);

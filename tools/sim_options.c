@@ -3,11 +3,10 @@
 
 #include "tool.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOSTS_MAX = 4096, FACTOR_USUAL = 2, FACTOR_MAX = 1024 };
+enum { HOSTS_MAX = 4096 };
 
 enum option {
     OPTION_HELP = 1,
@@ -19,19 +18,6 @@ enum option {
     OPTION_OPERANDS,
     OPTION_ALGORITHM,
     OPTION_EVERY_PIECE,
-    OPTION_RATE,
-    OPTION_LATENCY,
-    OPTION_MESSAGE,
-    OPTION_STACK,
-    OPTION_MEMORY,
-    OPTION_SIGNAL,
-    OPTION_HEADER,
-    OPTION_FRAME,
-    OPTION_BURST,
-    OPTION_BURST_RATE,
-    OPTION_PAUSE,
-    OPTION_CORES,
-    OPTION_ONE_MACHINE,
     OPTION_FORMAT,
     OPTION_PLOT,
     OPTION_EXPLAIN
@@ -47,19 +33,7 @@ static const struct tool_option options_known[] = {
     {"--operands", OPTION_OPERANDS, "plain|shared"},
     {"--algorithm", OPTION_ALGORITHM, "NAME"},
     {"--every-piece", OPTION_EVERY_PIECE, NULL},
-    {"--rate", OPTION_RATE, "RATE"},
-    {"--latency", OPTION_LATENCY, "TIME"},
-    {"--message-us", OPTION_MESSAGE, "US"},
-    {"--stack", OPTION_STACK, "RATE"},
-    {"--memory", OPTION_MEMORY, "RATE"},
-    {"--signal-us", OPTION_SIGNAL, "US"},
-    {"--header", OPTION_HEADER, "SIZE"},
-    {"--frame", OPTION_FRAME, "SIZE"},
-    {"--burst", OPTION_BURST, "SIZE"},
-    {"--burst-rate", OPTION_BURST_RATE, "RATE"},
-    {"--pause", OPTION_PAUSE, "TIME"},
-    {"--cores", OPTION_CORES, "N"},
-    {"--one-machine", OPTION_ONE_MACHINE, NULL},
+    SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
     {"--plot", OPTION_PLOT, "FILE"},
     {"--explain-model", OPTION_EXPLAIN, NULL},
@@ -73,51 +47,17 @@ static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter
 
 /* ---- Quantities ---------------------------------------------------------------------------------------------------------- */
 
-struct unit {
-    const char *name;
-    double factor;
-};
-
-static const struct unit network_units[] = {{"kbit", 1e-6}, {"mbit", 1e-3}, {"gbit", 1}, {"kbit/s", 1e-6}, {"mbit/s", 1e-3},
-                                            {"gbit/s", 1},  {"mb/s", 8e-3}, {"gb/s", 8}, {NULL, 0}};
-static const struct unit memory_units[] = {{"mb/s", 1e-3}, {"gb/s", 1}, {"mb", 1e-3}, {"gb", 1}, {NULL, 0}};
-static const struct unit time_units[] = {{"", 1}, {"ns", 1e-3}, {"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
-
-static bool is_unit(const char *text, const char *name)
-{
-    while (*name && tolower((unsigned char)*text) == *name)
-        text++, name++;
-    return !*name && !*text;
-}
-
-static bool quantity_read(const struct tool_args *args, const struct unit *units, const char *takes, double *value_out)
-{
-    char *end;
-    const double number = strtod(args->value, &end);
-    if (!isdigit((unsigned char)args->value[0]))
-        return tool_value_fail(args, takes);
-    for (; units->name; units++) {
-        if (is_unit(end, units->name)) {
-            *value_out = number * units->factor;
-            return true;
-        }
-    }
-    return tool_value_fail(args, takes);
-}
-
-static bool network_read(const struct tool_args *args, double *gbit_s_out)
-{
-    return quantity_read(args, network_units, "bits per second, such as 1gbit, 25gbit or 400mbit", gbit_s_out);
-}
+static const struct tool_unit memory_units[] = {{"mb/s", 1e-3}, {"gb/s", 1}, {"mb", 1e-3}, {"gb", 1}, {NULL, 0}};
+static const struct tool_unit time_units[] = {{"", 1}, {"ns", 1e-3}, {"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
 
 static bool memory_read(const struct tool_args *args, double *gb_s_out)
 {
-    return quantity_read(args, memory_units, "bytes per second, such as 5GB/s or 800MB/s", gb_s_out);
+    return tool_quantity_read(args, memory_units, "bytes per second, such as 5GB/s or 800MB/s", gb_s_out);
 }
 
 static bool time_read(const struct tool_args *args, double *us_out)
 {
-    return quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
+    return tool_quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
 }
 
 /* No CPU time at all is said by 0. */
@@ -131,7 +71,7 @@ static bool stack_read(const struct tool_args *args, double *gb_s_out)
 
 typedef bool (*value_read_fn)(const struct tool_args *args, size_t *value_out);
 
-static bool hosts_read(const struct tool_args *args, size_t *hosts_out)
+static bool host_count_read(const struct tool_args *args, size_t *hosts_out)
 {
     int hosts;
     if (!tool_number_read(args, 1, HOSTS_MAX, &hosts))
@@ -199,6 +139,11 @@ static bool list_read(const struct tool_args *args, value_read_fn read, int fact
     return true;
 }
 
+bool sim_hosts_read(const struct tool_args *args, int factor, struct sim_values *values)
+{
+    return list_read(args, host_count_read, factor, values);
+}
+
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
 /* Lists as they were given: the factor may come after them. */
@@ -208,7 +153,7 @@ struct lists {
     int factor;
 };
 
-static bool count_read(const struct tool_args *args, int least, size_t *count_out)
+bool sim_count_read(const struct tool_args *args, int least, size_t *count_out)
 {
     int number;
     if (!tool_number_read(args, least, HOSTS_MAX, &number))
@@ -223,7 +168,7 @@ static bool operands_read(const struct tool_args *args, int *shared_out)
     return *shared_out || !strcmp(args->value, "plain") || tool_value_fail(args, "plain or shared");
 }
 
-static bool format_read(const struct tool_args *args, enum sim_format *format_out)
+bool sim_format_read(const struct tool_args *args, enum sim_format *format_out)
 {
     static const char *const names[] = {"table", "json", "csv"};
     for (int i = SIM_TABLE; i <= SIM_CSV; i++) {
@@ -235,34 +180,34 @@ static bool format_read(const struct tool_args *args, enum sim_format *format_ou
     return tool_value_fail(args, "table, json or csv");
 }
 
-static bool model_apply(int id, const struct tool_args *args, struct shoal_simulation *question)
+bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question)
 {
     switch (id) {
-    case OPTION_RATE:
-        return network_read(args, &question->rate_gbit_s);
-    case OPTION_LATENCY:
+    case SIM_OPTION_RATE:
+        return tool_rate_read(args, &question->rate_gbit_s);
+    case SIM_OPTION_LATENCY:
         return time_read(args, &question->latency_us);
-    case OPTION_MESSAGE:
+    case SIM_OPTION_MESSAGE:
         return time_read(args, &question->message_us);
-    case OPTION_STACK:
+    case SIM_OPTION_STACK:
         return stack_read(args, &question->stack_gb_s);
-    case OPTION_MEMORY:
+    case SIM_OPTION_MEMORY:
         return memory_read(args, &question->memory_gb_s);
-    case OPTION_SIGNAL:
+    case SIM_OPTION_SIGNAL:
         return time_read(args, &question->signal_us);
-    case OPTION_HEADER:
+    case SIM_OPTION_HEADER:
         return tool_size_read(args, &question->header_bytes);
-    case OPTION_FRAME:
+    case SIM_OPTION_FRAME:
         return tool_size_read(args, &question->frame_bytes);
-    case OPTION_BURST:
+    case SIM_OPTION_BURST:
         return tool_size_read(args, &question->burst_bytes);
-    case OPTION_BURST_RATE:
-        return network_read(args, &question->burst_gbit_s);
-    case OPTION_PAUSE:
+    case SIM_OPTION_BURST_RATE:
+        return tool_rate_read(args, &question->burst_gbit_s);
+    case SIM_OPTION_PAUSE:
         return time_read(args, &question->pause_us);
-    case OPTION_CORES:
-        return count_read(args, 1, &question->cores);
-    case OPTION_ONE_MACHINE:
+    case SIM_OPTION_CORES:
+        return sim_count_read(args, 1, &question->cores);
+    case SIM_OPTION_ONE_MACHINE:
         question->one_machine = 1;
         return true;
     default:
@@ -280,9 +225,9 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
         lists->bytes = *args;
         return true;
     case OPTION_FACTOR:
-        return tool_number_read(args, 2, FACTOR_MAX, &lists->factor);
+        return tool_number_read(args, 2, SIM_FACTOR_MAX, &lists->factor);
     case OPTION_LOCAL:
-        return count_read(args, 1, &options->question.ranks_per_host);
+        return sim_count_read(args, 1, &options->question.ranks_per_host);
     case OPTION_TYPE:
         return tool_type_read(args, &options->question.type);
     case OPTION_OPERANDS:
@@ -291,7 +236,7 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
         snprintf(options->algorithm, sizeof options->algorithm, "%s", args->value);
         return true;
     case OPTION_FORMAT:
-        return format_read(args, &options->format);
+        return sim_format_read(args, &options->format);
     case OPTION_PLOT:
         options->plot = args->value;
         return true;
@@ -303,7 +248,7 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
     case OPTION_HELP:
         return options->help = true;
     default:
-        return model_apply(id, args, &options->question);
+        return sim_model_apply(id, args, &options->question);
     }
 }
 
@@ -385,7 +330,7 @@ static bool options_finish(struct sim_options *options, const struct lists *list
     char rule[sizeof options->algorithm];
     if (!options->question.collective && !options->explains_model)
         return !tool_usage_fail("sim", "which collective? Such as: shoal sim allreduce --hosts 4 --bytes 64M");
-    if (lists->hosts.value && !list_read(&lists->hosts, hosts_read, lists->factor, &options->hosts))
+    if (lists->hosts.value && !sim_hosts_read(&lists->hosts, lists->factor, &options->hosts))
         return false;
     if (lists->bytes.value && !list_read(&lists->bytes, tool_size_read, lists->factor, &options->bytes))
         return false;
@@ -404,7 +349,7 @@ static bool options_finish(struct sim_options *options, const struct lists *list
 bool sim_options_parse(int argc, char **argv, struct sim_options *options_out)
 {
     struct tool_args args = {.command = "sim", .argc = argc, .argv = argv, .at = 1};
-    struct lists lists = {.factor = FACTOR_USUAL};
+    struct lists lists = {.factor = SIM_FACTOR_USUAL};
     *options_out = (struct sim_options){.question = SHOAL_SIMULATION_INIT, .hosts = {{2}, 1}, .bytes = {{1 << 20}, 1}};
     while (args.at < argc && !options_out->help) {
         const int id = tool_option_next(&args, options_known);

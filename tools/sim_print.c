@@ -2,6 +2,7 @@
 #include "sim.h"
 
 #include "tool.h"
+#include "trace.h"
 
 #include <string.h>
 
@@ -20,7 +21,7 @@ static double share_of_bound(const struct shoal_simulated *answer)
     return answer->time_us > 0 ? answer->bound_us / answer->time_us : 0;
 }
 
-static void parameters_print(const struct shoal_simulation *model)
+void sim_parameters_print(const struct shoal_simulation *model)
 {
     char frame[24], burst[24], cores[48] = "a core for each rank", stack[64] = "bytes cost no CPU time";
     if (model->cores)
@@ -52,7 +53,7 @@ void sim_header_print(const struct sim_options *options)
     printf("# shoal %s, %s predicted, %zu rank%s per host, %s, %s operands\n", shoal_version(), question->collective,
            question->ranks_per_host, question->ranks_per_host == 1 ? "" : "s", tool_type_name(question->type),
            question->shared ? "shared" : "plain");
-    parameters_print(question);
+    sim_parameters_print(question);
     puts(
         "# of bound: the time the wire alone needs, over the time; sent: payload, per host; sending: of the busiest adapter's\n"
         "#   time; working, messaging, waiting: of the ranks' time; pieces: simulated of all; GB = 10^9");
@@ -74,32 +75,62 @@ static void table_print(const struct sim_options *options, const struct sim_row 
            100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, pieces, answer->algorithm);
 }
 
-/* One field of a row, for json and csv alike. */
-struct field {
-    const char *name;
-    const char *text; /* NULL: a number */
-    double number;
-};
+/* As spreadsheets read it. */
+static void csv_text_print(const char *text)
+{
+    const bool is_quoted = text[strcspn(text, ",\"\n")];
+    if (is_quoted)
+        putchar('"');
+    for (; *text; text++)
+        fputs(*text == '"' ? "\"\"" : (const char[]){*text, 0}, stdout);
+    if (is_quoted)
+        putchar('"');
+}
 
-static void fields_print(const struct field *fields, size_t count, bool is_json)
+void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json)
 {
     for (size_t i = 0; i < count; i++) {
         fputs(i ? "," : is_json ? "{" : "", stdout);
         if (is_json)
             printf("\"%s\":", fields[i].name);
-        if (fields[i].text)
-            printf(is_json ? "\"%s\"" : "%s", fields[i].text);
+        if (fields[i].text && is_json)
+            trace_json_print_text(stdout, fields[i].text);
+        else if (fields[i].text)
+            csv_text_print(fields[i].text);
         else
             printf("%.12g", fields[i].number);
     }
     puts(is_json ? "}" : "");
 }
 
+size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out)
+{
+    const struct sim_field fields[] = {
+        {"rate_gbit_s", NULL, model->rate_gbit_s},
+        {"latency_us", NULL, model->latency_us},
+        {"message_us", NULL, model->message_us},
+        {"stack_gb_s", NULL, model->stack_gb_s},
+        {"memory_gb_s", NULL, model->memory_gb_s},
+        {"signal_us", NULL, model->signal_us},
+        {"header_bytes", NULL, (double)model->header_bytes},
+        {"frame_bytes", NULL, (double)model->frame_bytes},
+        {"cores", NULL, (double)(model->cores ? model->cores : model->ranks_per_host * (model->one_machine ? hosts : 1))},
+        {"burst_bytes", NULL, (double)model->burst_bytes},
+        {"burst_gbit_s", NULL, model->burst_gbit_s},
+        {"pause_us", NULL, model->pause_us},
+        {"one_machine", NULL, model->one_machine},
+    };
+    memcpy(fields_out, fields, sizeof fields);
+    return sizeof fields / sizeof fields[0];
+}
+
+enum { RESULT_FIELDS = 22 };
+
 static void record_print(const struct sim_options *options, const struct sim_row *row)
 {
     const struct shoal_simulation *model = &options->question;
     const struct shoal_simulated *answer = &row->answer;
-    const struct field fields[] = {
+    struct sim_field fields[RESULT_FIELDS + SIM_MODEL_FIELDS_MAX] = {
         {"collective", model->collective, 0},
         {"hosts", NULL, (double)row->hosts},
         {"ranks", NULL, (double)(row->hosts * model->ranks_per_host)},
@@ -122,21 +153,9 @@ static void record_print(const struct sim_options *options, const struct sim_row
         {"pieces", NULL, (double)answer->pieces},
         {"pieces_simulated", NULL, (double)answer->pieces_simulated},
         {"piece_us", NULL, answer->piece_us},
-        {"rate_gbit_s", NULL, model->rate_gbit_s},
-        {"latency_us", NULL, model->latency_us},
-        {"message_us", NULL, model->message_us},
-        {"stack_gb_s", NULL, model->stack_gb_s},
-        {"memory_gb_s", NULL, model->memory_gb_s},
-        {"signal_us", NULL, model->signal_us},
-        {"header_bytes", NULL, (double)model->header_bytes},
-        {"frame_bytes", NULL, (double)model->frame_bytes},
-        {"cores", NULL, (double)(model->cores ? model->cores : model->ranks_per_host * (model->one_machine ? row->hosts : 1))},
-        {"burst_bytes", NULL, (double)model->burst_bytes},
-        {"burst_gbit_s", NULL, model->burst_gbit_s},
-        {"pause_us", NULL, model->pause_us},
-        {"one_machine", NULL, model->one_machine},
     };
-    fields_print(fields, sizeof fields / sizeof fields[0], options->format == SIM_JSON);
+    const size_t count = RESULT_FIELDS + sim_model_fields(model, row->hosts, fields + RESULT_FIELDS);
+    sim_fields_print(fields, count, options->format == SIM_JSON);
 }
 
 void sim_row_print(const struct sim_options *options, const struct sim_row *row)

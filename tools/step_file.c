@@ -4,8 +4,8 @@
  *      {"name": "fc.weight", "elements": 2048000, "ready": 0.0005, "index": 159}]
  *
  * elements is a whole number above 0, ready a number from 0 to 1 that never falls from one tensor to the next. index is the
- * tensor's number among the parameters and may be left out, of all tensors: then the last to be ready has number 0. Other members
- * are left for whoever wrote them. */
+ * tensor's number among the parameters and may be left out of all tensors: then the last to be ready has number 0. Other
+ * members are ignored. */
 #include "step_profile.h"
 
 #include <errno.h>
@@ -113,7 +113,8 @@ static bool tensor_check(struct reader *reader, size_t at, const struct step_ten
         if (!given[i])
             return wrong(reader, at, "tensor %zu has no \"%s\"", profile->count, names[i]);
     if (profile->count && tensor->ready < profile->tensors[profile->count - 1].ready)
-        return wrong(reader, at, "tensor \"%s\" is ready before the one above it: list them in the order in which they become ready",
+        return wrong(reader, at,
+                     "tensor \"%s\" is ready before the one above it: list them in the order in which they become ready",
                      tensor->name);
     if (given[MEMBER_INDEX] != (reader->indexed > 0) && profile->count)
         return wrong(reader, at, "tensor \"%s\" has %s \"index\", unlike those above it", tensor->name,
@@ -201,8 +202,9 @@ static bool indexes_check(struct reader *reader)
         taken[tensor->index] = true;
     }
     free(taken);
-    return i == profile->count || wrong(reader, reader->at, "\"index\" of tensor \"%s\" is %s", profile->tensors[i].name,
-                                        profile->tensors[i].index < profile->count ? "there twice" : "not below the number of tensors");
+    return i == profile->count ||
+           wrong(reader, reader->at, "\"index\" of tensor \"%s\" is %s", profile->tensors[i].name,
+                 profile->tensors[i].index < profile->count ? "there twice" : "not below the number of tensors");
 }
 
 static int fail(const struct reader *reader, const char *what)
@@ -250,7 +252,8 @@ int step_file_open(struct step_profile *profile_out, const char *command, const 
     const char *slash = strrchr(name, '/');
     FILE *file = fopen(name, "re");
     if (!file)
-        return tool_file_fail(command, "there is no profile %s (resnet50, bert-large and gpt2 are built in), and no such file: %s", name,
+        return tool_file_fail(command,
+                              "there is no profile %s (resnet50, bert-large and gpt2 are built in), and no such file: %s", name,
                               strerror(errno));
     snprintf(profile.name, sizeof profile.name, "%s", slash ? slash + 1 : name);
     const int code = file_read(&reader, file);

@@ -1,9 +1,9 @@
 /* The models that are built in, from their structure: modules in the order of their registration, each with the arithmetic of
- * its backward pass. A weight that meets T positions costs two products, 4 T FLOP for each of its elements, and half of that where
- * no gradient of the input is needed. Norms, biases, additions and activations are not counted.
+ * its backward pass. A weight that meets T positions costs two products, 4 T FLOP for each of its elements, and half of that
+ * where no gradient of the input is needed. Norms, biases, additions and activations are not counted.
  *
- * The backward pass visits modules in reverse, but where `turn` says otherwise. A module's parameters are ready when its work is
- * done: of a norm the weight before the bias, of others the bias first, as PyTorch's autograd gives them. */
+ * The backward pass visits modules in reverse, except where `turn` says otherwise. A module's parameters are ready when its
+ * work is done: the weight of a norm before its bias, the bias of other modules first, as PyTorch's autograd gives them. */
 #include "step_profile.h"
 
 #include <stdarg.h>
@@ -28,7 +28,7 @@ struct model {
 };
 
 __attribute__((format(printf, 3, 4))) static struct module *add(struct model *model, struct module module, const char *format,
-                                                                 ...)
+                                                                ...)
 {
     struct module *added = &model->modules[model->count];
     va_list args;

@@ -31,8 +31,8 @@ struct step_profile {
 
 enum { STEP_ELEMENT_BYTES = 4 };
 
-/* "resnet50", "bert-large" or "gpt2"; any other word is the name of a file. Returns 0, or the exit code when one line about what
- * is wrong has been printed in the name of `command`: TOOL_EXIT_USAGE, or 1 without memory. The caller frees it. */
+/* "resnet50", "bert-large" or "gpt2"; any other word is the name of a file. Returns 0, or the exit code when one line about
+ * what is wrong has been printed in the name of `command`: TOOL_EXIT_USAGE, or 1 without memory. The caller frees it. */
 int step_profile_open(struct step_profile *profile_out, const char *command, const char *word);
 
 /* The same of one kind only. step_model_open returns -1 for a word that is no built-in model. */

@@ -251,6 +251,35 @@ bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out)
     return tool_value_fail(args, "one of float32, float64, bfloat16, float16, int64, int32, int8, uint8");
 }
 
+static bool is_unit(const char *text, const char *name)
+{
+    while (*name && tolower((unsigned char)*text) == *name)
+        text++, name++;
+    return !*name && !*text;
+}
+
+bool tool_quantity_read(const struct tool_args *args, const struct tool_unit *units, const char *takes, double *value_out)
+{
+    char *end;
+    const double number = strtod(args->value, &end);
+    if (!isdigit((unsigned char)args->value[0]))
+        return tool_value_fail(args, takes);
+    for (; units->name; units++) {
+        if (is_unit(end, units->name)) {
+            *value_out = number * units->factor;
+            return true;
+        }
+    }
+    return tool_value_fail(args, takes);
+}
+
+bool tool_rate_read(const struct tool_args *args, double *gbit_s_out)
+{
+    static const struct tool_unit units[] = {{"kbit", 1e-6}, {"mbit", 1e-3}, {"gbit", 1}, {"kbit/s", 1e-6}, {"mbit/s", 1e-3},
+                                             {"gbit/s", 1},  {"mb/s", 8e-3}, {"gb/s", 8}, {NULL, 0}};
+    return tool_quantity_read(args, units, "bits per second, such as 1gbit, 25gbit or 400mbit", gbit_s_out);
+}
+
 /* The long names stand at the odd places of the table. */
 const char *tool_type_name(enum shoal_type type)
 {

@@ -60,6 +60,15 @@ bool tool_size_read(const struct tool_args *args, size_t *bytes_out);
 bool tool_seconds_read(const struct tool_args *args, uint64_t *ms_out);
 bool tool_type_read(const struct tool_args *args, enum shoal_type *type_out);
 
+/* A number with a unit of the list, which ends with a unit without a name; capitals do not count. value_out is in the unit of
+ * factor 1. A rate is in Gbit/s, such as 25gbit or 400mbit. */
+struct tool_unit {
+    const char *name;
+    double factor;
+};
+bool tool_quantity_read(const struct tool_args *args, const struct tool_unit *units, const char *takes, double *value_out);
+bool tool_rate_read(const struct tool_args *args, double *gbit_s_out);
+
 /* The value as one word of a NULL-terminated list, by its index. */
 bool tool_word_read(const struct tool_args *args, const char *const *words, int *index_out);
 

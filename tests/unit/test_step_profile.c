@@ -30,7 +30,13 @@ struct expected {
 static const double shares[SHARES] = {0.10, 0.25, 0.50, 0.75, 0.90, 0.95};
 static const struct expected models[MODELS] = {
     {"resnet50", 161, 25557032, {39, 70, 91, 98, 99.5, 99.7}, 109, 1.00, "fc.bias", "conv1.weight"},
-    {"bert-large", 398, 336226108, {0.6, 16, 41, 66, 81, 86}, 249, 1.11, "cls.seq_relationship.bias",
+    {"bert-large",
+     398,
+     336226108,
+     {0.6, 16, 41, 66, 81, 86},
+     249,
+     1.11,
+     "cls.seq_relationship.bias",
      "bert.embeddings.word_embeddings.weight"},
     {"gpt2", 148, 124439808, {0, 0, 21, 44, 59, 63}, 98, 1.33, "ln_f.weight", "wte.weight"},
 };
@@ -189,7 +195,8 @@ static void indexes_may_be_left_out(void **state)
 {
     struct step_profile profile;
     (void)state;
-    const char text[] = "[ {\"name\":\"\\u00e9\",\"elements\":7,\"ready\":0,\"dtype\":\"f\"} ,\n{\"ready\":1e0,\"elements\":8,\"name\":\"b\"}]\n";
+    const char text[] = "[ {\"name\":\"\\u00e9\",\"elements\":7,\"ready\":0,\"dtype\":\"f\"} "
+                        ",\n{\"ready\":1e0,\"elements\":8,\"name\":\"b\"}]\n";
     file_write(text, sizeof text - 1);
     assert_int_equal(step_file_open(&profile, "test", path), 0);
     assert_string_equal(profile.tensors[0].name, "\xc3\xa9");
