@@ -27,7 +27,7 @@ static float average_target(int size, size_t i)
     return sum / (float)size;
 }
 
-/* memory holds all parameters, then all gradients, from shoal_mem_alloc: nothing is copied through windows. */
+/* memory holds all parameters, then all gradients, from shoal_mem_alloc: nothing is copied through staging buffers. */
 static enum shoal_status train(struct shoal_comm *comm, float *memory, const size_t *counts, size_t own_first)
 {
     const int rank = shoal_comm_rank(comm);

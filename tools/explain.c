@@ -52,7 +52,7 @@ static const char help[] =
     "                             a part per rank, all parts, rounded down to equal ones\n"
     "    --type TYPE              the element, such as float32, bfloat16 or int8 (default float32)\n"
     "    --memory plain|shared    operands from malloc, or from shoal_mem_alloc (default plain)\n"
-    "    --in-place               output is input: an all-to-all then goes through windows also from shared memory\n"
+    "    --in-place               output is input: an all-to-all then goes through staging buffers also from shared memory\n"
     "    --rank R                 the plan of this rank only (default all)\n"
     "    --format text|json       for people (the default), or one JSON object\n"
     "\n"

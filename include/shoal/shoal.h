@@ -345,7 +345,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *co
 /* Several tensors in one operation: one announcement, one request, one deadline, and pieces that run across the borders
  * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
  * ranks. No output may overlap an operand of another tensor. The array is read during the call only. Peers are given the data
- * through windows, also from shared memory. */
+ * through staging buffers, also from shared memory. */
 struct shoal_tensor {
     const void *input;
     void *output;
@@ -496,11 +496,11 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm
 
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
-/* Memory that the other ranks of this host can map: operations on it copy nothing through windows, and to other hosts it is
- * sent from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators of
- * the context, made before or after it. Its bytes are undefined, as malloc's; aligned to at least 4096 bytes. It counts against
- * the memory limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the limit
- * leaves. */
+/* Memory that the other ranks of this host can map: operations on it copy nothing through staging buffers, and to other hosts
+ * it is sent from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators
+ * of the context, made before or after it. Its bytes are undefined, as malloc's; aligned to at least 4096 bytes. It counts
+ * against the memory limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the
+ * limit leaves. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. Up to SHOAL_MEMORY_KEPT bytes of what was freed stay
@@ -569,7 +569,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_com
 struct shoal_memory_usage {
     size_t struct_bytes;
     size_t control_bytes; /* shared: arrival lines, counters, small payloads */
-    size_t window_bytes;  /* shared: windows for operands that peers cannot map */
+    size_t staging_bytes; /* shared: staging buffers for operands that peers cannot map */
     size_t local_bytes;   /* recorder, plans, requests */
 };
 #define SHOAL_MEMORY_USAGE_INIT                    \

@@ -33,17 +33,17 @@
     X(LIBFABRIC, libfabric, TEXT, "", 0, "file of libfabric instead of the newest one found")                                  \
     X(PROVIDER, provider, TEXT, "", 0, "libfabric's provider instead of the best one, see `shoal info --providers`")           \
     X(WRITES, writes, TEXT, "auto", 0,                                                                                         \
-      "auto: libfabric writes into windows on other hosts where it can itself; no: all is sent as messages")                   \
+      "auto: libfabric writes into staging buffers on other hosts where it can itself; no: all is sent as messages")           \
     X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, where a firewall leaves only some") \
     X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: what the network brings is delayed and reordered, by this seed; 0: not")   \
-    X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through windows")            \
+    X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through staging buffers")    \
     X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
       "up to so many bytes of a rank travel beside its arrival record, 0 to 16K; of an all-reduce by many ranks, fewer")       \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
       "algorithms before the table's: rules such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file")          \
     X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \
-    X(STORES, stores, TEXT, "auto", 0, "how windows are written: auto, cached or streaming")                                   \
+    X(STORES, stores, TEXT, "auto", 0, "how staging buffers are written: auto, cached or streaming")                           \
     X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
       "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
     X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls in bursts between yields; 0 where ranks outnumber cores")      \

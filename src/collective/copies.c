@@ -1,7 +1,8 @@
 /* Collectives on one host that only move: broadcast, scatter, gather, all-gather, all-to-all. What goes from one rank to
  * another goes in one of three ways: the giver writes it into the taker's output, or the taker reads it from the giver's
- * input, where these are shared; else the giver copies it to its window and the taker copies it from there.
- * Cost: each byte is read and written once per taker; through windows, by its giver once more for all takers together. */
+ * input, where these are shared; else the giver copies it to its staging buffer and the taker copies it from there.
+ * Cost: each byte is read and written once per taker; through staging buffers, by its giver once more for all takers
+ * together. */
 #include "collective/collective.h"
 
 enum way { WRITTEN, READ, STAGED };
@@ -30,8 +31,8 @@ static struct shoal_block source(const struct shoal_view *view, int from, int to
 
 static struct shoal_block staged(const struct shoal_view *view, int from, int to)
 {
-    return view->shape->is_input_cut ? shoal_window(from, SHOAL_PART_OWN, to, view->size)
-                                     : shoal_window(from, SHOAL_PART_OWN, 0, 1);
+    return view->shape->is_input_cut ? shoal_staging(from, SHOAL_PART_OWN, to, view->size)
+                                     : shoal_staging(from, SHOAL_PART_OWN, 0, 1);
 }
 
 static struct shoal_block dest(const struct shoal_view *view, int from, int to)
@@ -57,7 +58,7 @@ static bool is_any_staged(const struct shoal_view *view, int root)
     return false;
 }
 
-/* All takers get the same: one pass over the input serves the own output, those that are written, and the window. */
+/* All takers get the same: one pass over the input serves the own output, those that are written, and the staging buffer. */
 static void give_whole(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
@@ -127,7 +128,7 @@ static void take(struct shoal_plan *plan, const struct shoal_view *view, int ran
     }
 }
 
-/* The caller may overwrite the input when the plan ends, so the plan ends when all have read it; not so a window. */
+/* The caller may overwrite the input when the plan ends, so the plan ends when all have read it; not so a staging buffer. */
 static void await_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
@@ -144,7 +145,7 @@ static void await_readers(struct shoal_plan *plan, const struct shoal_view *view
 void shoal_copies_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     if (is_any_staged(view, root))
-        shoal_plan_use_window(plan, SHOAL_PART_OWN + 1, view->shape->is_input_cut ? view->size : 1);
+        shoal_plan_use_staging(plan, SHOAL_PART_OWN + 1, view->shape->is_input_cut ? view->size : 1);
     if (gives(view, rank, root))
         give(plan, view, rank, root);
     if (takes(view, rank, root))

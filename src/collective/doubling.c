@@ -45,7 +45,7 @@ static struct shoal_block inbox(const struct pairing *pairing, int host, int sli
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
     const int nth = slice / shoal_hosts_size(hosts, host), carrier = shoal_hosts_carrier(hosts, host, slice);
-    return shoal_hosts_window(hosts, carrier, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
+    return shoal_hosts_staging(hosts, carrier, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
 }
 
 static int partner_at(const struct pairing *pairing, int distance)

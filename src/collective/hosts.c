@@ -131,23 +131,23 @@ struct shoal_block shoal_hosts_output(const struct shoal_hosts *hosts, int rank,
     return shoal_output(rank, number(hosts, slice, j), number_end(hosts));
 }
 
-struct shoal_block shoal_hosts_window(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place, int slice,
-                                      int j)
+struct shoal_block shoal_hosts_staging(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place,
+                                       int slice, int j)
 {
-    const struct shoal_block block = shoal_window(rank, (int)region, number(hosts, slice, j), number_end(hosts));
+    const struct shoal_block block = shoal_staging(rank, (int)region, number(hosts, slice, j), number_end(hosts));
     return shoal_placed(block, hosts->places[region] + place);
 }
 
 struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j)
 {
-    return shoal_hosts_window(hosts, rank, SHOAL_REGION_OWN, number(hosts, slice, j), slice, j);
+    return shoal_hosts_staging(hosts, rank, SHOAL_REGION_OWN, number(hosts, slice, j), slice, j);
 }
 
 struct shoal_block shoal_hosts_result(const struct shoal_hosts *hosts, int rank, int slice, int j)
 {
     const int nth = slice / shoal_hosts_size(hosts, hosts->host_of[rank]);
     const int place = hosts->is_compact ? nth * hosts->owners + j : number(hosts, slice, j);
-    return shoal_hosts_window(hosts, rank, SHOAL_REGION_RESULTS, place, slice, j);
+    return shoal_hosts_staging(hosts, rank, SHOAL_REGION_RESULTS, place, slice, j);
 }
 
 /* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
@@ -276,13 +276,13 @@ void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j)
     const struct shoal_block result = shoal_hosts_result(hosts, hosts->rank, slice, j);
     int count = shoal_hosts_wanted(hosts, slice, j, false, dests);
 
-    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_WINDOW) /* there it lies */
+    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_STAGING) /* there it lies */
         count--;
     if (count > 0)
         shoal_plan_reduce(hosts->plan, &result, 1, dests, count);
 }
 
-/* Copies what neighbour i carries out of its window. */
+/* Copies what neighbour i carries out of its staging buffer. */
 static void copy_results(const struct shoal_hosts *hosts, int i)
 {
     const int peer = shoal_hosts_neighbour(hosts, i);

@@ -1,24 +1,26 @@
 /* What the algorithms for several hosts have in common: where ranks are, who carries what between hosts, where it lies in
- * windows, and what a rank does inside its host before and after. What goes from host to host when is theirs. Any thread.
+ * staging buffers, and what a rank does inside its host before and after. What goes from host to host when is theirs. Any
+ * thread.
  *
  * Slices. What crosses the network is cut into slices, and each slice into blocks, one for each of some hosts, their owners.
  * On each host a slice has one carrier, the local rank slice mod L of L: so all ranks of a host take part, and hosts may have
  * different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, the block
  * of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such block.
  *
- * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's window, an output that
- * is not shared is filled by its own rank out of the carriers' windows. Between hosts nothing depends on what is shared.
+ * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's staging buffer, an output
+ * that is not shared is filled by its own rank out of the carriers' staging buffers. Between hosts nothing depends on what is
+ * shared.
  *
- * Windows have three regions of places:
+ * Staging buffers have three regions of places:
  *   OWN      what the rank itself stages: its input, its host's sums
  *   INBOX    what carriers of other hosts put on the way to a result
  *   RESULTS  the blocks of the carried slices in the end, put by others or worked out here; local ranks copy them from there
  *
  * Permits. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host are
- * done with its window (their credits), and then signals each rank elsewhere that puts to it in this piece. That rank waits for
- * the permit before its first put. So nothing is owed between hosts from one piece to the next, and any algorithm may follow
- * any other. It costs one crossing at the start of an operation, beside the work inside the host; later pieces find their
- * permits there, for they are given as soon as the slot is free. */
+ * done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this piece. That rank
+ * waits for the permit before its first put. So nothing is owed between hosts from one piece to the next, and any algorithm may
+ * follow any other. It costs one crossing at the start of an operation, beside the work inside the host; later pieces find
+ * their permits there, for they are given as soon as the slot is free. */
 #ifndef SHOAL_COLLECTIVE_HOSTS_H
 #define SHOAL_COLLECTIVE_HOSTS_H
 
@@ -61,7 +63,7 @@ void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner);
 /* The places that staging takes in OWN. */
 int shoal_hosts_staging_places(const struct shoal_hosts *hosts);
 
-/* Divides windows: RESULTS has a place for each block of the carried slices, others have as many as said. */
+/* Divides staging buffers: RESULTS has a place for each block of the carried slices, others have as many as said. */
 void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results);
 
 static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
@@ -119,8 +121,8 @@ int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host);
 
 struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j);
 struct shoal_block shoal_hosts_output(const struct shoal_hosts *hosts, int rank, int slice, int j);
-struct shoal_block shoal_hosts_window(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place, int slice,
-                                      int j);
+struct shoal_block shoal_hosts_staging(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place,
+                                       int slice, int j);
 /* Where a rank stages its input, or keeps its host's sum. */
 struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j);
 /* Where a carrier has the block in the end. */
@@ -136,7 +138,7 @@ bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host);
 
 /* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
 
-/* The beginning of each plan: local ranks are done with the window. */
+/* The beginning of each plan: local ranks are done with the staging buffer. */
 void shoal_hosts_await_readers(const struct shoal_hosts *hosts);
 
 /* Lets the host's carrier of the slice put to this rank; waits for its leave. */

@@ -43,8 +43,8 @@ static struct shoal_block inbox(const struct shoal_hosts *hosts, int owner, int 
 {
     const int carrier = shoal_hosts_carrier(hosts, owner, slice), nth = slice / shoal_hosts_size(hosts, owner);
     const int distance = (from - owner + hosts->count) % hosts->count;
-    return shoal_hosts_window(hosts, carrier, SHOAL_REGION_INBOX, nth * (hosts->count - 1) + distance - 1, slice,
-                              shoal_hosts_block_of(hosts, slice, owner));
+    return shoal_hosts_staging(hosts, carrier, SHOAL_REGION_INBOX, nth * (hosts->count - 1) + distance - 1, slice,
+                               shoal_hosts_block_of(hosts, slice, owner));
 }
 
 static void give_permits(const struct shoal_hosts *hosts, int slice)

@@ -1,7 +1,7 @@
 /* Reductions on one host: all-reduce, reduce, reduce-scatter. Each rank is the owner of one block of the vector, of its own
  * part where the vector is in parts, and reduces it for all that take it. It reads a peer's input and writes a peer's output
- * where these are shared; else the block goes through a window: that of the peer on the way in, that of the owner on the way
- * out. Ranks may differ.
+ * where these are shared; else the block goes through a staging buffer: that of the peer on the way in, that of the owner on
+ * the way out. Ranks may differ.
  * Cost, n bytes and p ranks: when all is shared each rank reads n, and writes n (all-reduce) or n/p, in one step between two
  * exchanges. An input that is not shared costs its rank n (p - 1) / p more read and written, an output the same. */
 #include "collective/collective.h"
@@ -11,7 +11,7 @@ static struct shoal_block contribution(const struct shoal_view *view, int owner,
 {
     if (rank == owner || shoal_view_shares_input(view, rank))
         return shoal_input(rank, owner, view->size);
-    return shoal_window(rank, SHOAL_PART_OWN, owner, view->size);
+    return shoal_staging(rank, SHOAL_PART_OWN, owner, view->size);
 }
 
 /* Whether the rank gets the owner's block. */
@@ -25,7 +25,7 @@ static struct shoal_block result(const struct shoal_view *view, int owner, int r
     return view->shape->is_input_cut ? shoal_output(rank, 0, 1) : shoal_output(rank, owner, view->size);
 }
 
-/* The owner's window holds its result when somebody who gets it cannot be handed it. */
+/* The owner's staging buffer holds its result when somebody who gets it cannot be handed it. */
 static bool is_result_staged(const struct shoal_view *view, int owner, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {
@@ -72,12 +72,12 @@ static void reduce_own(struct shoal_plan *plan, const struct shoal_view *view, i
             dests[dest_count++] = result(view, rank, i);
     }
     if (is_result_staged(view, rank, root))
-        dests[dest_count++] = shoal_window(rank, SHOAL_PART_OWN, rank, view->size);
+        dests[dest_count++] = shoal_staging(rank, SHOAL_PART_OWN, rank, view->size);
     shoal_plan_reduce(plan, sources, view->size, dests, dest_count);
 }
 
 /* A peer's signal says that its block is there, and that it does not read this rank's contribution any more: where that is in
- * the window, and the block is for others, it is but a credit. */
+ * the staging buffer, and the block is for others, it is but a credit. */
 static void collect(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 1; i < view->size; i++) {
@@ -90,7 +90,7 @@ static void collect(struct shoal_plan *plan, const struct shoal_view *view, int 
         shoal_plan_wait(plan, owner);
         if (!is_taker || shoal_view_shares_output(view, rank))
             continue;
-        shoal_plan_copy(plan, shoal_window(owner, SHOAL_PART_OWN, owner, view->size), result(view, owner, rank));
+        shoal_plan_copy(plan, shoal_staging(owner, SHOAL_PART_OWN, owner, view->size), result(view, owner, rank));
         shoal_plan_signal(plan, owner);
     }
 }

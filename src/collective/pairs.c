@@ -1,7 +1,7 @@
 /* Several hosts, what differs from taker to taker or comes to root alone: gather, scatter, all-to-all, as view->shape says.
- * Each giver puts to each taker elsewhere, straight from its input into the taker's window, from where that one copies. On
- * the own host what goes from one rank to another goes as on one host alone: written into the taker's output or read from the
- * giver's input, where these are shared, else through the giver's window.
+ * Each giver puts to each taker elsewhere, straight from its input into the taker's staging buffer, from where that one copies.
+ * On the own host what goes from one rank to another goes as on one host alone: written into the taker's output or read from
+ * the giver's input, where these are shared, else through the giver's staging buffer.
  * Cost, n bytes, p ranks: a rank sends and receives n / p for each rank elsewhere, root of a gather or scatter for all
  * ranks elsewhere, in one crossing. */
 #include "collective/collective.h"
@@ -31,7 +31,7 @@ static struct shoal_block dest(const struct shoal_hosts *hosts, int from, int to
     return hosts->view->shape->is_output_cut ? shoal_output(to, from, hosts->view->size) : shoal_output(to, 0, 1);
 }
 
-/* In the giver's window there is a place for each rank of its host, if they get different parts. */
+/* In the giver's staging buffer there is a place for each rank of its host, if they get different parts. */
 static struct shoal_block staged(const struct shoal_hosts *hosts, int from, int to)
 {
     const int host = hosts->host_of[from], index = hosts->view->shape->is_input_cut ? to : from;
@@ -39,15 +39,15 @@ static struct shoal_block staged(const struct shoal_hosts *hosts, int from, int 
 
     while (hosts->view->shape->is_input_cut && shoal_hosts_carrier(hosts, host, local) != to)
         local++;
-    return shoal_placed(shoal_window(from, SHOAL_REGION_OWN, index, hosts->view->size),
+    return shoal_placed(shoal_staging(from, SHOAL_REGION_OWN, index, hosts->view->size),
                         hosts->places[SHOAL_REGION_OWN] + local);
 }
 
-/* In the taker's window there is a place for each giver. */
+/* In the taker's staging buffer there is a place for each giver. */
 static struct shoal_block inbox(const struct shoal_hosts *hosts, int from, int to)
 {
     const bool is_output_cut = hosts->view->shape->is_output_cut;
-    return shoal_placed(shoal_window(to, SHOAL_REGION_INBOX, is_output_cut ? from : to, hosts->view->size),
+    return shoal_placed(shoal_staging(to, SHOAL_REGION_INBOX, is_output_cut ? from : to, hosts->view->size),
                         hosts->places[SHOAL_REGION_INBOX] + (is_output_cut ? from : 0));
 }
 

@@ -7,7 +7,7 @@ static struct shoal_block contribution(const struct shoal_view *view, int rank, 
 {
     if (rank == root || shoal_view_shares_input(view, rank))
         return shoal_input(rank, 0, 1);
-    return shoal_window(rank, SHOAL_PART_OWN, 0, 1);
+    return shoal_staging(rank, SHOAL_PART_OWN, 0, 1);
 }
 
 static void build_root(struct shoal_plan *plan, const struct shoal_view *view, int root)
@@ -40,7 +40,7 @@ static void build_leaf(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_plan_expect_credit(plan, root);
 }
 
-/* True when a window is used, by whichever rank. */
+/* True when a staging buffer is used, by whichever rank. */
 static bool is_any_staged(const struct shoal_view *view, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {
@@ -53,7 +53,7 @@ static bool is_any_staged(const struct shoal_view *view, int root)
 void shoal_reduce_at_root_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     if (is_any_staged(view, root))
-        shoal_plan_use_window(plan, SHOAL_PART_OWN + 1, 1);
+        shoal_plan_use_staging(plan, SHOAL_PART_OWN + 1, 1);
     if (rank == root)
         build_root(plan, view, root);
     else

@@ -332,7 +332,7 @@ int shoal_select_parts(int size, int hosts)
 static size_t piece_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
 {
     const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->places / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
-    return stride / element_bytes * (size_t)(is_cut ? 1 : plan->window_of);
+    return stride / element_bytes * (size_t)(is_cut ? 1 : plan->staging_of);
 }
 
 size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes)
@@ -344,7 +344,7 @@ size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *
     const bool is_cut = shape->is_input_cut || shape->is_output_cut;
     if (plan->places)
         return piece_of_places(plan, shoal_select_part_bytes(piece_bytes, plan->size, 2), element_bytes, is_cut);
-    const bool in_parts = is_cut && plan->window_of > 1;
+    const bool in_parts = is_cut && plan->staging_of > 1;
     const size_t bytes = shoal_select_part_bytes(piece_bytes, plan->size, 1) / (in_parts ? size : 1);
     return bytes / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE / element_bytes;
 }

@@ -8,8 +8,8 @@
 
 #include "base/compiler.h"
 
-/* How destinations are written. Streaming stores bypass the caches: right for large windows that another core reads next
- * when the cores share no cache. */
+/* How destinations are written. Streaming stores bypass the caches: right for large staging buffers that another core reads
+ * next when the cores share no cache. */
 enum shoal_stores { SHOAL_STORES_CACHED, SHOAL_STORES_STREAMING };
 
 /* dests[j][i] = op over sources[0..k-1][i], in that order, for i < count. k, m >= 1. Pointers need the element's alignment

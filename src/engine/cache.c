@@ -66,7 +66,7 @@ static void find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand != SHOAL_OPERAND_WINDOW)
+        if (block->operand != SHOAL_OPERAND_STAGING)
             named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
     }
 }
@@ -93,7 +93,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     cached->row = row;
     cached->root = request->call.root;
     cached->reach = shoal_select_reach(view, row->kind, request->call.root);
-    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d window parts",
+    shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d staging buffer parts",
                    engine->name, shoal_kind_row(row->kind)->name, request->bytes, row->variants[cached->reach],
                    cached->plan.step_count, cached->plan.parts);
     cached->next = engine->plans;

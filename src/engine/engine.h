@@ -164,7 +164,7 @@ struct shoal_engine {
     int locals;      /* and how many they are */
     int most_locals; /* ranks of the host that has most */
     unsigned depth;
-    size_t part_bytes; /* of one part of a window slot */
+    size_t part_bytes; /* of one part of a staging slot */
     const struct shoal_clock_anchor *anchor;
 
     uint64_t next_sequence;
@@ -385,7 +385,8 @@ static inline int shoal_circle_heard(const struct shoal_circle *circle, int inde
     return SHOAL_LIKELY(!circle) ? index : circle->heard.at[index];
 }
 
-/* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a window for what they put. */
+/* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a staging buffer for what they
+ * put. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request);
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);

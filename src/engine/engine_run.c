@@ -4,7 +4,7 @@
 
 #include "engine/engine.h"
 
-/* ---- Direct operations: the data came beside the arrival records -------------------------------------------------------- */
+/* ---- Direct operations: the data came beside the arrival records --------------------------------------------------------- */
 
 /* So small that each part is copied element by element of the tensors' list. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
@@ -138,7 +138,7 @@ enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
     const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
-    SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, parts * engine->part_bytes));
+    SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, parts * engine->part_bytes));
     return shoal_engine_find_partners(engine, row, request);
 }
 
@@ -156,7 +156,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts && engine->hosts == 1)
-        SHOAL_TRY(engine->ops->reserve_window(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
+        SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
     request->record->algorithm = request->cached->row->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
         request->piece_elements = request->piece_count = 1;
@@ -175,7 +175,7 @@ struct span {
     int part;
     size_t begin;
     size_t elements;
-    size_t window_at; /* bytes from the start of the window slot, for windows */
+    size_t staging_at; /* bytes from the start of the staging slot, for staging buffers */
 };
 
 /* Places are as far apart as the longest block of the piece is long; so they are on all ranks. */
@@ -184,7 +184,7 @@ static void find_place(const struct shoal_piece *piece, struct shoal_block block
     const struct shoal_request *request = piece->request;
     const size_t count = shoal_min_size(request->call.count - piece->first, request->piece_elements);
     const size_t stride = shoal_place_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
-    span->window_at = (block.place - 1u) * stride * request->element_bytes;
+    span->staging_at = (block.place - 1u) * stride * request->element_bytes;
     if (block.run)
         span->elements = block.run * stride;
 }
@@ -202,7 +202,7 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
     const size_t begin =
         shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of), (unsigned)of, &span.elements);
     span.begin = piece->first + begin;
-    span.window_at =
+    span.staging_at =
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->piece_elements : 0) + begin) * element;
     if (block.run)
         span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
@@ -220,8 +220,8 @@ static char *find_address(struct shoal_engine *engine, const struct shoal_piece 
     const struct shoal_request *request = piece->request;
     const size_t element = request->element_bytes;
     const enum shoal_operand operand = (enum shoal_operand)block.operand;
-    if (operand == SHOAL_OPERAND_WINDOW)
-        return (char *)engine->ops->window(engine->transport, block.rank, slot) + span->window_at + at * element;
+    if (operand == SHOAL_OPERAND_STAGING)
+        return (char *)engine->ops->staging(engine->transport, block.rank, slot) + span->staging_at + at * element;
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, span->part, span->begin + at, run);
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
@@ -440,7 +440,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece
     if (is_apart && !(source = piece->is_packed ? piece->packed->data : pack_block(engine, piece, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
     const enum shoal_status status =
-        engine->ops->put(engine->transport, step->peer, slot, to.window_at, source, from.elements * request->element_bytes);
+        engine->ops->put(engine->transport, step->peer, slot, to.staging_at, source, from.elements * request->element_bytes);
     piece->is_packed = is_apart && status == SHOAL_PENDING;
     return status;
 }

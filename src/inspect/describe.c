@@ -395,9 +395,9 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_row
     else
         explain_why(inquiry, row, out);
     if (row->build && inquiry->hosts > 1)
-        fprintf(out, "operands: through windows between hosts; inside them, %s\n", reaches[reach]);
+        fprintf(out, "operands: through staging buffers between hosts; inside them, %s\n", reaches[reach]);
     else if (row->build && inquiry->is_overwritten)
-        fprintf(out, "operands: an %s in place goes through windows\n", inquiry->row->name);
+        fprintf(out, "operands: an %s in place goes through staging buffers\n", inquiry->row->name);
     else if (row->build)
         fprintf(out, "operands: %s\n", reaches[reach]);
     fprintf(out, "cost: %s\n", row->cost);
@@ -430,8 +430,8 @@ static void explain_pieces(const struct inquiry *inquiry, const struct shoal_row
     }
     const size_t piece = shoal_select_piece(row, plan, inquiry->settings.piece_bytes, inquiry->element);
     const size_t pieces = (inquiry->count + piece - 1) / piece;
-    fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d window part%s", plan->rank, pieces,
-            plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
+    fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
+            pieces, plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
             (unsigned long long)inquiry->settings.depth, plan->parts, plural((size_t)plan->parts));
     if (plan->places)
         fprintf(out, " with %d place%s", plan->places, plural((size_t)plan->places));
@@ -469,12 +469,13 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     const struct shoal_row *row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
     explain_passed_over(inquiry, rule, out);
     explain_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
-    fputs("in[r], out[r]: input and output of rank r; win[r].p: part p of its window; 1/4: block 1 of 4, from 0; "
+    fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0; "
           "copy: reduce of one block\n"
           "wait 2 #1: for rank 2's first signal of this piece; wait 2 credit: until rank 2 has read the piece before\n",
           out);
     if (inquiry->hosts > 1)
-        fputs("@5+2: in place 5 of the window and the one after it; put: into the window of a rank elsewhere, once that gave "
+        fputs("@5+2: in place 5 of the staging buffer and the one after it; put: into the staging buffer of a rank elsewhere, "
+              "once that gave "
               "leave\n"
               "partial: a sum that others add to; wait puts: until all that was put has left\n",
               out);

@@ -181,23 +181,23 @@ static void print_mib(uint64_t bytes, char text[32])
 }
 
 /* Of the communicator of all ranks, which is the largest one. */
-static uint64_t window_bytes(const struct shoal_diagnosis *diagnosis)
+static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
 {
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
     const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
     const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
     const size_t part = shoal_select_part_bytes(diagnosis->settings.piece_bytes, size, hosts);
-    return diagnosis->settings.depth * shoal_shm_window_stride(part * (size_t)shoal_select_parts(size, hosts));
+    return diagnosis->settings.depth * shoal_shm_staging_stride(part * (size_t)shoal_select_parts(size, hosts));
 }
 
-static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t window, uint64_t left)
+static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t staging, uint64_t left)
 {
     const uint64_t limit = diagnosis->settings.memory_limit;
-    if (limit && limit < window)
+    if (limit && limit < staging)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              "raise SHOAL_MEMORY_LIMIT, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
-                             "SHOAL_MEMORY_LIMIT is %llu bytes, but a rank's window takes %llu", (unsigned long long)limit,
-                             (unsigned long long)window);
+                             "SHOAL_MEMORY_LIMIT is %llu bytes, but a rank's staging buffer takes %llu",
+                             (unsigned long long)limit, (unsigned long long)staging);
     else if (limit > left)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_WARNING, "give the container more, or set SHOAL_MEMORY_LIMIT lower",
                              "SHOAL_MEMORY_LIMIT is %llu MiB, but only %llu MiB are left", (unsigned long long)(limit / MIB),
@@ -208,20 +208,20 @@ static void check_memory(struct shoal_diagnosis *diagnosis)
 {
     const struct shoal_memory_limits limits = shoal_topology_memory_limits();
     const uint64_t left = limits.machine < limits.container ? limits.machine : limits.container;
-    const uint64_t ranks = diagnosis->ranks ? (uint64_t)diagnosis->ranks : 1, window = window_bytes(diagnosis);
+    const uint64_t ranks = diagnosis->ranks ? (uint64_t)diagnosis->ranks : 1, staging = staging_bytes(diagnosis);
     char container[32], wanted[32];
     print_mib(limits.container, container);
-    print_mib(window * ranks + MIB - 1, wanted);
-    if (window * ranks > left)
+    print_mib(staging * ranks + MIB - 1, wanted);
+    if (staging * ranks > left)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              "give the container more memory, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
-                             "windows of %llu rank%s take %s, but only %llu MiB are left", (unsigned long long)ranks,
+                             "staging buffers of %llu rank%s take %s, but only %llu MiB are left", (unsigned long long)ranks,
                              ranks == 1 ? "" : "s", wanted, (unsigned long long)(left / MIB));
     else
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "windows of %llu rank%s take %s; the %s leaves enough",
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "staging buffers of %llu rank%s take %s; the %s leaves enough",
                              (unsigned long long)ranks, ranks == 1 ? "" : "s", wanted,
                              limits.container < limits.machine ? "container's limit" : "machine");
-    check_memory_limit(diagnosis, window, left);
+    check_memory_limit(diagnosis, staging, left);
 }
 
 /* A socket and a process descriptor for each peer here, a connection for each elsewhere, and as many while they meet. */
@@ -255,7 +255,7 @@ static bool locks_memory(const char *provider)
 static void check_locked_memory(struct shoal_diagnosis *diagnosis)
 {
     struct rlimit limit;
-    const uint64_t locked = window_bytes(diagnosis) + SHOAL_FABRIC_LOCKED_BYTES;
+    const uint64_t locked = staging_bytes(diagnosis) + SHOAL_FABRIC_LOCKED_BYTES;
     char text[32];
     if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
         limit.rlim_cur = RLIM_INFINITY;
@@ -267,7 +267,7 @@ static void check_locked_memory(struct shoal_diagnosis *diagnosis)
         shoal_diagnosis_tell(
             diagnosis, SHOAL_FINDING_ERROR,
             "set memlock to unlimited in /etc/security/limits.conf, or in the container's or service's limits",
-            "%s (ulimit -l), but the provider %s locks %llu MiB of a rank: its window and its endpoint's buffers", text,
+            "%s (ulimit -l), but the provider %s locks %llu MiB of a rank: its staging buffer and its endpoint's buffers", text,
             diagnosis->provider, (unsigned long long)((locked + MIB - 1) / MIB));
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s (ulimit -l), enough for the provider %s", text,

@@ -73,19 +73,19 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     plan->blocks = blocks;
     for (int i = 0; i < count; i++) {
         blocks[plan->block_count++] = added[i];
-        if (added[i].operand != SHOAL_OPERAND_WINDOW || added[i].place)
+        if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].place)
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
             fail(plan, SHOAL_ERR_UNSUPPORTED);
         else
-            shoal_plan_use_window(plan, added[i].part + 1, added[i].of);
+            shoal_plan_use_staging(plan, added[i].part + 1, added[i].of);
     }
 }
 
-void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of)
+void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of)
 {
     plan->parts = parts > plan->parts ? parts : plan->parts;
-    plan->window_of = of > plan->window_of ? of : plan->window_of;
+    plan->staging_of = of > plan->staging_of ? of : plan->staging_of;
 }
 
 void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
@@ -95,7 +95,7 @@ void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
     if (places >= UINT16_MAX)
         fail(plan, SHOAL_ERR_UNSUPPORTED);
     plan->places = places;
-    shoal_plan_use_window(plan, wanted < SHOAL_PLACED_PARTS_MAX ? wanted : SHOAL_PLACED_PARTS_MAX, of);
+    shoal_plan_use_staging(plan, wanted < SHOAL_PLACED_PARTS_MAX ? wanted : SHOAL_PLACED_PARTS_MAX, of);
 }
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,

@@ -5,7 +5,7 @@
  * Four steps:
  *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
  *            itself, as happens in place, it writes nothing. Where others are added later it says so: "partial".
- *   put      own block into a peer's window, then raise the peer's counter of this rank by one. The block
+ *   put      own block into a peer's staging buffer, then raise the peer's counter of this rank by one. The block
  *            must stay until the peer has heard of it, or own puts have been waited for
  *   signal   raise the peer's counter of this rank by one
  *   wait     until the own counter of a peer has been raised so many times; for itself: until all that was put has left
@@ -16,14 +16,15 @@
  * announced (shoal_plan_expect_credit), and the next piece in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
- * Windows. Each rank's window slot has `parts`. A block lies either at its index in one of them, which then are each as large
- * as a piece; or the plan divides all parts together into `places`, each as large as a block, and says in which one a block
- * lies. Part 0 is written by its own rank alone, whatever ran before; others by whom the rank has let. A rank that writes its
- * own window, or lets others, waits first for the credit of every rank that may have read it in the slot's pieces before.
+ * Staging buffers. Each rank's staging slot has `parts`. A block lies either at its index in one of them, which then are each
+ * as large as a piece; or the plan divides all parts together into `places`, each as large as a block, and says in which one a
+ * block lies. Part 0 is written by its own rank alone, whatever ran before; others by whom the rank has let. A rank that writes
+ * its own staging buffer, or lets others, waits first for the credit of every rank that may have read it in the slot's pieces
+ * before.
  *
  * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the
  * rank is reached by load and store, and, for its input and output, that they are shared. To a rank elsewhere it can but put,
- * into its window. What ranks elsewhere share a plan does not know (shoal_view_mask).
+ * into its staging buffer. What ranks elsewhere share a plan does not know (shoal_view_mask).
  *
  * Start and end. When a plan starts, the ranks of its host and its partners have posted the operation: their inputs are final.
  * Partners are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
@@ -39,21 +40,21 @@
 
 #define SHOAL_PLAN_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_PLAN_PARTS_MAX 64
-/* Of a window that is divided into places: so many in a part at least, and parts at most. */
+/* Of a staging buffer that is divided into places: so many in a part at least, and parts at most. */
 #define SHOAL_PLACES_IN_PART 4
 #define SHOAL_PLACED_PARTS_MAX 8
 
-enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_WINDOW };
+enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING };
 
-/* Block `index` of `of` equal blocks of a rank's operand; for windows of its part `part`. With `place` other than 0 a block
- * of a window lies at place - 1, wherever its index would have it. With `run` other than 0 a put moves so many places in a row,
- * whatever they hold; of an input or output so many blocks in a row, as far as there are any.
+/* Block `index` of `of` equal blocks of a rank's operand; for staging buffers of its part `part`. With `place` other than 0 a
+ * block of a staging buffer lies at place - 1, wherever its index would have it. With `run` other than 0 a put moves so many
+ * places in a row, whatever they hold; of an input or output so many blocks in a row, as far as there are any.
  *
  * Where an operand is in parts (struct shoal_shape), a piece is the same range of all its parts. Its blocks are named with an
- * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Windows of such collectives
- * have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold one. Parts
- * may differ in length: a block then has the length of what it holds. Where inputs and outputs are in parts, blocks of part 0
- * of a window are named as those of the rank's input are, others as those of its output. */
+ * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Staging buffers of such
+ * collectives have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold
+ * one. Parts may differ in length: a block then has the length of what it holds. Where inputs and outputs are in parts, blocks
+ * of part 0 of a staging buffer are named as those of the rank's input are, others as those of its output. */
 struct shoal_block {
     uint16_t rank;
     uint16_t index;
@@ -146,9 +147,9 @@ static inline bool shoal_view_shares_output(const struct shoal_view *view, int r
 struct shoal_plan {
     int rank;
     int size;
-    int parts;     /* of the window slot, 0 when no window is used */
-    int places;    /* into which they are divided together, 0 when blocks lie at their index */
-    int window_of; /* into how many blocks a part, or what has places, is cut at most */
+    int parts;      /* of the staging slot, 0 when no staging buffer is used */
+    int places;     /* into which they are divided together, 0 when blocks lie at their index */
+    int staging_of; /* into how many blocks a part, or what has places, is cut at most */
     uint32_t step_count;
     uint32_t block_count;
     struct shoal_step *steps;
@@ -176,12 +177,12 @@ static inline struct shoal_block shoal_output(int rank, int index, int of)
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_OUTPUT, 0};
 }
 
-static inline struct shoal_block shoal_window(int rank, int part, int index, int of)
+static inline struct shoal_block shoal_staging(int rank, int part, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_WINDOW, (uint8_t)part};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
 }
 
-/* The same block, of a window, in a place. */
+/* The same block, of a staging buffer, in a place. */
 static inline struct shoal_block shoal_placed(struct shoal_block block, int place)
 {
     block.place = (uint16_t)(place + 1);
@@ -195,10 +196,11 @@ static inline struct shoal_block shoal_run(struct shoal_block block, int run)
     return block;
 }
 
-/* Windows must be cut alike on all ranks, so that pieces are: a builder whose rank may not name a window calls this. */
-void shoal_plan_use_window(struct shoal_plan *plan, int parts, int of);
+/* Staging buffers must be cut alike on all ranks, so that pieces are: a builder whose rank may not name a staging buffer calls
+ * this. */
+void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
-/* The same for a window divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
+/* The same for a staging buffer divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
 void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
 
 /* partners[rank] becomes 1 for the plan's partners, else 0. */
@@ -235,7 +237,8 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
-/* Elements from one place of a window to the next, where a piece has `count` elements (of the longest part) in `of` blocks. */
+/* Elements from one place of a staging buffer to the next, where a piece has `count` elements (of the longest part) in `of`
+ * blocks. */
 static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
 {
     return shoal_round_up((count + of - 1) / of, grain);
@@ -248,7 +251,8 @@ void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
 /* One step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
-/* One block, such as "win[1].0 2/4": block 2 of 4 of part 0 of rank 1's window; "@7": in place 7; "+3": run of three. */
+/* One block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in place 7; "+3": run of
+ * three. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

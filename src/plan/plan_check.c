@@ -56,8 +56,8 @@ struct check {
     size_t components;
     int put_targets;
     struct operation operations[OPERATIONS];
-    size_t window_cell;
-    size_t window_units; /* of a rank's window, of either operation */
+    size_t staging_cell;
+    size_t staging_units; /* of a rank's staging buffer, of either operation */
     size_t cell_count;
     struct cell *cells;
     uint8_t *counts; /* counts[cell * size + rank]: how often the cell holds the rank's contribution, at most 255 */
@@ -249,7 +249,7 @@ static size_t length_of(const struct check *check, const struct operation *opera
     return lengths ? lengths[from * check->size + to] : operation->units;
 }
 
-/* Of a window that is not divided into places. */
+/* Of a staging buffer that is not divided into places. */
 static size_t part_units(const struct operation *operation, int size)
 {
     const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
@@ -262,7 +262,7 @@ static size_t operand_cell(const struct check *check, const struct operation *op
         return input_cell(operation, block->rank);
     if (block->operand == SHOAL_OPERAND_OUTPUT)
         return output_cell(operation, block->rank);
-    return check->window_cell + block->rank * check->window_units + block->part * part_units(operation, check->size);
+    return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
 /* Of a block, or a run of them, that lies in a place. */
@@ -270,7 +270,7 @@ static struct range place_range(const struct check *check, const struct operatio
                                 unsigned of, size_t length)
 {
     const size_t stride = shoal_place_stride(operation->units, 1, of);
-    const size_t first = check->window_cell + block->rank * check->window_units + (block->place - 1u) * stride;
+    const size_t first = check->staging_cell + block->rank * check->staging_units + (block->place - 1u) * stride;
     return (struct range){first, block->run ? block->run * stride : length};
 }
 
@@ -652,30 +652,30 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
 {
     const struct shoal_view *view = check->operations[at.operation].question->view;
     const struct shoal_plan *plan = plan_of(check, at.operation, rank);
-    const bool is_shared = block->operand == SHOAL_OPERAND_WINDOW ||
+    const bool is_shared = block->operand == SHOAL_OPERAND_STAGING ||
                            (block->operand == SHOAL_OPERAND_INPUT ? shoal_view_shares_input(view, block->rank)
                                                                   : shoal_view_shares_output(view, block->rank));
 
-    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_WINDOW)
+    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_STAGING)
         return (struct refusal){"range", "there is no such block"};
     if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
-    if (block->operand == SHOAL_OPERAND_WINDOW && !block->place && block->part >= plan->parts)
-        return (struct refusal){"range", "the window has no such part"};
+    if (block->operand == SHOAL_OPERAND_STAGING && !block->place && block->part >= plan->parts)
+        return (struct refusal){"range", "the staging buffer has no such part"};
     if (block->place && block->place - 1 + shoal_max_size(block->run, 1) > (size_t)plan->places)
-        return (struct refusal){"range", "the window has no such place"};
-    if ((block->place && block->operand != SHOAL_OPERAND_WINDOW) || (block->run && step->kind != SHOAL_STEP_PUT))
-        return (struct refusal){"form", "only windows have places, only puts move several"};
+        return (struct refusal){"range", "the staging buffer has no such place"};
+    if ((block->place && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT))
+        return (struct refusal){"form", "only staging buffers have places, only puts move several"};
     if (block->run && !block->place && block->index + block->run > block->of)
         return (struct refusal){"range", "the run goes beyond the last block"};
-    if (block->operand == SHOAL_OPERAND_WINDOW && is_dest && block->part == 0 && block->rank != rank)
-        return (struct refusal){"writers", "part 0 of a window is written by its own rank alone"};
+    if (block->operand == SHOAL_OPERAND_STAGING && is_dest && block->part == 0 && block->rank != rank)
+        return (struct refusal){"writers", "part 0 of a staging buffer is written by its own rank alone"};
     if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
         return (struct refusal){"form", "inputs are only read"};
     if (step->kind == SHOAL_STEP_PUT && block->rank != (is_dest ? step->peer : rank))
         return (struct refusal){"form", "a put goes from an own block to the peer's"};
-    if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_WINDOW)
-        return (struct refusal){"form", "a put goes into a window"};
+    if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_STAGING)
+        return (struct refusal){"form", "a put goes into a staging buffer"};
     if (block->rank == rank)
         return (struct refusal){NULL, NULL};
     if (!is_shared)
@@ -759,14 +759,14 @@ static enum shoal_status inspect_plan(struct check *check, int rank, int operati
         return fault(check, "form: the plan of rank %d for operation %d was not built for it (%s)", rank, operation + 1,
                      shoal_status_text(plan->status));
     if (plan->parts != plan_of(check, operation, 0)->parts)
-        return fault(check, "form: in operation %d rank %d names %d parts of windows, rank 0 names %d", operation + 1, rank,
-                     plan->parts, plan_of(check, operation, 0)->parts);
+        return fault(check, "form: in operation %d rank %d names %d parts of staging buffers, rank 0 names %d", operation + 1,
+                     rank, plan->parts, plan_of(check, operation, 0)->parts);
     if (plan->places != plan_of(check, operation, 0)->places)
-        return fault(check, "form: in operation %d rank %d divides windows into %d places, rank 0 into %d", operation + 1, rank,
-                     plan->places, plan_of(check, operation, 0)->places);
-    if (plan->window_of != plan_of(check, operation, 0)->window_of)
-        return fault(check, "form: in operation %d rank %d cuts windows into %d blocks, rank 0 into %d", operation + 1, rank,
-                     plan->window_of, plan_of(check, operation, 0)->window_of);
+        return fault(check, "form: in operation %d rank %d divides staging buffers into %d places, rank 0 into %d",
+                     operation + 1, rank, plan->places, plan_of(check, operation, 0)->places);
+    if (plan->staging_of != plan_of(check, operation, 0)->staging_of)
+        return fault(check, "form: in operation %d rank %d cuts staging buffers into %d blocks, rank 0 into %d", operation + 1,
+                     rank, plan->staging_of, plan_of(check, operation, 0)->staging_of);
     for (uint32_t step = 0; step < plan->step_count; step++)
         SHOAL_TRY(inspect_step(check, rank, (struct cursor){operation, step}, waits));
     return SHOAL_OK;
@@ -794,15 +794,15 @@ static enum shoal_status inspect(struct check *check, int operation)
 
 /* ---- Start --------------------------------------------------------------------------------------------------------------- */
 
-/* How much of a window the operation uses. */
-static size_t window_units(const struct check *check, const struct operation *operation)
+/* How much of a staging buffer the operation uses. */
+static size_t staging_units(const struct check *check, const struct operation *operation)
 {
     const struct shoal_plan *plan = &operation->question->plans[0];
     const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
 
     if (plan->places == 0)
         return (size_t)plan->parts * part_units(operation, check->size);
-    return (size_t)plan->places * shoal_place_stride(operation->units, 1, is_cut ? 1 : (unsigned)plan->window_of);
+    return (size_t)plan->places * shoal_place_stride(operation->units, 1, is_cut ? 1 : (unsigned)plan->staging_of);
 }
 
 /* Gives the operation its cells. */
@@ -819,7 +819,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
     operation->first_input = check->cell_count;
     operation->first_output = operation->first_input + size * operation->input_units;
     check->cell_count = operation->first_output + size * operation->output_units;
-    check->window_units = shoal_max_size(check->window_units, window_units(check, operation));
+    check->staging_units = shoal_max_size(check->staging_units, staging_units(check, operation));
 }
 
 /* Every caller has written its input before it posted. */
@@ -856,8 +856,8 @@ static enum shoal_status make_cells(struct check *check)
 {
     const size_t size = (size_t)check->size;
 
-    check->window_cell = check->cell_count;
-    check->cell_count += size * check->window_units;
+    check->staging_cell = check->cell_count;
+    check->cell_count += size * check->staging_units;
     check->cells = calloc(check->cell_count + 1, sizeof *check->cells);
     check->counts = calloc(check->cell_count + 1, size);
     check->sum = calloc(size, 1);

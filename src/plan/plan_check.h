@@ -7,9 +7,10 @@
  *     partners have posted it);
  *   - what is put is not overwritten before it has left: before its receiver has heard of it, the rank has waited for its own
  *     puts, or its plan has ended;
- *   - no window block is overwritten before its last reader has read it, nor is an input or output touched after its rank's
+ *   - no staging buffer block is overwritten before its last reader has read it, nor is an input or output touched after its
+ * rank's
  *     plan ended;
- *   - no step reaches where the view gives no reach, and none puts but into a window;
+ *   - no step reaches where the view gives no reach, and none puts but into a staging buffer;
  *   - every signal is waited for or announced as a credit; no rank waits for ever.
  * One execution suffices: each wait names one peer and a count, counters have one writer each, so happens-before does not
  * depend on timing. */
@@ -33,7 +34,7 @@ struct shoal_plan_question {
 
 /* OK, or ERR_INTERNAL with the first fault found in text (rank, step, block, and the other party), or ERR_MEMORY. The text
  * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
- * (part 0 of a window has another than its own rank), result, end. */
+ * (part 0 of a staging buffer has another than its own rank), result, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

@@ -36,11 +36,11 @@ static void mark_cut(const struct sink *sink)
 
 static void emit_block(struct sink *sink, const struct shoal_block *block)
 {
-    static const char *const names[] = {"in", "out", "win"};
+    static const char *const names[] = {"in", "out", "stg"};
     const char *name = block->operand < SHOAL_COUNT_OF(names) ? names[block->operand] : "?";
 
     emit(sink, "%s[%d]", name, block->rank);
-    if (block->operand == SHOAL_OPERAND_WINDOW)
+    if (block->operand == SHOAL_OPERAND_STAGING)
         emit(sink, ".%d", block->part);
     emit(sink, " %d/%d", block->index, block->of);
     if (block->place)

@@ -58,7 +58,7 @@ struct shoal_descriptor {
     uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
 };
 
-/* Set by rank 0 of the communicator, followed by all: how windows are written in this operation. */
+/* Set by rank 0 of the communicator, followed by all: how staging buffers are written in this operation. */
 #define SHOAL_HINT_STREAMING 1
 /* The operation has a plan: the record says where operands are. Of others `input` and `output` mean nothing. */
 #define SHOAL_HINT_PLANNED 2
@@ -151,14 +151,14 @@ struct shoal_transport_ops {
     /* A peer's (or the own) memory at a location other than 0, as an address here. NULL with *error set on failure. */
     void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
 
-    /* Own window of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses it; where
-     * ranks are elsewhere, before this rank's record of that operation. */
-    enum shoal_status (*reserve_window)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
+    /* Own staging buffer of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses
+     * it; where ranks are elsewhere, before this rank's record of that operation. */
+    enum shoal_status (*reserve_staging)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
 
-    /* The window slot of a rank that is reached by load and store (or the own), NULL when it is not. */
-    void *(*window)(struct shoal_transport *, int rank, unsigned slot);
+    /* The staging slot of a rank that is reached by load and store (or the own), NULL when it is not. */
+    void *(*staging)(struct shoal_transport *, int rank, unsigned slot);
 
-    /* Copies bytes into a peer's window slot, from offset on, where it is not reached by load and store; then raises its
+    /* Copies bytes into a peer's staging slot, from offset on, where it is not reached by load and store; then raises its
      * counter. ERR_* on failure; PENDING when it cannot be taken now: try again. The source may be overwritten when has_left
      * says so of the slot. */
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,

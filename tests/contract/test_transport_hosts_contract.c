@@ -30,7 +30,7 @@ const char *__lsan_default_suppressions(void)
 #define SHARED_MAX 8
 #define TIMEOUT_MS 20000
 #define SETTINGS_MAX 3
-#define WINDOW_BYTES ((size_t)1 << 19)
+#define STAGING_BYTES ((size_t)1 << 19)
 #define MOCK "SHOAL_LIBFABRIC=" MOCK_FABRIC
 
 struct shared {
@@ -105,7 +105,7 @@ static enum shoal_status make_rank(struct maker *maker)
                                                         .rank = maker->rank,
                                                         .size = world->size,
                                                         .slots = SHOAL_DEPTH_MAX,
-                                                        .slot_bytes = WINDOW_BYTES,
+                                                        .slot_bytes = STAGING_BYTES,
                                                         .counter_start = world->counter_start,
                                                         .timeout_ms = maker->join_timeout ? maker->join_timeout : TIMEOUT_MS}};
     SHOAL_TRY(shoal_hosts_create((*context)->endpoint, &options, &world->ranks[maker->rank]));
@@ -255,7 +255,7 @@ static void open_sources(struct sources *sources, void **state)
     find_in_mock("mock_count_regions", &sources->count_regions);
     find_in_mock("mock_limit_locked", &sources->limit_locked);
     struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
-    assert_int_equal(taker->ops->reserve_window(taker, SHOAL_DEPTH_MAX, WINDOW_BYTES), SHOAL_OK);
+    assert_int_equal(taker->ops->reserve_staging(taker, SHOAL_DEPTH_MAX, STAGING_BYTES), SHOAL_OK);
     taker->ops->arrive(taker, &record, NULL, 0, NULL);
     taker->ops->flush(taker);
     UNTIL(&sources->world, giver->ops->arrival(giver, 1, 1) != NULL);
@@ -287,7 +287,7 @@ static void assert_comes(struct sources *sources, unsigned char content)
 {
     struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
     UNTIL(&sources->world, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->has_left(giver, 0));
-    const unsigned char *came = taker->ops->window(taker, 1, 0);
+    const unsigned char *came = taker->ops->staging(taker, 1, 0);
     for (size_t i = 0; i < SOURCE_BYTES; i++)
         assert_int_equal(came[i], content);
 }
@@ -476,7 +476,7 @@ static void a_write_that_is_late_is_not_taken_for_another(void **state)
     hinder_taker(&sources, MOCK_OPEN);
     assert_int_equal(put_while_taken(&sources, bytes, put), RAISES_MANY);
     UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY);
-    assert_memory_equal(taker->ops->window(taker, 1, 0), bytes, RAISES_MANY);
+    assert_memory_equal(taker->ops->staging(taker, 1, 0), bytes, RAISES_MANY);
     release(&sources, bytes);
     destroy(&sources.world);
 }
@@ -499,7 +499,7 @@ static void a_signal_that_is_late_is_not_lost(void **state)
     hinder_taker(&sources, MOCK_OPEN);
     UNTIL(&sources.world, giver->ops->put(giver, 1, 0, 0, byte, 1) == SHOAL_OK);
     UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY + 1);
-    assert_int_equal(*(unsigned char *)taker->ops->window(taker, 1, 0), 7);
+    assert_int_equal(*(unsigned char *)taker->ops->staging(taker, 1, 0), 7);
     UNTIL(&sources.world, giver->ops->is_flushed(giver));
     release(&sources, byte);
     destroy(&sources.world);

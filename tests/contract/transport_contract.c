@@ -168,15 +168,15 @@ static uint64_t counter(struct contract_world *world, int rank, int peer, unsign
     return at(world, rank)->ops->counter(at(world, rank), peer, slot);
 }
 
-static void *window(struct contract_world *world, int rank, int owner, unsigned slot)
+static void *staging(struct contract_world *world, int rank, int owner, unsigned slot)
 {
-    return at(world, rank)->ops->window(at(world, rank), owner, slot);
+    return at(world, rank)->ops->staging(at(world, rank), owner, slot);
 }
 
-static void reserve_windows(struct contract_world *world)
+static void reserve_stagings(struct contract_world *world)
 {
     for (int rank = 0; rank < world->size; rank++)
-        assert_int_equal(at(world, rank)->ops->reserve_window(at(world, rank), SLOTS, SLOT_BYTES), SHOAL_OK);
+        assert_int_equal(at(world, rank)->ops->reserve_staging(at(world, rank), SLOTS, SLOT_BYTES), SHOAL_OK);
 }
 
 static int lost(struct contract_world *world, int rank, uint64_t sequence, struct shoal_failure *failure)
@@ -497,15 +497,15 @@ static void signal_publishes_memory_written_before(void **state)
 {
     struct contract_world world;
     open_together(&world, state, 2);
-    reserve_windows(&world);
+    reserve_stagings(&world);
     uint64_t raised[SLOTS] = {0};
     for (uint64_t n = 1; n <= 50; n++) {
         const unsigned slot = (unsigned)(n % SLOTS);
-        fill(window(&world, 0, 1, slot), SLOT_BYTES, 0, n);
+        fill(staging(&world, 0, 1, slot), SLOT_BYTES, 0, n);
         signal_peer(&world, 0, 1, slot);
         raised[slot]++;
         UNTIL(&world, counter(&world, 1, 0, slot) == raised[slot]);
-        assert_filled(window(&world, 1, 1, slot), SLOT_BYTES, 0, n);
+        assert_filled(staging(&world, 1, 1, slot), SLOT_BYTES, 0, n);
     }
     close_world(&world);
 }
@@ -672,28 +672,28 @@ static void packets_of_many_cross_in_order(void **state)
 
 /* ---- Memory ---- */
 
-static void window_is_reachable_on_the_same_host(void **state)
+static void staging_is_reachable_on_the_same_host(void **state)
 {
     struct contract_world world;
     open_together(&world, state, 2);
-    reserve_windows(&world);
+    reserve_stagings(&world);
     for (unsigned slot = 0; slot < SLOTS; slot++)
-        assert_non_null(window(&world, 0, 1, slot));
-    memset(window(&world, 1, 1, 2), 0x5A, SLOT_BYTES);
-    assert_memory_equal(window(&world, 0, 1, 2), window(&world, 1, 1, 2), SLOT_BYTES);
+        assert_non_null(staging(&world, 0, 1, slot));
+    memset(staging(&world, 1, 1, 2), 0x5A, SLOT_BYTES);
+    assert_memory_equal(staging(&world, 0, 1, 2), staging(&world, 1, 1, 2), SLOT_BYTES);
     close_world(&world);
 }
 
-static void window_elsewhere_is_not_reached(void **state)
+static void staging_elsewhere_is_not_reached(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 1};
     struct contract_world world;
     open_or_skip(&world, state, 3, hosts, 0);
-    reserve_windows(&world);
-    assert_non_null(window(&world, 0, 1, 1));
-    assert_null(window(&world, 0, 2, 1));
-    assert_null(window(&world, 2, 0, 1));
-    assert_non_null(window(&world, 2, 2, 1));
+    reserve_stagings(&world);
+    assert_non_null(staging(&world, 0, 1, 1));
+    assert_null(staging(&world, 0, 2, 1));
+    assert_null(staging(&world, 2, 0, 1));
+    assert_non_null(staging(&world, 2, 2, 1));
     close_world(&world);
 }
 
@@ -702,13 +702,13 @@ static void put_bytes_arrive_before_counter(void **state)
     static const uint16_t hosts[] = {0, 1};
     struct contract_world world;
     open_or_skip(&world, state, 2, hosts, 0);
-    reserve_windows(&world);
+    reserve_stagings(&world);
     unsigned char source[1000];
     for (uint64_t n = 1; n <= 30; n++) {
         fill(source, sizeof(source), 0, n);
         put(&world, 0, 1, 2, 100, source, sizeof(source));
         UNTIL(&world, counter(&world, 1, 0, 2) == n && has_left(&world, 0, 2));
-        assert_filled((unsigned char *)window(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
+        assert_filled((unsigned char *)staging(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
     }
     close_world(&world);
 }
@@ -732,7 +732,7 @@ static bool is_round_over(struct contract_world *world, const struct round *roun
     const uint64_t before = 2 * round->puts * round->number, raised = counter(world, 1, 0, round->slot) - before;
     assert_in_range(raised, 0, 2 * round->puts);
     for (uint64_t i = 0; i < (raised + 1) / 2; i++)
-        assert_filled((unsigned char *)window(world, 1, 1, round->slot) + i * bytes, bytes - i, 0,
+        assert_filled((unsigned char *)staging(world, 1, 1, round->slot) + i * bytes, bytes - i, 0,
                       round->number * round->puts + i);
     return raised == 2 * round->puts;
 }
@@ -740,7 +740,7 @@ static bool is_round_over(struct contract_world *world, const struct round *roun
 static void play_round(struct contract_world *world, const struct round *round)
 {
     static unsigned char elsewhere[SLOT_BYTES];
-    unsigned char *source = round->number % 2 ? elsewhere : window(world, 0, 0, SLOTS - 1);
+    unsigned char *source = round->number % 2 ? elsewhere : staging(world, 0, 0, SLOTS - 1);
     const size_t bytes = put_bytes(round);
     for (uint64_t i = 0; i < round->puts; i++) {
         fill(source + i * bytes, bytes - i, 0, round->number * round->puts + i);
@@ -752,14 +752,14 @@ static void play_round(struct contract_world *world, const struct round *round)
     UNTIL(world, is_round_over(world, round));
 }
 
-/* knows_window: what is put is written into the window, where that can be; else it goes by messages. */
-static void play_rounds(void **state, uint64_t puts, bool knows_window)
+/* knows_staging: what is put is written into the staging buffer, where that can be; else it goes by messages. */
+static void play_rounds(void **state, uint64_t puts, bool knows_staging)
 {
     static const uint16_t hosts[] = {0, 1};
     struct contract_world world;
     open_or_skip(&world, state, 2, hosts, 0);
-    reserve_windows(&world);
-    if (knows_window) {
+    reserve_stagings(&world);
+    if (knows_staging) {
         arrive(&world, 1, 1, 0);
         assert_arrived(&world, 0, 1, 1, 0);
     }
@@ -816,7 +816,7 @@ static void sources_are_read_until_they_have_left(void **state)
     struct contract_world world;
     open_or_skip(&world, state, 2, hosts, 0);
     for (int rank = 0; rank < 2; rank++)
-        assert_int_equal(at(&world, rank)->ops->reserve_window(at(&world, rank), SHOAL_DEPTH_MAX, LARGE_BYTES), SHOAL_OK);
+        assert_int_equal(at(&world, rank)->ops->reserve_staging(at(&world, rank), SHOAL_DEPTH_MAX, LARGE_BYTES), SHOAL_OK);
     arrive(&world, 1, 1, 0);
     assert_arrived(&world, 0, 1, 1, 0);
     for (uint64_t n = 1; n <= 2; n++) {
@@ -830,7 +830,7 @@ static void sources_are_read_until_they_have_left(void **state)
         }
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
             UNTIL(&world, counter(&world, 1, 0, slot) == n);
-            assert_filled(window(&world, 1, 1, slot), LARGE_BYTES, (int)slot, n);
+            assert_filled(staging(&world, 1, 1, slot), LARGE_BYTES, (int)slot, n);
         }
     }
     close_world(&world);
@@ -1085,8 +1085,8 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(packet_queue_when_full_says_pending_and_loses_nothing, state),
         cmocka_unit_test_prestate(packets_of_pairs_are_apart, state),
         cmocka_unit_test_prestate(packets_of_many_cross_in_order, state),
-        cmocka_unit_test_prestate(window_is_reachable_on_the_same_host, state),
-        cmocka_unit_test_prestate(window_elsewhere_is_not_reached, state),
+        cmocka_unit_test_prestate(staging_is_reachable_on_the_same_host, state),
+        cmocka_unit_test_prestate(staging_elsewhere_is_not_reached, state),
         cmocka_unit_test_prestate(put_bytes_arrive_before_counter, state),
         cmocka_unit_test_prestate(raises_of_written_puts_count_in_order, state),
         cmocka_unit_test_prestate(raises_of_puts_in_messages_count_in_order, state),

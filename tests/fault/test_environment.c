@@ -266,8 +266,8 @@ static void split_between(struct fault_rank *self)
     struct shoal_operation operation = {.struct_bytes = sizeof operation};
     fault_check(self, shoal_last_operation(group, &operation) == SHOAL_OK, "shoal_last_operation");
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
-    fault_check(self, shoal_comm_memory(group, &usage) == SHOAL_OK && usage.window_bytes == 0,
-                "shared memory went through a window");
+    fault_check(self, shoal_comm_memory(group, &usage) == SHOAL_OK && usage.staging_bytes == 0,
+                "shared memory went through a staging buffer");
     shoal_comm_free(group);
     if (used)
         fault_allreduce_once(self, self->comm, used, count);

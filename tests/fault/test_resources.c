@@ -374,8 +374,8 @@ static void limit_exceeded(struct fault_test *test)
     fault_run(test, &job);
 }
 
-/* One rank has no memory for its window: all are told, and by whom. */
-static void exceed_by_window(struct fault_rank *self)
+/* One rank has no memory for its staging buffer: all are told, and by whom. */
+static void exceed_by_staging(struct fault_rank *self)
 {
     static const char *const tight[] = {"SHOAL_MEMORY_LIMIT=600K", NULL};
     const size_t count = MIB;
@@ -392,9 +392,9 @@ static void exceed_by_window(struct fault_rank *self)
     shoal_context_destroy(self->context);
 }
 
-static void limit_exceeded_by_window(struct fault_test *test)
+static void limit_exceeded_by_staging(struct fault_test *test)
 {
-    const struct fault_job job = {.size = 3, .body = exceed_by_window, .is_bare = true};
+    const struct fault_job job = {.size = 3, .body = exceed_by_staging, .is_bare = true};
     if (!fault_run(test, &job))
         return;
     for (int r = 0; r < 3; r++) {
@@ -418,7 +418,7 @@ int main(int argc, char **argv)
         {"resources_waiting_is_cheap", waiting_is_cheap, &blocking},
         {"resources_waiting_is_cheap_posted", waiting_is_cheap, &posted},
         {"resources_limit_exceeded", limit_exceeded, NULL},
-        {"resources_limit_exceeded_by_window", limit_exceeded_by_window, NULL},
+        {"resources_limit_exceeded_by_staging", limit_exceeded_by_staging, NULL},
         {"resources_over_4_gib_in_place", over_4_gib, NULL},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));

@@ -205,7 +205,7 @@ static unsigned look(struct harness *h)
         }
     }
     check_words(h);
-    return result + sum(ops->window(h->transport, 0, 0), SLOT_BYTES);
+    return result + sum(ops->staging(h->transport, 0, 0), SLOT_BYTES);
 }
 
 /* Packets that any peer could not have sent do not come out. */
@@ -241,7 +241,7 @@ static void act(struct harness *h, uint8_t what)
         (void)ops->push(h->transport, peer, &packet, source);
     else if (what % 8 == 4)
         (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, source, sizeof source);
-    else if (what % 8 == 5 && !ops->reserve_window(h->transport, SLOTS, SLOT_BYTES))
+    else if (what % 8 == 5 && !ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES))
         post(h, 0);
 }
 
@@ -409,7 +409,7 @@ static void add_record(struct input *input, uint64_t sequence, size_t payload_by
         unsigned char payload[SHOAL_PAYLOAD_MAX];
     } body;
     body.arrival = (struct shoal_network_arrival){
-        .descriptor = {.sequence = sequence, .kind = 1}, .has_window = 1, .counters = 9, .bytes = (uint16_t)payload_bytes};
+        .descriptor = {.sequence = sequence, .kind = 1}, .has_staging = 1, .counters = 9, .bytes = (uint16_t)payload_bytes};
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, &body,
                 sizeof body.arrival + payload_bytes);
 }
@@ -521,28 +521,28 @@ static void check_taken(struct harness *h, struct input *input)
 /* What is put by a raise that was counted is not put again. */
 static void check_parts(struct harness *h, struct input *input)
 {
-    const enum shoal_status status = h->transport->ops->reserve_window(h->transport, SLOTS, SLOT_BYTES);
+    const enum shoal_status status = h->transport->ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES);
     assert(status == SHOAL_OK);
-    unsigned char *window = h->transport->ops->window(h->transport, 0, 0);
+    unsigned char *staging = h->transport->ops->staging(h->transport, 0, 0);
     add_part(input, 0, 1, 0, 1);
     run_input(h, input);
     assert(h->transport->ops->counter(h->transport, 1, 0) == 1);
-    memset(window, 0x5A, SLOT_BYTES);
+    memset(staging, 0x5A, SLOT_BYTES);
     add_part(input, 0, 1, 0, 1);
     run_input(h, input);
-    assert(window[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
+    assert(staging[0] == 0x5A && h->transport->ops->counter(h->transport, 1, 0) == 1);
 }
 
 /* Nor is what lies outside the slot. */
 static void check_places(struct harness *h, struct input *input)
 {
-    unsigned char *window = h->transport->ops->window(h->transport, 0, 1);
-    memset(window - 64, 0x5A, 64); /* behind slot 0 */
+    unsigned char *staging = h->transport->ops->staging(h->transport, 0, 1);
+    memset(staging - 64, 0x5A, 64); /* behind slot 0 */
     add_part(input, 1, 1, UINT64_MAX - 63, 1);
     add_part(input, 1, 1, SLOT_BYTES - 63, 1);
     add_part(input, SLOTS, 1, 0, 1);
     run_input(h, input);
-    assert(window[-64] == 0x5A && h->transport->ops->counter(h->transport, 1, 1) == 0);
+    assert(staging[-64] == 0x5A && h->transport->ops->counter(h->transport, 1, 1) == 0);
 }
 
 /* A record that comes after its operation leaves the payload of a later one alone. */

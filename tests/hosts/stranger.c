@@ -1,7 +1,7 @@
 /* A program of no job, which knows the address of an endpoint and floods it:
  *     stranger ADDRESS PORT SECONDS messages [FILE]   garbage, headers with guessed numbers; and of each message in FILE, one a
  *                                                     line in hexadecimal, a copy, cut ones and changed ones
- *     stranger ADDRESS PORT SECONDS writes            writes with immediates into windows of guessed keys
+ *     stranger ADDRESS PORT SECONDS writes            writes with immediates into staging buffers of guessed keys
  * Prints "sent N". Exit code 0, 1: nothing left, 2: wrong usage. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

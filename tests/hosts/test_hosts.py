@@ -74,7 +74,7 @@ def exact(word, groups=(), ipv6=False, of_rank=None, **environment):
 
 
 def exact_by_messages(word):
-    """Nothing is written into windows: the way of providers, and of first adapters for EFA, that cannot."""
+    """Nothing is written into staging buffers: the way of providers, and of first adapters for EFA, that cannot."""
     layout = Layout(word)
     environment = {"SHOAL_WRITES": "no", "SHOAL_LOG": "info"}
     with Cluster(len(layout.sizes)) as cluster:

@@ -51,7 +51,7 @@ enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpo
 enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_write *write)
 {
     (void)endpoint;
-    assert(write->peer < HAND_PEERS_MAX && write->offset + write->bytes <= HAND_WINDOW_BYTES);
+    assert(write->peer < HAND_PEERS_MAX && write->offset + write->bytes <= HAND_STAGING_BYTES);
     return SHOAL_PENDING;
 }
 

@@ -6,7 +6,7 @@
 #include "transport/fabric/network.h"
 
 #define HAND_PEERS_MAX 256
-#define HAND_WINDOW_BYTES ((size_t)8 << 20) /* in which writes must lie */
+#define HAND_STAGING_BYTES ((size_t)8 << 20) /* in which writes must lie */
 
 struct shoal_fabric_endpoint {
     struct shoal_fabric_address address;

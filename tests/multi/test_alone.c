@@ -173,7 +173,7 @@ static void memory_kept_gives_way(struct world *world)
     OK(world, shoal_mem_free(world->context, large));
     OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
     float *x = calloc(MIB_FLOATS, sizeof(float));
-    OK(world, shoal_allreduce(comm, x, x, MIB_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL)); /* needs windows */
+    OK(world, shoal_allreduce(comm, x, x, MIB_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL)); /* needs staging buffers */
     free(x);
     shoal_comm_free(comm);
 }

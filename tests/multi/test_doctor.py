@@ -184,7 +184,7 @@ def memory_that_a_provider_locks_is_told():
     mib = lambda count: lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (count << 20, count << 20))
     findings = told("error", "locked memory", "provider efa locks", prepare=mib(0), **aws)
     locked = int(re.search(r"efa locks (\d+) MiB", str(findings)).group(1))
-    window = int(re.search(r"windows of 1 rank take (\d+) MiB", str(findings)).group(1))
+    window = int(re.search(r"staging buffers of 1 rank take (\d+) MiB", str(findings)).group(1))
     expect(locked > window + 5, locked, window)  # the buffers of an endpoint come to it
     told("error", "locked memory", f"provider efa locks {locked} MiB", prepare=mib(locked - 1), **aws)
     told("ok", "locked memory", "enough for the provider efa", prepare=mib(locked), **aws)

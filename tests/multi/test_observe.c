@@ -1,4 +1,5 @@
-/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, registered memory, log files. */
+/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, registered memory, log
+ * files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,15 +76,16 @@ static void memory_is_counted(struct world *world)
     struct shoal_memory_usage before = {.struct_bytes = sizeof before}, after = before;
     float *x = calloc(COUNT, sizeof *x);
     OK(world, shoal_comm_memory(world->comm, &before));
-    CHECK(world, before.control_bytes > 0 && before.local_bytes > 0 && before.window_bytes == 0, "%zu %zu %zu",
-          before.control_bytes, before.local_bytes, before.window_bytes);
+    CHECK(world, before.control_bytes > 0 && before.local_bytes > 0 && before.staging_bytes == 0, "%zu %zu %zu",
+          before.control_bytes, before.local_bytes, before.staging_bytes);
     OK(world, shoal_allreduce(world->comm, x, x, COUNT, SHOAL_FLOAT32, SHOAL_SUM, NULL));
     OK(world, shoal_comm_memory(world->comm, &after));
-    CHECK(world, after.window_bytes >= 1 << 20, "the window is %zu bytes", after.window_bytes);
+    CHECK(world, after.staging_bytes >= 1 << 20, "the staging buffer is %zu bytes", after.staging_bytes);
     free(x);
 }
 
-/* Memory of the caller's own making, registered with its descriptor, is reached by the others like memory of shoal_mem_alloc. */
+/* Memory of the caller's own making, registered with its descriptor, is reached by the others like memory of
+ * shoal_mem_alloc. */
 static void registered_memory_is_shared(struct world *world)
 {
     const size_t bytes = COUNT * sizeof(float);

@@ -152,7 +152,7 @@ def explain(*words, env=None):
 def explain_prints_the_plan():
     code, out, err = call(SHOAL, "explain", "allreduce", "--ranks", "4", "--bytes", "3MiB", "--rank", "0")
     expect(code == 0, out, err)
-    for word in ("owners-staged", "because", "reduce", "wait", "signal", "out[0]", "win"):
+    for word in ("owners-staged", "because", "reduce", "wait", "signal", "out[0]", "stg"):
         expect(word in out, word, out)
 
 
@@ -169,8 +169,8 @@ def steps(text):
 
 def explain_shows_zero_copy_for_shared_memory():
     out = explain("allreduce", "--ranks", "2", "--bytes", "3MiB", "--memory", "shared")
-    expect("owners-shared" in out and steps(out) and not any("win[" in step for step in steps(out)), out)
-    expect(any("win[" in step for step in steps(explain("allreduce", "--ranks", "2", "--bytes", "3MiB"))))
+    expect("owners-shared" in out and steps(out) and not any("stg[" in step for step in steps(out)), out)
+    expect(any("stg[" in step for step in steps(explain("allreduce", "--ranks", "2", "--bytes", "3MiB"))))
 
 
 def explain_tells_programs_the_same():
@@ -208,7 +208,7 @@ def explain_tells_programs_the_same():
 def explain_has_a_legend_for_its_steps():
     out = explain("allreduce", "--ranks", "3", "--bytes", "3MiB")
     legend, _, plans = out.partition("\nrank 0: ")
-    for word in ("in[r]", "out[r]", "win[r].p", "1/4: block 1 of 4", "copy: ", "wait 2 #1: ", "wait 2 credit: "):
+    for word in ("in[r]", "out[r]", "stg[r].p", "1/4: block 1 of 4", "copy: ", "wait 2 #1: ", "wait 2 credit: "):
         expect(word in legend and word not in plans, word, out)
     for shape in (r"\d  copy    in\[0\] 1/3 -> win\[0\]\.0 1/3", r"wait    1 #1$", r"wait    1 credit$"):
         expect(re.search(shape, plans, re.M), shape, out)
@@ -264,10 +264,10 @@ def explain_counts_the_elements_of_each_rank():
            explain("gather", "-n", "1", "--bytes", "1", "--type", "i8"))
 
 
-def explain_sends_an_all_to_all_in_place_through_windows():
+def explain_sends_an_all_to_all_in_place_through_staging_buffers():
     for memory in ("plain", "shared"):
         out = explain("alltoall", "--in-place", "--memory", memory)
-        expect("operands: an all-to-all in place goes through windows\n" in out and "copies-staged" in out, out)
+        expect("operands: an all-to-all in place goes through staging buffers\n" in out and "copies-staged" in out, out)
     out = explain("allgather", "--in-place", "--memory", "shared")
     expect("operands: all operands that peers can use are in shared memory\n" in out, out)
 
@@ -535,7 +535,7 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks
            explain_has_a_legend_for_its_steps,
            explain_knows_every_collective,
            explain_tells_the_limit_of_the_direct_way, explain_of_a_barrier_knows_no_bytes,
-           explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_windows,
+           explain_counts_the_elements_of_each_rank, explain_sends_an_all_to_all_in_place_through_staging_buffers,
            options_have_one_name_in_all_commands,
            explain_refuses_what_makes_no_sense, explain_shows_plans_over_hosts, explain_follows_the_rules,
            explain_over_hosts_follows_the_rules, explain_names_rules_that_cannot_serve,

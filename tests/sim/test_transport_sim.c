@@ -80,7 +80,7 @@ static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned c
         .seed = seed, .size = size, .delay_ns_max = DELAY_NS, .drop_per_million = 20000, .busy_per_million = 20000});
     const struct shoal_arrival record = {.descriptor = {.sequence = 1, .posted = posted}};
     for (int rank = 0; rank < size; rank++) {
-        assert_int_equal(at(sim, rank)->ops->reserve_window(at(sim, rank), 2, 64), SHOAL_OK);
+        assert_int_equal(at(sim, rank)->ops->reserve_staging(at(sim, rank), 2, 64), SHOAL_OK);
         at(sim, rank)->ops->arrive(at(sim, rank), &record, &content, 1, NULL);
     }
     for (int rank = 0; rank < size; rank++)
@@ -160,8 +160,8 @@ static bool lands_early(uint64_t seed)
     static const unsigned char word[8] = "shoals!";
     struct shoal_sim *sim =
         open_sim((struct shoal_sim_options){.seed = seed, .size = 2, .delay_ns_max = DELAY_NS, .host = hosts});
-    assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 2, 64), SHOAL_OK);
-    const unsigned char *slot = at(sim, 1)->ops->window(at(sim, 1), 1, 1);
+    assert_int_equal(at(sim, 1)->ops->reserve_staging(at(sim, 1), 2, 64), SHOAL_OK);
+    const unsigned char *slot = at(sim, 1)->ops->staging(at(sim, 1), 1, 1);
     assert_int_equal(slot[8], 0xFF);
     assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 1, 8, word, sizeof(word)), SHOAL_OK);
     signal_peer(sim, 0, 1, 0);
@@ -190,7 +190,7 @@ static void sim_busy_puts_are_pending_now_and_then(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 5, .size = 2, .busy_per_million = 500000});
-    assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
+    assert_int_equal(at(sim, 1)->ops->reserve_staging(at(sim, 1), 1, 64), SHOAL_OK);
     uint64_t taken = 0;
     for (int n = 0; n < 200; n++)
         taken += at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, "x", 1) == SHOAL_OK;
@@ -240,7 +240,7 @@ static void sim_lost_put_holds_back_every_later_raise(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 1, .size = 2, .delay_ns_max = DELAY_NS});
-    assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
+    assert_int_equal(at(sim, 1)->ops->reserve_staging(at(sim, 1), 1, 64), SHOAL_OK);
     shoal_sim_drop_next(sim, 0, 1);
     assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 0, "x", 1), SHOAL_OK);
     signal_peer(sim, 0, 1, 5);
@@ -448,9 +448,9 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     assert_breach_and_close(sim, "rank 0 arrives at operation 5");
 
     sim = open_sim(options);
-    assert_int_equal(at(sim, 1)->ops->reserve_window(at(sim, 1), 1, 64), SHOAL_OK);
+    assert_int_equal(at(sim, 1)->ops->reserve_staging(at(sim, 1), 1, 64), SHOAL_OK);
     assert_int_equal(at(sim, 0)->ops->put(at(sim, 0), 1, 0, 60, "12345", 5), SHOAL_ERR_ARGUMENT);
-    assert_breach_and_close(sim, "not inside its window");
+    assert_breach_and_close(sim, "not inside its staging buffer");
 
     sim = open_sim(options);
     signal_peer(sim, 0, 1, SHOAL_DEPTH_MAX);

@@ -169,7 +169,7 @@ static void describe_plans_over_hosts(void **state)
     question.hosts = 2;
     assert_int_equal(ask(&question, text), SHOAL_OK);
     assert_non_null(strstr(text, "over 2 ranks on 2 hosts\nalgorithm mesh, because"));
-    assert_non_null(strstr(text, "  0  wait    1 #1\n  1  put     in[0] 0/1 -> win[1].2 0/1@0\n"));
+    assert_non_null(strstr(text, "  0  wait    1 #1\n  1  put     in[0] 0/1 -> stg[1].2 0/1@0\n"));
     question.hosts = 3;
     assert_refused(&question, "hosts is 3, but may be 1 to the number of ranks, 2\n");
     question.hosts = 0;

@@ -25,8 +25,8 @@ static char *print(const struct shoal_plan *plan)
 static void plan_prints_each_kind_of_step(void **state)
 {
     struct shoal_plan plan;
-    const struct shoal_block sources[] = {shoal_input(0, 2, 4), shoal_window(1, 0, 2, 4)};
-    const struct shoal_block dests[] = {shoal_output(0, 2, 4), shoal_window(0, 3, 2, 4)};
+    const struct shoal_block sources[] = {shoal_input(0, 2, 4), shoal_staging(1, 0, 2, 4)};
+    const struct shoal_block dests[] = {shoal_output(0, 2, 4), shoal_staging(0, 3, 2, 4)};
 
     (void)state;
     shoal_plan_init(&plan, 0, 4);
@@ -43,7 +43,7 @@ static void plan_prints_each_kind_of_step(void **state)
     assert_string_equal(print(&plan), "  0  wait    3 credit\n"
                                       "  1  wait    1 #1\n"
                                       "  2  wait    1 #2\n"
-                                      "  3  reduce  in[0] 2/4 + win[1].0 2/4 -> out[0] 2/4, win[0].3 2/4\n"
+                                      "  3  reduce  in[0] 2/4 + stg[1].0 2/4 -> out[0] 2/4, stg[0].3 2/4\n"
                                       "  4  copy    in[0] 2/4 -> out[0] 2/4\n"
                                       "  5  put     out[0] 2/4 -> out[2] 2/4\n"
                                       "  6  signal  3\n"
@@ -98,13 +98,13 @@ static void plan_of_owners_staged_reads_as_expected(void **state)
     (void)state;
     build(&plan, shoal_owners_build, &view, 1, 0);
     assert_string_equal(print(&plan), "  0  wait    0 credit\n"
-                                      "  1  copy    in[1] 0/2 -> win[1].0 0/2\n"
+                                      "  1  copy    in[1] 0/2 -> stg[1].0 0/2\n"
                                       "  2  signal  0\n"
                                       "  3  wait    0 #1\n"
-                                      "  4  reduce  win[0].0 1/2 + in[1] 1/2 -> out[1] 1/2, win[1].0 1/2\n"
+                                      "  4  reduce  stg[0].0 1/2 + in[1] 1/2 -> out[1] 1/2, stg[1].0 1/2\n"
                                       "  5  signal  0\n"
                                       "  6  wait    0 #2\n"
-                                      "  7  copy    win[0].0 0/2 -> out[1] 0/2\n"
+                                      "  7  copy    stg[0].0 0/2 -> out[1] 0/2\n"
                                       "  8  signal  0\n");
     assert_int_equal(plan.parts, 1);
     assert_int_equal(plan.signals_in[0], 3);
@@ -140,35 +140,35 @@ static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
     assert_string_equal(print(&plan), "  0  signal  0\n"
                                       "  1  signal  1\n"
                                       "  2  wait    0 #1\n"
-                                      "  3  put     in[2] 0/4 -> win[0].1 0/4@4\n"
+                                      "  3  put     in[2] 0/4 -> stg[0].1 0/4@4\n"
                                       "  4  wait    1 #1\n"
-                                      "  5  put     in[2] 2/4 -> win[1].1 2/4@4\n"
+                                      "  5  put     in[2] 2/4 -> stg[1].1 2/4@4\n"
                                       "  6  wait    0 #2\n"
-                                      "  7  reduce  win[2].1 1/4@4 + in[2] 1/4 -> out[2] 1/4\n"
-                                      "  8  put     out[2] 1/4 -> win[0].2 1/4@7\n"
+                                      "  7  reduce  stg[2].1 1/4@4 + in[2] 1/4 -> out[2] 1/4\n"
+                                      "  8  put     out[2] 1/4 -> stg[0].2 1/4@7\n"
                                       "  9  wait    1 #2\n"
-                                      " 10  reduce  win[2].1 3/4@5 + in[2] 3/4 -> out[2] 3/4\n"
-                                      " 11  put     out[2] 3/4 -> win[1].2 3/4@7\n"
+                                      " 10  reduce  stg[2].1 3/4@5 + in[2] 3/4 -> out[2] 3/4\n"
+                                      " 11  put     out[2] 3/4 -> stg[1].2 3/4@7\n"
                                       " 12  wait    0 #3\n"
-                                      " 13  copy    win[2].2 0/4@6 -> out[2] 0/4\n"
+                                      " 13  copy    stg[2].2 0/4@6 -> out[2] 0/4\n"
                                       " 14  wait    1 #3\n"
-                                      " 15  copy    win[2].2 2/4@8 -> out[2] 2/4\n");
+                                      " 15  copy    stg[2].2 2/4@8 -> out[2] 2/4\n");
     assert_int_equal(plan.places, 10);
     assert_int_equal(plan.parts, 3);
-    assert_int_equal(plan.window_of, 4);
+    assert_int_equal(plan.staging_of, 4);
     shoal_plan_fini(&plan);
 }
 
 static void plan_places_are_printed(void **state)
 {
     struct shoal_plan plan;
-    const struct shoal_block from = shoal_placed(shoal_window(0, 0, 1, 4), 5);
+    const struct shoal_block from = shoal_placed(shoal_staging(0, 0, 1, 4), 5);
 
     (void)state;
     shoal_plan_init(&plan, 0, 2);
     shoal_plan_use_places(&plan, 9, 4);
-    shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_placed(shoal_window(1, 1, 1, 4), 0), 3));
-    assert_string_equal(print(&plan), "  0  put     win[0].0 1/4@5+3 -> win[1].1 1/4@0+3\n");
+    shoal_plan_put(&plan, shoal_run(from, 3), shoal_run(shoal_placed(shoal_staging(1, 1, 1, 4), 0), 3));
+    assert_string_equal(print(&plan), "  0  put     stg[0].0 1/4@5+3 -> stg[1].1 1/4@0+3\n");
     assert_int_equal(plan.parts, 3);
     assert_int_equal(plan.places, 9);
     shoal_plan_fini(&plan);
@@ -234,7 +234,7 @@ static void plan_refuses_peers_and_parts_that_are_none(void **state)
     assert_int_equal(plan.status, SHOAL_ERR_INTERNAL);
     shoal_plan_fini(&plan);
     shoal_plan_init(&plan, 0, 2);
-    shoal_plan_copy(&plan, shoal_input(0, 0, 1), shoal_window(0, SHOAL_PLAN_PARTS_MAX, 0, 1));
+    shoal_plan_copy(&plan, shoal_input(0, 0, 1), shoal_staging(0, SHOAL_PLAN_PARTS_MAX, 0, 1));
     assert_int_equal(plan.status, SHOAL_ERR_UNSUPPORTED);
     shoal_plan_fini(&plan);
 }

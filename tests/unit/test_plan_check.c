@@ -77,26 +77,26 @@ static void build_signals(struct shoal_plan *plan, const struct shoal_view *view
         shoal_plan_wait(plan, (rank + i) % view->size);
 }
 
-/* Not an algorithm: a barrier after which every rank reads its window and those of all that it reaches, as any plan may. What
- * runs after it in the slot must wait for the credits and permits. Credits are given upwards (root 0) or downwards, so that none
- * can stand in for another. */
+/* Not an algorithm: a barrier after which every rank reads its staging buffer and those of all that it reaches, as any plan
+ * may. What runs after it in the slot must wait for the credits and permits. Credits are given upwards (root 0) or downwards,
+ * so that none can stand in for another. */
 static void build_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 0; i < view->size; i++) {
         if (i != rank && shoal_view_reaches(view, rank, i))
             shoal_plan_wait_credit(plan, i);
     }
-    shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_window(rank, SHOAL_PART_OWN, 0, 1));
+    shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_staging(rank, SHOAL_PART_OWN, 0, 1));
     build_signals(plan, view, rank, 0);
     for (int n = 1; n < view->size; n++) {
         const int i = (rank + (root == 0 ? n : view->size - n)) % view->size;
         if (!shoal_view_reaches(view, rank, i))
             continue;
-        shoal_plan_copy(plan, shoal_window(i, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
+        shoal_plan_copy(plan, shoal_staging(i, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
         shoal_plan_signal(plan, i);
         shoal_plan_expect_credit(plan, i);
     }
-    shoal_plan_copy(plan, shoal_window(rank, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
+    shoal_plan_copy(plan, shoal_staging(rank, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
 }
 
 static const struct algorithm signals = {"signals", build_signals, SHOAL_KIND_BARRIER, false};
@@ -458,7 +458,7 @@ static void check_room(const struct group *group, int hosts)
     for (size_t i = 0; i < 8 && plan->places; i++) {
         const size_t piece_bytes = pieces[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
         const size_t piece = shoal_select_piece(row, plan, piece_bytes, element);
-        const size_t stride = shoal_place_stride(piece, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->window_of);
+        const size_t stride = shoal_place_stride(piece, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
         assert_true(piece > 0);
         assert_true((size_t)plan->places * stride * element <=
                     (size_t)plan->parts * shoal_select_part_bytes(piece_bytes, group->view.size, group->view.host ? 2 : 1));
@@ -466,7 +466,7 @@ static void check_room(const struct group *group, int hosts)
 }
 
 /* Hosts in a row with the numbers of ranks said, down to lone ranks beside many. */
-static void plan_fits_the_window_of_its_communicator(void **state)
+static void plan_fits_the_staging_of_its_communicator(void **state)
 {
     static const int shapes[][3] = {{2, 1, 1},  {3, 1, 1},   {2, 8, 8},   {8, 8, 8},  {16, 1, 1},
                                     {64, 1, 1}, {16, 20, 1}, {2, 100, 1}, {60, 40, 1}};
@@ -561,14 +561,14 @@ static bool is_found_alone(const struct group *group, char *text, size_t bytes)
     return false;
 }
 
-/* How much of a window the operation uses. */
-static unsigned window_units(const struct group *group)
+/* How much of a staging buffer the operation uses. */
+static unsigned staging_units(const struct group *group)
 {
     const struct shoal_plan *plan = &group->plans[0];
     if (!plan->places)
         return group->question.units;
     return (unsigned)plan->places *
-           (unsigned)shoal_place_stride(group->question.units, 1, is_cut(group->algorithm) ? 1 : (unsigned)plan->window_of);
+           (unsigned)shoal_place_stride(group->question.units, 1, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
 }
 
 /* The same after or before an operation of another kind in the slot. */
@@ -577,7 +577,7 @@ static bool is_found_beside(const struct group *group, const struct algorithm *a
     static struct group other;
 
     group_init(&other, algorithm, group->view.size, group->view.host, root, SHARE_NONE, false);
-    other.question.units = window_units(group);
+    other.question.units = staging_units(group);
     const bool found =
         is_wrong(other.question, &group->question, text, bytes) || is_wrong(group->question, &other.question, text, bytes);
     group_fini(&other);
@@ -625,7 +625,8 @@ static struct shoal_step *step_at(const struct group *group, int rank, uint32_t 
     return &group->plans[rank].steps[step];
 }
 
-/* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its giver. */
+/* A rank gives to all in one pass. So who hears from another taker of that pass, by whatever way, needs no word of its
+ * giver. */
 static bool is_mixed(const struct group *group)
 {
     for (int i = 1; i < group->view.size; i++) {
@@ -786,7 +787,7 @@ static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
     const struct shoal_step *move = step_at(group, rank, step);
     struct shoal_block *block = group->plans[rank].blocks + move->first_block + move->source_count;
 
-    if (move->kind > SHOAL_STEP_PUT || block->operand != SHOAL_OPERAND_WINDOW)
+    if (move->kind > SHOAL_STEP_PUT || block->operand != SHOAL_OPERAND_STAGING)
         return false;
     if (block->place)
         block->place = (uint16_t)(group->plans[0].places + 1);
@@ -941,8 +942,8 @@ static void plan_check_text_names_both_parties_of_a_race(void **state)
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_NONE, false);
     remove_step(&group.plans[0], 0);
     expect_text(&group,
-                "race: rank 1, step 1 of operation 1 [copy    win[0].0 0/1 -> out[1] 0/1] reads win[0].0 0/1, which "
-                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> out[0] 0/1, win[0].0 0/1] writes; nothing orders the two");
+                "race: rank 1, step 1 of operation 1 [copy    stg[0].0 0/1 -> out[1] 0/1] reads stg[0].0 0/1, which "
+                "rank 0, step 0 of operation 2 [copy    in[0] 0/1 -> out[0] 0/1, stg[0].0 0/1] writes; nothing orders the two");
     group_fini(&group);
     group_init(&group, &broadcast, 2, NULL, 0, SHARE_ALL, false);
     remove_step(&group.plans[0], 1);
@@ -1027,17 +1028,17 @@ static void plan_check_text_counts_signals(void **state)
 }
 
 /* However well ordered: the next piece could not tell whose credit to wait for. */
-static void plan_check_finds_window_written_by_another(void **state)
+static void plan_check_finds_staging_written_by_another(void **state)
 {
     static struct group group;
 
     (void)state;
     group_init(&group, &signals, 2, NULL, 0, SHARE_NONE, false);
-    shoal_plan_copy(&group.plans[1], shoal_input(1, 0, 1), shoal_window(0, 0, 0, 1));
-    shoal_plan_use_window(&group.plans[0], 1, 1);
+    shoal_plan_copy(&group.plans[1], shoal_input(1, 0, 1), shoal_staging(0, 0, 0, 1));
+    shoal_plan_use_staging(&group.plans[0], 1, 1);
     expect_text(&group,
-                "writers: rank 1, step 2 of operation 1 [copy    in[1] 0/1 -> win[0].0 0/1], block win[0].0 0/1: part 0 of a "
-                "window is written by its own rank alone");
+                "writers: rank 1, step 2 of operation 1 [copy    in[1] 0/1 -> stg[0].0 0/1], block stg[0].0 0/1: part 0 of a "
+                "staging buffer is written by its own rank alone");
     group_fini(&group);
 }
 
@@ -1055,8 +1056,8 @@ static void plan_check_finds_what_is_put_overwritten(void **state)
         if (step->kind == SHOAL_STEP_WAIT && step->peer == 0)
             remove_step(&group.plans[0], i);
     }
-    expect_text(&group, "race: rank 0, step 5 of operation 1 [copy    win[0].1 1/2@2 -> out[0] 1/2] writes out[0] 1/2, which "
-                        "rank 0, step 2 of operation 1 [put     in[0] 1/2 -> win[1].1 0/2@1] reads; nothing orders the two");
+    expect_text(&group, "race: rank 0, step 5 of operation 1 [copy    stg[0].1 1/2@2 -> out[0] 1/2] writes out[0] 1/2, which "
+                        "rank 0, step 2 of operation 1 [put     in[0] 1/2 -> stg[1].1 0/2@1] reads; nothing orders the two");
     group_fini(&group);
 }
 
@@ -1073,7 +1074,7 @@ static void plan_check_finds_puts_that_no_transport_takes(void **state)
         group.plans[0].blocks[group.plans[0].steps[i].first_block + 1] = shoal_output(1, 0, 2);
         expect_text(&group,
                     "form: rank 0, step 2 of operation 1 [put     in[0] 1/2 -> out[1] 0/2], block out[1] 0/2: a put goes "
-                    "into a window");
+                    "into a staging buffer");
         break;
     }
     group_fini(&group);
@@ -1139,7 +1140,7 @@ int main(void)
         cmocka_unit_test(plan_check_accepts_alltoall),
         cmocka_unit_test(plan_check_accepts_every_row_on_hosts),
         cmocka_unit_test(plan_check_accepts_every_row_on_large_hosts),
-        cmocka_unit_test(plan_fits_the_window_of_its_communicator),
+        cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
         cmocka_unit_test(plan_partners_are_symmetric_and_know_no_flags),
         cmocka_unit_test(plan_check_accepts_any_sequence),
         cmocka_unit_test(plan_check_finds_wait_left_out),
@@ -1156,7 +1157,7 @@ int main(void)
         cmocka_unit_test(plan_check_finds_a_last_sum_called_partial),
         cmocka_unit_test(plan_check_text_names_what_is_not_reached),
         cmocka_unit_test(plan_check_text_counts_signals),
-        cmocka_unit_test(plan_check_finds_window_written_by_another),
+        cmocka_unit_test(plan_check_finds_staging_written_by_another),
         cmocka_unit_test(plan_check_finds_what_is_put_overwritten),
         cmocka_unit_test(plan_check_finds_puts_that_no_transport_takes),
         cmocka_unit_test(plan_check_fits_any_text_buffer),

@@ -157,11 +157,12 @@ static void simulate_inside_a_host_memory_counts(void **state)
     question.ranks_per_host = 2; /* each adds two halves and writes them to both */
     question.shared = 1;
     assert_near(time_us(&question), 2 * read_us, 0.01);
-    question.shared = 0; /* stages half, adds two halves into output and window, copies half out of the other's window */
+    question.shared =
+        0; /* stages half, adds two halves into output and staging buffer, copies half out of the other's staging buffer */
     assert_near(time_us(&question), (1 + 2 + 1) * read_us, 0.01);
 }
 
-/* Rounds take theirs only; plans have records, permits where there are windows, then what the algorithm says. */
+/* Rounds take theirs only; plans have records, permits where there are staging buffers, then what the algorithm says. */
 static void simulate_crossings_add_up(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Bounce buffers: registered memory for the sources of writes that lie neither in the window nor in shared memory of the user
- * (fabric_sources.h): a ring of bytes. Room is taken in order, given back in any, and is free again in order. It registers
- * nothing and knows no libfabric. One thread.
+/* Bounce buffers: registered memory for the sources of writes that lie neither in the staging buffer nor in shared memory of
+ * the user (fabric_sources.h): a ring of bytes. Room is taken in order, given back in any, and is free again in order. It
+ * registers nothing and knows no libfabric. One thread.
  *
  * A cache of registrations of any memory would save the copy, but it has to hear of every munmap of the process (efa's own
  * cache, where it is not offered FI_MR_LOCAL, patches munmap for that), to register what is written once costs more than to
@@ -11,7 +11,7 @@
 #include "base/compiler.h"
 
 /* What a network of 400 Gbit/s carries in 80 us: from a copy to its completion it takes the network's own 15 to 30 us, and as
- * much again until somebody polls. And twice what one put of a plan can have by default: a window slot, 8 parts of 256 KiB. */
+ * much again until somebody polls. And twice what one put of a plan can have by default: a staging slot, 8 parts of 256 KiB. */
 #define SHOAL_FABRIC_BOUNCE_BYTES ((size_t)4 << 20)
 #define SHOAL_FABRIC_BOUNCED_MAX 256 /* buffers */
 

@@ -18,7 +18,8 @@
 #define SHOAL_FABRIC_BUFFER_BYTES \
     ((size_t)(SHOAL_FABRIC_RECEIVE_BUFFERS + SHOAL_FABRIC_SEND_BUFFERS) * SHOAL_FABRIC_MESSAGE_MAX)
 
-/* What an endpoint registers, and so locks, for itself where sources have to be registered; windows and sources come to it. */
+/* What an endpoint registers, and so locks, for itself where sources have to be registered; staging buffers and sources come to
+ * it. */
 #define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_BOUNCE_BYTES)
 
 struct shoal_fabric_endpoint;

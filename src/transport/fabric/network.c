@@ -85,7 +85,7 @@ struct shoal_network {
     unsigned closed_next;
     struct orphan *orphans;
     struct shoal_network_load *failed; /* those with failed ones */
-    bool writes;                       /* into peers' windows; else messages go there */
+    bool writes;                       /* into peers' staging buffers; else messages go there */
     bool is_unsealed;                  /* connections were made: children that exec shall not keep them (fork.h) */
     uint64_t next_seal_ns;             /* not before */
     atomic_bool was_woken;             /* by the descriptor, since the last poll */

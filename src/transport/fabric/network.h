@@ -39,18 +39,19 @@ struct shoal_network_head {
     uint16_t slot;
 };
 
-/* An arrival record as it travels: with the sender's window, into which the receiver may put from now on: its credit. */
+/* An arrival record as it travels: with the sender's staging buffer, into which the receiver may put from now on: its
+ * credit. */
 struct shoal_network_arrival {
     struct shoal_descriptor descriptor;
-    uint64_t window_base;
-    uint64_t window_key;
+    uint64_t staging_base;
+    uint64_t staging_key;
     uint32_t counters; /* the immediate of raise 0 of slot 0 of the receiver's counters at the sender */
-    uint16_t has_window;
+    uint16_t has_staging;
     uint16_t bytes; /* of payload */
 };
 
 struct shoal_network_part {
-    uint64_t offset; /* in the window slot */
+    uint64_t offset; /* in the staging slot */
     uint64_t parts;  /* how many make the put */
 };
 
@@ -66,8 +67,9 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
 
 /* The immediate of a write: whose counter it raises, and which raise it is. Its 32 bits have no room for an authentication
- * code. A write needs the key of the window that it writes into, and the counter's name (index and age, 22 bits) is drawn at
- * random: with n names given and s slots in use, a random immediate hits a counter with a probability of n * s / 2^26. */
+ * code. A write needs the key of the staging buffer that it writes into, and the counter's name (index and age, 22 bits) is
+ * drawn at random: with n names given and s slots in use, a random immediate hits a counter with a probability of n * s /
+ * 2^26. */
 #define SHOAL_NETWORK_RAISE_BITS 6
 #define SHOAL_NETWORK_SLOT_BITS 4
 #define SHOAL_NETWORK_AGE_BITS 6
@@ -113,8 +115,8 @@ struct shoal_network_channel {
     /* Shown to come from that process. False: it is not the rank that head->source names. */
     bool (*message)(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
                     size_t bytes);
-    /* A write of `source` into the own window has raised a counter: the low bits of which raise. False: no such raise is
-     * expected. */
+    /* A write of `source` into the own staging buffer has raised a counter: the low bits of which raise. False: no such raise
+     * is expected. */
     bool (*written)(void *arg, int source, unsigned slot, unsigned raise);
     /* Messages for the communicator were lost before it was made: it cannot work. Called in shoal_network_channel_open. */
     void (*failed)(void *arg, enum shoal_status status, const char *text);

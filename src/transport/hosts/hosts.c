@@ -60,8 +60,8 @@ struct remote {
     uint64_t last_heard; /* and of the last one from there */
     uint64_t waits;      /* the number of its last WAITS */
     int told_waits;      /* 1 + whom it was told this rank waits for */
-    bool has_window;
-    struct shoal_fabric_memory window;          /* there */
+    bool has_staging;
+    struct shoal_fabric_memory staging;         /* there */
     uint32_t raises;                            /* immediate of raise 0 there */
     uint32_t counters_given;                    /* the same for raises here */
     struct counter *counters;                   /* [slots] */
@@ -96,8 +96,8 @@ struct hosts {
     size_t slot_bytes;
     uint64_t completed;
     uint64_t said_waits; /* how often */
-    bool has_window;
-    struct shoal_fabric_memory window;
+    bool has_staging;
+    struct shoal_fabric_memory staging;
     unsigned *under_way;     /* [slots] of all ranks, writes that have not left; and of all messages */
     unsigned owed;           /* signals, to all ranks */
     unsigned char *loads;    /* the memory of all loads and of what they count */
@@ -152,12 +152,12 @@ static void send_record(struct hosts *hosts, int peer, const struct shoal_arriva
 {
     struct remote *remote = remote_of(hosts, peer);
     struct shoal_network_arrival arrival = {.descriptor = record->descriptor, .bytes = (uint16_t)bytes};
-    if (hosts->has_window) {
+    if (hosts->has_staging) {
         if (!remote->counters_given)
             remote->counters_given = shoal_network_give_counters(hosts->network, &hosts->channel, peer);
-        arrival.has_window = remote->counters_given != 0;
-        arrival.window_base = hosts->window.base;
-        arrival.window_key = hosts->window.key;
+        arrival.has_staging = remote->counters_given != 0;
+        arrival.staging_base = hosts->staging.base;
+        arrival.staging_key = hosts->staging.key;
         arrival.counters = remote->counters_given;
     }
     const struct iovec body[] = {{&arrival, sizeof arrival}, {(void *)(uintptr_t)payload, bytes}};
@@ -268,27 +268,27 @@ static void *reach(struct shoal_transport *transport, int peer, shoal_location l
     return NULL;
 }
 
-static size_t window_stride(const struct hosts *hosts)
+static size_t staging_stride(const struct hosts *hosts)
 {
-    return shoal_shm_window_stride(hosts->slot_bytes);
+    return shoal_shm_staging_stride(hosts->slot_bytes);
 }
 
-static enum shoal_status reserve_window(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+static enum shoal_status reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (hosts->has_window)
+    if (hosts->has_staging)
         return SHOAL_OK;
-    SHOAL_TRY(hosts->local->ops->reserve_window(hosts->local, slots, slot_bytes));
-    SHOAL_TRY(shoal_network_register(hosts->network, hosts->local->ops->window(hosts->local, hosts->local->rank, 0),
-                                     hosts->slots * window_stride(hosts), &hosts->window));
-    hosts->has_window = true;
+    SHOAL_TRY(hosts->local->ops->reserve_staging(hosts->local, slots, slot_bytes));
+    SHOAL_TRY(shoal_network_register(hosts->network, hosts->local->ops->staging(hosts->local, hosts->local->rank, 0),
+                                     hosts->slots * staging_stride(hosts), &hosts->staging));
+    hosts->has_staging = true;
     return SHOAL_OK;
 }
 
-static void *window(struct shoal_transport *transport, int rank, unsigned slot)
+static void *staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
-    return is_here(hosts, rank) ? hosts->local->ops->window(hosts->local, hosts->local_of[rank], slot) : NULL;
+    return is_here(hosts, rank) ? hosts->local->ops->staging(hosts->local, hosts->local_of[rank], slot) : NULL;
 }
 
 /* ---- Counters and puts --------------------------------------------------------------------------------------------------- */
@@ -298,12 +298,12 @@ static bool has_space(const struct hosts *hosts, unsigned slot, uint64_t offset,
     return slot < hosts->slots && offset <= hosts->slot_bytes && bytes <= hosts->slot_bytes - offset;
 }
 
-static bool is_in_window(const struct hosts *hosts, const void *source, size_t bytes)
+static bool is_in_staging(const struct hosts *hosts, const void *source, size_t bytes)
 {
-    if (!hosts->has_window)
+    if (!hosts->has_staging)
         return false;
-    const uintptr_t first = (uintptr_t)hosts->local->ops->window(hosts->local, hosts->local->rank, 0);
-    const size_t length = hosts->slots * window_stride(hosts);
+    const uintptr_t first = (uintptr_t)hosts->local->ops->staging(hosts->local, hosts->local->rank, 0);
+    const size_t length = hosts->slots * staging_stride(hosts);
     const uintptr_t at = (uintptr_t)source - first;
     return at <= length && bytes <= length - at;
 }
@@ -340,8 +340,8 @@ struct origin {
 static struct origin find_origin(struct hosts *hosts, const void *source, size_t bytes)
 {
     struct origin origin = {.at = source, .bytes = bytes};
-    if (is_in_window(hosts, source, bytes)) {
-        origin.memory = &hosts->window;
+    if (is_in_staging(hosts, source, bytes)) {
+        origin.memory = &hosts->staging;
     } else if (shoal_network_registers_sources(hosts->network)) {
         struct shoal_fabric_source *known = shoal_network_find_source(hosts->network, source, bytes);
         if (!known)
@@ -369,8 +369,8 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
     struct counter *counter = &remote->counters[slot];
     const uint32_t raise = (uint32_t)(counter->raised + 1) % RAISES;
     const struct shoal_network_write write = {.load = &remote->loads[slot],
-                                              .to = &remote->window,
-                                              .offset = slot * window_stride(hosts) + offset,
+                                              .to = &remote->staging,
+                                              .offset = slot * staging_stride(hosts) + offset,
                                               .source = origin->at,
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
@@ -408,12 +408,12 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
         return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
     if (is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
-                              "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its window", bytes, peer, slot,
-                              offset);
+                              "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its staging buffer", bytes,
+                              peer, slot, offset);
     if (remote_of(hosts, peer)->counters[slot].owed || !may_raise(remote_of(hosts, peer), slot))
         return SHOAL_PENDING;
     const struct origin origin = find_origin(hosts, source, bytes);
-    if (remote_of(hosts, peer)->has_window && shoal_network_writes(hosts->network, origin.memory, bytes))
+    if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
     return send_parts(hosts, peer, slot, offset, &origin);
 }
@@ -592,10 +592,10 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
     memcpy(&arrival, body, sizeof arrival);
     if (arrival.bytes != bytes - sizeof arrival || arrival.bytes > SHOAL_PAYLOAD_MAX)
         return;
-    if (arrival.has_window && !remote->has_window) {
-        remote->window = (struct shoal_fabric_memory){.base = arrival.window_base, .key = arrival.window_key};
+    if (arrival.has_staging && !remote->has_staging) {
+        remote->staging = (struct shoal_fabric_memory){.base = arrival.staging_base, .key = arrival.staging_key};
         remote->raises = arrival.counters;
-        remote->has_window = true;
+        remote->has_staging = true;
     }
     if (!remote->records)
         remote->records = calloc(SHOAL_ARRIVALS, sizeof *remote->records);
@@ -621,7 +621,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
                       size_t bytes)
 {
     struct shoal_network_part part;
-    if (bytes < sizeof part || !hosts->has_window)
+    if (bytes < sizeof part || !hosts->has_staging)
         return;
     memcpy(&part, body, sizeof part);
     bytes -= sizeof part;
@@ -633,7 +633,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
         note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for what other hosts put"));
         return;
     }
-    memcpy((char *)hosts->local->ops->window(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
+    memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
            bytes);
     uint16_t *heard = &remote->parts[head->slot].heard[head->number % RAISES];
     if (++*heard < part.parts)
@@ -1038,11 +1038,11 @@ static bool is_writing(const struct hosts *hosts)
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
-    if (is_broken && hosts->has_window)
+    if (is_broken && hosts->has_staging)
         leftover = (struct shoal_network_leftover){
-            .memory = hosts->window, .release = put_segment, .arg = shoal_shm_segment(hosts->local)};
-    else if (hosts->has_window)
-        shoal_network_unregister(hosts->network, &hosts->window);
+            .memory = hosts->staging, .release = put_segment, .arg = shoal_shm_segment(hosts->local)};
+    else if (hosts->has_staging)
+        shoal_network_unregister(hosts->network, &hosts->staging);
     if (is_writing(hosts))
         leftover.loads = hosts->loads;
     else
@@ -1087,8 +1087,8 @@ static const struct shoal_transport_ops ops = {
     .completed = completed,
     .locate = locate,
     .reach = reach,
-    .reserve_window = reserve_window,
-    .window = window,
+    .reserve_staging = reserve_staging,
+    .staging = staging,
     .put = put,
     .has_left = has_left,
     .is_flushed = is_flushed,

@@ -3,13 +3,16 @@
  *
  *   order      What is heard comes in any order. Raises of a counter are numbered by their source; the receiver's counter is
  *              the number up to which all have been heard. Packets are numbered too.
- *   credit     An arrival record tells a partner where this rank's window is and which counters it raises there by writing;
- *              counters that a plan waits for tell when a window may be written again. So nobody can write, or send, more than
+ *   credit     An arrival record tells a partner where this rank's staging buffer is and which counters it raises there by
+ * writing;
+ *              counters that a plan waits for tell when a staging buffer may be written again. So nobody can write, or send,
+ * more than
  *              the receiver has room for: records and payloads are kept as long as the engine promises, packets are counted.
  *   liveness   is the control tree's, see membership/membership.h.
  *
- * Where the provider writes into memory, what is put is written straight into the peer's window, with an immediate that names
- * the counter and which of its raises this is (its low bits). Elsewhere it travels in messages, which name their place. */
+ * Where the provider writes into memory, what is put is written straight into the peer's staging buffer, with an immediate that
+ * names the counter and which of its raises this is (its low bits). Elsewhere it travels in messages, which name their
+ * place. */
 #ifndef SHOAL_TRANSPORT_HOSTS_HOSTS_H
 #define SHOAL_TRANSPORT_HOSTS_HOSTS_H
 

@@ -18,7 +18,7 @@ struct seat {
     struct shoal_shm_counter *counters;
     struct shoal_shm_counter *queue_heads;
     struct shoal_shm_counter *queue_tails;
-    char *window;
+    char *staging;
     char *queues;
 };
 
@@ -26,9 +26,9 @@ struct shm {
     struct shoal_transport transport;
     struct shoal_shm_endpoint *endpoint;
     unsigned slots;
-    size_t window_stride;
+    size_t staging_stride;
     size_t control_bytes;
-    bool has_window;
+    bool has_staging;
     bool *has_queue; /* [size] */
     bool *is_told;   /* [size]: who has our segment */
     uint64_t comm;
@@ -114,7 +114,8 @@ static void expect(struct shoal_transport *transport, int peer, uint64_t sequenc
 
 static void complete(struct shoal_transport *transport, uint64_t sequence)
 {
-    /* release: our reads of the peers' records, payloads and windows come before it; a peer that reads it may reuse them. */
+    /* release: our reads of the peers' records, payloads and staging buffers come before it; a peer that reads it may reuse
+     * them. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
 }
 
@@ -143,25 +144,25 @@ static void *reach(struct shoal_transport *transport, int peer, shoal_location l
     return address;
 }
 
-static enum shoal_status reserve_window(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+static enum shoal_status reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct shm *shm = shm_of(transport);
     struct seat *seat = &shm->seats[transport->rank];
-    if (shm->has_window)
+    if (shm->has_staging)
         return SHOAL_OK;
-    if (slots > shm->slots || slot_bytes > shm->window_stride - SHOAL_PAGE)
-        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm", "a window of %u x %zu bytes is larger than agreed",
-                              slots, slot_bytes);
-    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, seat->segment, (uint64_t)(seat->window - seat->segment->base),
-                                         shm->slots * shm->window_stride, "the communicator's window"));
-    shm->has_window = true;
+    if (slots > shm->slots || slot_bytes > shm->staging_stride - SHOAL_PAGE)
+        return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
+                              "a staging buffer of %u x %zu bytes is larger than agreed", slots, slot_bytes);
+    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, seat->segment, (uint64_t)(seat->staging - seat->segment->base),
+                                         shm->slots * shm->staging_stride, "the communicator's staging buffer"));
+    shm->has_staging = true;
     return SHOAL_OK;
 }
 
-static void *window(struct shoal_transport *transport, int rank, unsigned slot)
+static void *staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     const struct shm *shm = shm_of(transport);
-    return shm->seats[rank].window + slot * shm->window_stride;
+    return shm->seats[rank].staging + slot * shm->staging_stride;
 }
 
 /* All memory is reached by load and store here; plans do not put. */
@@ -453,7 +454,7 @@ static void memory(struct shoal_transport *transport, struct shoal_memory_usage 
 {
     const struct shm *shm = shm_of(transport);
     usage->control_bytes += shm->control_bytes;
-    usage->window_bytes += shm->has_window ? shm->slots * shm->window_stride : 0;
+    usage->staging_bytes += shm->has_staging ? shm->slots * shm->staging_stride : 0;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -505,8 +506,8 @@ static const struct shoal_transport_ops ops = {
     .completed = completed,
     .locate = locate,
     .reach = reach,
-    .reserve_window = reserve_window,
-    .window = window,
+    .reserve_staging = reserve_staging,
+    .staging = staging,
     .put = put,
     .signal = signal_peer,
     .counter = counter,
@@ -538,7 +539,7 @@ static void seat_at(struct seat *seat, struct shoal_segment *segment, const stru
     seat->counters = (struct shoal_shm_counter *)(void *)(segment->base + layout->counters);
     seat->queue_heads = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_heads);
     seat->queue_tails = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_tails);
-    seat->window = segment->base + layout->window;
+    seat->staging = segment->base + layout->staging;
     seat->queues = segment->base + layout->queues;
 }
 
@@ -586,7 +587,7 @@ static enum shoal_status make_own_segment(struct shm *shm)
     seat_at(&shm->seats[rank], own, &layout);
     start_counters(shm, &shm->seats[rank]);
     shm->control_bytes = layout.control_bytes - layout.head;
-    shm->window_stride = layout.window_stride;
+    shm->staging_stride = layout.staging_stride;
     return SHOAL_OK;
 }
 
@@ -688,7 +689,7 @@ struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport)
     return shoal_segment_get(shm_of(transport)->seats[transport->rank].segment);
 }
 
-size_t shoal_shm_window_stride(size_t slot_bytes)
+size_t shoal_shm_staging_stride(size_t slot_bytes)
 {
     return shoal_shm_layout_stride(slot_bytes);
 }

@@ -11,7 +11,7 @@ struct shoal_shm_options {
     struct shoal_shm_peer **peers; /* [size], NULL for the own rank; copied */
     const int *numbers;            /* [size] how messages call the ranks; NULL: as they are. Copied */
     unsigned slots;
-    size_t slot_bytes; /* of the window, for each slot */
+    size_t slot_bytes; /* of the staging buffer, for each slot */
     uint64_t counter_start;
     uint32_t timeout_ms; /* to meet the others */
 };
@@ -28,7 +28,7 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transpor
 /* The own segment, with a reference for the caller. */
 struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport);
 
-/* Bytes from one slot of a window to the next. */
-size_t shoal_shm_window_stride(size_t slot_bytes);
+/* Bytes from one slot of a staging buffer to the next. */
+size_t shoal_shm_staging_stride(size_t slot_bytes);
 
 #endif

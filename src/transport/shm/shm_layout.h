@@ -8,7 +8,7 @@
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
  *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
  *     queue tails    size counters: bytes ever taken from the queue of each rank        written by the owner
- *     window         slots of slot_bytes, a page apart; reserved when first used        written by the owner
+ *     staging        slots of slot_bytes, a page apart; reserved when first used        written by the owner
  *     queues         size of SHOAL_PACKET_QUEUE_BYTES; each reserved when first used    written by the owner
  */
 #ifndef SHOAL_TRANSPORT_SHM_LAYOUT_H
@@ -54,9 +54,9 @@ _Static_assert(offsetof(struct shoal_shm_arrival, payload) == offsetof(struct sh
                "read as a struct shoal_arrival");
 
 struct shoal_shm_layout {
-    size_t head, arrivals, payloads, counters, queue_heads, queue_tails, window, queues;
-    size_t window_stride; /* from slot to slot */
-    size_t control_bytes; /* up to the window */
+    size_t head, arrivals, payloads, counters, queue_heads, queue_tails, staging, queues;
+    size_t staging_stride; /* from slot to slot */
+    size_t control_bytes;  /* up to the staging buffer */
     size_t total_bytes;
 };
 
@@ -75,9 +75,9 @@ static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, un
     layout.queue_heads = layout.counters + slots * (size_t)size * sizeof(struct shoal_shm_counter);
     layout.queue_tails = layout.queue_heads + (size_t)size * sizeof(struct shoal_shm_counter);
     layout.control_bytes = shoal_round_up(layout.queue_tails + (size_t)size * sizeof(struct shoal_shm_counter), SHOAL_PAGE);
-    layout.window = layout.control_bytes;
-    layout.window_stride = shoal_shm_layout_stride(slot_bytes);
-    layout.queues = layout.window + slots * layout.window_stride;
+    layout.staging = layout.control_bytes;
+    layout.staging_stride = shoal_shm_layout_stride(slot_bytes);
+    layout.queues = layout.staging + slots * layout.staging_stride;
     layout.total_bytes = layout.queues + (size_t)size * SHOAL_PACKET_QUEUE_BYTES;
     return layout;
 }

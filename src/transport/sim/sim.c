@@ -52,14 +52,15 @@ struct rank {
     atomic_bool abort_asked;
     struct shoal_sim_event *held; /* sent while stopped, oldest first */
     struct shoal_sim_event **held_end;
-    unsigned char *window;
-    unsigned window_slots;
+    unsigned char *staging;
+    unsigned staging_slots;
     size_t slot_bytes;
     struct segment *segments;
     size_t segment_count;
 };
 
-/* Windows live as long as the sim: peers may still hold addresses in one that has been replaced, or whose rank has left. */
+/* Staging buffers live as long as the sim: peers may still hold addresses in one that has been replaced, or whose rank has
+ * left. */
 struct region {
     struct region *next;
     unsigned char *memory;
@@ -243,12 +244,12 @@ static bool is_inside(size_t offset, size_t bytes, size_t length)
     return offset <= length && bytes <= length - offset;
 }
 
-/* In a rank's window slot; NULL when the bytes do not lie inside. */
-static unsigned char *find_in_window(const struct rank *owner, unsigned slot, size_t offset, size_t bytes)
+/* In a rank's staging slot; NULL when the bytes do not lie inside. */
+static unsigned char *find_in_staging(const struct rank *owner, unsigned slot, size_t offset, size_t bytes)
 {
-    if (!owner->window || slot >= owner->window_slots || !is_inside(offset, bytes, owner->slot_bytes))
+    if (!owner->staging || slot >= owner->staging_slots || !is_inside(offset, bytes, owner->slot_bytes))
         return NULL;
-    return owner->window + slot * owner->slot_bytes + offset;
+    return owner->staging + slot * owner->slot_bytes + offset;
 }
 
 /* The memory of a rank at a location; NULL when the bytes do not lie inside. */
@@ -292,14 +293,14 @@ static void *op_reach(struct shoal_transport *transport, int peer, shoal_locatio
     return memory;
 }
 
-static enum shoal_status op_reserve_window(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+static enum shoal_status op_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct rank *rank = rank_of(transport);
-    if (slots <= rank->window_slots && slot_bytes <= rank->slot_bytes)
+    if (slots <= rank->staging_slots && slot_bytes <= rank->slot_bytes)
         return SHOAL_OK;
     if (slots > SHOAL_DEPTH_MAX || slot_bytes > SHOAL_SIM_SEGMENT_BYTES_MAX)
         return SHOAL_ERR_ARGUMENT;
-    const unsigned all_slots = slots > rank->window_slots ? slots : rank->window_slots;
+    const unsigned all_slots = slots > rank->staging_slots ? slots : rank->staging_slots;
     const size_t each = shoal_round_up(shoal_max_size(slot_bytes, rank->slot_bytes), SHOAL_CACHE_LINE);
     struct region *region = malloc(sizeof(struct region));
     unsigned char *memory = aligned_alloc(SHOAL_PAGE, shoal_round_up(shoal_max_size(all_slots * each, 1), SHOAL_PAGE));
@@ -311,16 +312,16 @@ static enum shoal_status op_reserve_window(struct shoal_transport *transport, un
     memset(memory, 0xFF, all_slots * each);
     *region = (struct region){rank->sim->regions, memory};
     rank->sim->regions = region;
-    rank->window = memory;
-    rank->window_slots = all_slots;
+    rank->staging = memory;
+    rank->staging_slots = all_slots;
     rank->slot_bytes = each;
     return SHOAL_OK;
 }
 
-static void *op_window(struct shoal_transport *transport, int peer, unsigned slot)
+static void *op_staging(struct shoal_transport *transport, int peer, unsigned slot)
 {
     const struct shoal_sim *sim = rank_of(transport)->sim;
-    return reaches(sim, transport->rank, peer) ? find_in_window(&sim->ranks[peer], slot, 0, 0) : NULL;
+    return reaches(sim, transport->rank, peer) ? find_in_staging(&sim->ranks[peer], slot, 0, 0) : NULL;
 }
 
 /* ---- Arrivals ---- */
@@ -492,9 +493,9 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
     struct shoal_sim *sim = rank->sim;
     if (!is_slot(rank, slot))
         return SHOAL_ERR_ARGUMENT;
-    if (!find_in_window(&sim->ranks[peer], slot, offset, bytes)) {
-        note_breach(sim, "rank %d puts %zu bytes to rank %d, slot %u, offset %zu: not inside its window", transport->rank,
-                    bytes, peer, slot, offset);
+    if (!find_in_staging(&sim->ranks[peer], slot, offset, bytes)) {
+        note_breach(sim, "rank %d puts %zu bytes to rank %d, slot %u, offset %zu: not inside its staging buffer",
+                    transport->rank, bytes, peer, slot, offset);
         return SHOAL_ERR_ARGUMENT;
     }
     if (happens(sim, sim->options.busy_per_million))
@@ -699,7 +700,7 @@ static void op_memory(struct shoal_transport *transport, struct shoal_memory_usa
 {
     const struct rank *rank = rank_of(transport);
     usage->control_bytes += (size_t)transport->size * sizeof(struct link);
-    usage->window_bytes += rank->window_slots * rank->slot_bytes;
+    usage->staging_bytes += rank->staging_slots * rank->slot_bytes;
 }
 
 static void events_free(struct shoal_sim_event *event)
@@ -748,8 +749,8 @@ static const struct shoal_transport_ops sim_ops = {
     .completed = op_completed,
     .locate = op_locate,
     .reach = op_reach,
-    .reserve_window = op_reserve_window,
-    .window = op_window,
+    .reserve_staging = op_reserve_staging,
+    .staging = op_staging,
     .put = op_put,
     .signal = op_signal,
     .counter = op_counter,
@@ -773,7 +774,7 @@ static const struct shoal_transport_ops sim_ops = {
 
 static void put_bytes(struct rank *dest, const struct shoal_sim_event *event)
 {
-    unsigned char *target = find_in_window(dest, event->slot, event->offset, event->bytes);
+    unsigned char *target = find_in_staging(dest, event->slot, event->offset, event->bytes);
     if (target && event->bytes > 0)
         memcpy(target, event->data, event->bytes);
 }

@@ -6,8 +6,9 @@
  * a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
  *   - raises of one counter become visible in order, and a raise never before the bytes put to that peer before it;
  *   - packets to a peer become visible in order; that the peer has taken some, and made room, is told with a delay too;
- *   - memory reached by load and store (windows, shared memory of ranks on one host) is real memory: stores are seen at once.
- *     Windows begin filled with 0xFF, a NaN in every type, so that reading what nobody wrote shows.
+ *   - memory reached by load and store (staging buffers, shared memory of ranks on one host) is real memory: stores are seen at
+ * once.
+ *     Staging buffers begin filled with 0xFF, a NaN in every type, so that reading what nobody wrote shows.
  * The source of a put is captured when put is called: it may be overwritten afterwards.
  * A lost event never arrives, nor does any raise that must not become visible before it; then only a deadline helps. Failures,
  * the news that a rank is gone, and whom it waits for are not lost. An arrival record is freed when its reader completes the
