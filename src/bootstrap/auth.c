@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <sys/random.h>
 
-#include "base/carried.h"
+#include "base/bundled.h"
 
 #define STATE_BYTES_MAX 512
 
@@ -29,12 +29,12 @@ static bool find(void *library, const char *name, void *function_out)
 static void *open_sodium(void)
 {
     static const char *const names[] = {"libsodium.so.23", "libsodium.so.26", "libsodium.so"};
-    char carried[PATH_MAX];
+    char bundled[PATH_MAX];
     void *library = NULL;
     for (size_t i = 0; i < SHOAL_COUNT_OF(names) && !library; i++)
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-    if (!library && shoal_carried_find("libsodium.so", carried))
-        library = dlopen(carried, RTLD_NOW | RTLD_LOCAL);
+    if (!library && shoal_bundled_find("libsodium.so", bundled))
+        library = dlopen(bundled, RTLD_NOW | RTLD_LOCAL);
     return library;
 }
 

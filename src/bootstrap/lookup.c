@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/errand.h"
+#include "base/timed_call.h"
 
 static void look_up(void *data)
 {
@@ -23,7 +23,7 @@ static void run(const char *host, const char *what, uint32_t timeout_ms, struct 
     const uint64_t begin_ns = shoal_clock_ns();
     snprintf(lookup_out->host, sizeof lookup_out->host, "%s", host);
     lookup_out->what = what;
-    const enum shoal_status status = shoal_errand_run(look_up, lookup_out, sizeof *lookup_out, timeout_ms);
+    const enum shoal_status status = shoal_timed_call(look_up, lookup_out, sizeof *lookup_out, timeout_ms);
     lookup_out->took_ms = (uint32_t)((shoal_clock_ns() - begin_ns) / SHOAL_NS_PER_MS);
     if (status == SHOAL_OK)
         return;

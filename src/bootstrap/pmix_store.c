@@ -9,7 +9,7 @@
 #include <pmix.h>
 
 #include "base/clock.h"
-#include "base/errand.h"
+#include "base/timed_call.h"
 #include "bootstrap/sources.h"
 
 /* PMIx as Open MPI's mpirun and Slurm's srun offer it. A value belongs to the rank that put it, so a key names its rank:
@@ -188,12 +188,12 @@ static void get_value(void *data)
     getting->status = getting->get(&getting->owner, getting->key, infos, SHOAL_COUNT_OF(infos), &getting->value);
 }
 
-/* A server that does not answer at all is given up; its errand may end at any time. */
+/* A server that does not answer at all is given up; its timed call may end at any time. */
 static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, pmix_value_t **value)
 {
     struct getting getting = {.get = pmix->get, .owner = *owner};
     put_text(getting.key, sizeof getting.key, full);
-    if (shoal_errand_run(get_value, &getting, sizeof getting, ANSWER_MS) != SHOAL_OK)
+    if (shoal_timed_call(get_value, &getting, sizeof getting, ANSWER_MS) != SHOAL_OK)
         return PMIX_ERR_UNREACH;
     *value = getting.value;
     return getting.status;
@@ -299,7 +299,7 @@ static void call_finalize(void *data)
 /* False: it had not ended in time, and goes on alone. */
 static bool end_use(pmix_status_t (*finalize)(const pmix_info_t info[], size_t info_count))
 {
-    return shoal_errand_run(call_finalize, &finalize, sizeof finalize, FINALIZE_MS) != SHOAL_ERR_TIMEOUT;
+    return shoal_timed_call(call_finalize, &finalize, sizeof finalize, FINALIZE_MS) != SHOAL_ERR_TIMEOUT;
 }
 
 /* In a forked child that exits, the connection is its parent's. */
@@ -358,7 +358,7 @@ static void join_server(void *data)
 static enum shoal_status open_parts(struct pmix *pmix, uint32_t timeout_ms)
 {
     SHOAL_TRY(load(pmix));
-    const enum shoal_status done = shoal_errand_run(join_server, pmix, sizeof *pmix, timeout_ms);
+    const enum shoal_status done = shoal_timed_call(join_server, pmix, sizeof *pmix, timeout_ms);
     if (done != SHOAL_OK)
         return shoal_log_fail(
             pmix->log, done, "bootstrap",

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/errand.h"
+#include "base/timed_call.h"
 #include "bootstrap/auth.h"
 #include "bootstrap/sources.h"
 
@@ -154,7 +154,7 @@ enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place,
     snprintf(sharing.host, sizeof sharing.host, "%s", place->host);
     snprintf(sharing.key, sizeof sharing.key, "/shoal/secret/%s", place->name);
     SHOAL_TRY(make_offer(&sharing, log));
-    if (shoal_errand_run(share, &sharing, sizeof sharing, timeout_ms < ANSWER_MS ? timeout_ms : ANSWER_MS) != SHOAL_OK)
+    if (shoal_timed_call(share, &sharing, sizeof sharing, timeout_ms < ANSWER_MS ? timeout_ms : ANSWER_MS) != SHOAL_OK)
         sharing.error = ETIMEDOUT;
     const enum shoal_status status = take_answer(&sharing, log, bootstrap);
     explicit_bzero(&sharing, sizeof sharing);

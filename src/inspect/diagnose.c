@@ -113,8 +113,8 @@ static void tell_wrong_variable(void *arg, const char *error)
 
 static void check_job(struct shoal_diagnosis *diagnosis)
 {
-    struct shoal_surroundings *around = &diagnosis->around;
-    shoal_surroundings_read(&diagnosis->settings, tell_wrong_variable, diagnosis, around);
+    struct shoal_launch_environment *around = &diagnosis->around;
+    shoal_launch_environment_read(&diagnosis->settings, tell_wrong_variable, diagnosis, around);
     if (diagnosis->ranks == 0)
         diagnosis->ranks = around->local_size;
     diagnosis->is_far = around->size > 0 && around->local_size > 0 && around->size > around->local_size;

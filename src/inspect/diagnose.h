@@ -3,7 +3,7 @@
 #define SHOAL_INSPECT_DIAGNOSE_H
 
 #include "bootstrap/address.h"
-#include "bootstrap/surroundings.h"
+#include "bootstrap/launch_environment.h"
 #include "topology/nic.h"
 
 struct shoal_diagnosis {
@@ -14,7 +14,7 @@ struct shoal_diagnosis {
     uint32_t timeout_ms;
     int ranks; /* on this host; 0: not known */
     struct shoal_settings settings;
-    struct shoal_surroundings around;
+    struct shoal_launch_environment around;
     bool is_far; /* ranks of the job are elsewhere, as far as can be told: what only hurts between hosts hurts it */
     bool is_master_here;
     struct shoal_address here; /* of MASTER_ADDR, where it is this host */

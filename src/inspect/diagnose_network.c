@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/errand.h"
+#include "base/timed_call.h"
 #include "bootstrap/lookup.h"
 #include "inspect/diagnose.h"
 #include "transport/fabric/fabric.h"
@@ -258,7 +258,7 @@ static int count_free(const struct shoal_address *address, int first, int count,
 
 static void check_start(struct shoal_diagnosis *diagnosis)
 {
-    const struct shoal_surroundings *around = &diagnosis->around;
+    const struct shoal_launch_environment *around = &diagnosis->around;
     char at[SHOAL_ADDRESS_TEXT_MAX];
     int error;
     const int free_count = count_free(&diagnosis->here, around->port, around->port_count, &error);
@@ -369,7 +369,7 @@ void shoal_diagnose_fabric(struct shoal_diagnosis *diagnosis)
         return;
     }
     inquiry.nic = *diagnosis->nic;
-    const enum shoal_status status = shoal_errand_run(ask, &inquiry, sizeof inquiry, diagnosis->timeout_ms);
+    const enum shoal_status status = shoal_timed_call(ask, &inquiry, sizeof inquiry, diagnosis->timeout_ms);
     if (status == SHOAL_OK)
         tell_survey(diagnosis, &inquiry.survey);
     else

@@ -24,7 +24,7 @@ PACKAGE = {"bin/shoal", "lib/libshoal.so.0",
            *(f"include/shoal/{path.name}" for path in (TOP / "include/shoal").glob("*.h")),
            *(str(path.relative_to(TOP / "python/shoal")) for path in (TOP / "python/shoal").rglob("*")
              if path.suffix in SOURCES)}
-CARRIED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
+BUNDLED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}
 MACHINES = ("x86_64", "aarch64")  # for which there are libraries to carry
 
@@ -128,7 +128,7 @@ def wheel_is_built_from_the_sdist():
 
 
 def wheel_holds_what_it_should_and_nothing_else():
-    wanted = PACKAGE | (CARRIED if os.uname().machine in MACHINES else set())
+    wanted = PACKAGE | (BUNDLED if os.uname().machine in MACHINES else set())
     names = zipfile.ZipFile(the_one("wheels", "*.whl")).namelist()
     held = {name.partition("/")[2] for name in names if name.startswith("shoal/")}
     expect(held == wanted, "in one only:", sorted(held ^ wanted))
@@ -243,13 +243,13 @@ def call_bare(*words):
     return code, out, err
 
 
-def carried_libfabric_serves_where_there_is_none():
+def bundled_libfabric_serves_where_there_is_none():
     code, out, err = call_bare("info", "--providers")
     expect(re.search(r"^libfabric \S+ \(/shoal/.*lib/libfabric.so.1\)$", out, re.M), code, out, err)
     expect(re.search(r"^\* tcp ", out, re.M), out, err)
 
 
-def without_the_carried_libfabric_it_is_missed():
+def without_the_bundled_libfabric_it_is_missed():
     bare = bare_machine()
     hidden = bare / "shoal/lib/hidden"
     (bare / "shoal/lib/libfabric.so.1").rename(hidden)
@@ -260,7 +260,7 @@ def without_the_carried_libfabric_it_is_missed():
         hidden.rename(bare / "shoal/lib/libfabric.so.1")
 
 
-def carried_libsodium_serves_where_there_is_none():
+def bundled_libsodium_serves_where_there_is_none():
     bare = bare_machine()
     code, out, err = call_bare("doctor")
     expect("libsodium is not here" not in out and "secret" in out, out, err)
@@ -276,8 +276,8 @@ def machines_libfabric_goes_first():
         raise Skip("this machine has no libfabric")
     expect(str(package()) not in out, out, err)
     named = {**CLEAN, "SHOAL_LIBFABRIC": f"{package()}/lib/libfabric.so.1"}
-    carried = call(USER.parent / "shoal", "info", "--providers", env=named)
-    expect(f"({package()}/lib/libfabric.so.1)" in carried[1], carried)
+    bundled = call(USER.parent / "shoal", "info", "--providers", env=named)
+    expect(f"({package()}/lib/libfabric.so.1)" in bundled[1], bundled)
 
 
 try:
@@ -285,7 +285,7 @@ try:
                wheel_names_no_folder_of_the_machine_that_built_it, wheel_installs_without_anything_else,
                package_says_where_things_are, torch_finds_the_backend_by_entry_point, command_runs, workers_in_python_sum,
                torch_trains_over_what_is_installed,
-               carried_libfabric_serves_where_there_is_none, without_the_carried_libfabric_it_is_missed,
-               carried_libsodium_serves_where_there_is_none, machines_libfabric_goes_first])
+               bundled_libfabric_serves_where_there_is_none, without_the_bundled_libfabric_it_is_missed,
+               bundled_libsodium_serves_where_there_is_none, machines_libfabric_goes_first])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

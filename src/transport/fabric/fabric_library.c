@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/carried.h"
+#include "base/bundled.h"
 
 /* fi_version's numbers; RDM endpoints with RMA and data in completions are there since long before. */
 #define MAJOR(version) ((version) >> 16)
@@ -95,7 +95,7 @@ static enum shoal_status open_named(const char *wanted, struct shoal_log *log, s
 enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log *log, struct shoal_fabric_library *library_out)
 {
     struct shoal_fabric_library best = {.handle = NULL}, other;
-    char carried[PATH_MAX];
+    char bundled[PATH_MAX];
     if (wanted[0])
         return open_named(wanted, log, library_out);
     for (size_t i = 0; i < SHOAL_COUNT_OF(places); i++) {
@@ -108,9 +108,9 @@ enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log
             shoal_fabric_library_close(&other);
         }
     }
-    /* The carried one may be newer, but the machine's knows its network cards. */
-    if (!best.handle && shoal_carried_find("libfabric.so.1", carried))
-        (void)open_at(carried, &best);
+    /* The bundled one may be newer, but the machine's knows its network cards. */
+    if (!best.handle && shoal_bundled_find("libfabric.so.1", bundled))
+        (void)open_at(bundled, &best);
     *library_out = best;
     if (best.handle)
         return SHOAL_OK;

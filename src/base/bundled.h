@@ -1,13 +1,13 @@
 /* Libraries that lie beside libshoal: a wheel carries what is loaded at run time, for machines that do not have it. What the
  * machine has goes first, so whoever loads a library looks here last. Any thread. */
-#ifndef SHOAL_BASE_CARRIED_H
-#define SHOAL_BASE_CARRIED_H
+#ifndef SHOAL_BASE_BUNDLED_H
+#define SHOAL_BASE_BUNDLED_H
 
 #include <limits.h>
 
 #include "base/compiler.h"
 
 /* The path of a file in libshoal's folder (in a program that libshoal is part of: the program's). False: there is none. */
-bool shoal_carried_find(const char *file, char path_out[PATH_MAX]);
+bool shoal_bundled_find(const char *file, char path_out[PATH_MAX]);
 
 #endif

@@ -1,4 +1,4 @@
-#include "bootstrap/surroundings.h"
+#include "bootstrap/launch_environment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static int find_local_size(struct reading *reading, bool is_step)
     return is_step ? count_step_tasks() : 0;
 }
 
-static void find_ports(struct reading *reading, struct shoal_surroundings *around)
+static void find_ports(struct reading *reading, struct shoal_launch_environment *around)
 {
     around->master_port = number_of(reading, "MASTER_PORT", 1, 65535);
     if (!reading->settings->port && !around->master_port)
@@ -78,7 +78,7 @@ static void find_ports(struct reading *reading, struct shoal_surroundings *aroun
 }
 
 /* What RANK and WORLD_SIZE want beside them. */
-static void check_variables(struct reading *reading, const struct shoal_surroundings *around)
+static void check_variables(struct reading *reading, const struct shoal_launch_environment *around)
 {
     const bool has_rank = is_set("RANK"), has_size = is_set("WORLD_SIZE");
     const int rank = number_of(reading, "RANK", 0, SHOAL_RANKS_MAX - 1);
@@ -96,7 +96,7 @@ static void check_variables(struct reading *reading, const struct shoal_surround
 }
 
 /* As a rank of two would load it: a rank alone has nobody to prove it to. */
-static void check_secret(struct reading *reading, struct shoal_surroundings *around)
+static void check_secret(struct reading *reading, struct shoal_launch_environment *around)
 {
     struct shoal_bootstrap pair = {.size = 2};
     if (shoal_secret_load(reading->settings, &reading->log, &pair) != SHOAL_OK)
@@ -105,11 +105,11 @@ static void check_secret(struct reading *reading, struct shoal_surroundings *aro
     explicit_bzero(&pair, sizeof pair);
 }
 
-void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
-                             struct shoal_surroundings *surroundings_out)
+void shoal_launch_environment_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
+                                   struct shoal_launch_environment *launch_out)
 {
     struct reading reading = {.settings = settings, .tell = tell, .arg = arg};
-    struct shoal_surroundings around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
+    struct shoal_launch_environment around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};
     const bool is_step = around.launcher && strcmp(around.launcher, "srun") == 0;
     shoal_log_init_quiet(&reading.log);
     around.size = number_of(&reading, is_step ? "SLURM_STEP_NUM_TASKS" : "WORLD_SIZE", 1, SHOAL_RANKS_MAX);
@@ -123,5 +123,5 @@ void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)
     if (is_by_hand && !around.has_secret && !shoal_environment_has_name(settings, around.size))
         around.port_count = around.port_count ? 1 : 0;
     shoal_log_fini(&reading.log);
-    *surroundings_out = around;
+    *launch_out = around;
 }

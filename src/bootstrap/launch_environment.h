@@ -1,11 +1,11 @@
 /* What the environment says of a job, without joining it: for finding out beforehand what would go wrong. Opens and sends
  * nothing. Any thread. */
-#ifndef SHOAL_BOOTSTRAP_SURROUNDINGS_H
-#define SHOAL_BOOTSTRAP_SURROUNDINGS_H
+#ifndef SHOAL_BOOTSTRAP_LAUNCH_ENVIRONMENT_H
+#define SHOAL_BOOTSTRAP_LAUNCH_ENVIRONMENT_H
 
 #include "base/log.h"
 
-struct shoal_surroundings {
+struct shoal_launch_environment {
     const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1", "srun"; NULL: none. Static storage */
     const char *master;                    /* MASTER_ADDR, NULL where it is not set */
     int size;                              /* of the job; 0: not known */
@@ -17,7 +17,7 @@ struct shoal_surroundings {
 };
 
 /* tell is called for each other thing that would make a rank fail: "what is wrong; what to do". */
-void shoal_surroundings_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
-                             struct shoal_surroundings *surroundings_out);
+void shoal_launch_environment_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
+                                   struct shoal_launch_environment *launch_out);
 
 #endif

@@ -6,7 +6,7 @@ import re
 import sys
 
 # distribution, file in it, place in the package. Providers for network cards are libraries of their own, beside libfabric.
-CARRIED = (
+BUNDLED = (
     ("openmpi", r"/libfabric\.so\.1$", "lib/libfabric.so.1"),
     ("openmpi", r"/libfabric/libefa-fi\.so$", "lib/libfabric/libefa-fi.so"),
     ("openmpi", r"/libfabric/libverbs-fi\.so$", "lib/libfabric/libverbs-fi.so"),
@@ -21,16 +21,16 @@ def find(distribution, pattern):
     try:
         files = importlib.metadata.files(distribution)
     except importlib.metadata.PackageNotFoundError:
-        print(f"carried.py: {distribution} is not installed, so the wheel is without what it would give", file=sys.stderr)
+        print(f"bundled.py: {distribution} is not installed, so the wheel is without what it would give", file=sys.stderr)
         return None
     found = [file for file in files or () if re.search(pattern, f"/{file}")]
     if len(found) != 1:
-        sys.exit(f"carried.py: {len(found)} files of {distribution} fit {pattern}, not one; did its wheel change? "
+        sys.exit(f"bundled.py: {len(found)} files of {distribution} fit {pattern}, not one; did its wheel change? "
                  "pyproject.toml names the version that this was written for")
     return found[0].locate().resolve()
 
 
-for distribution, pattern, place in CARRIED:
+for distribution, pattern, place in BUNDLED:
     path = find(distribution, pattern)
     if path:
         print(f"{path} -> {place}")

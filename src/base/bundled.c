@@ -1,4 +1,4 @@
-#include "base/carried.h"
+#include "base/bundled.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 /* Any address within this library will do. */
 static const char here;
 
-bool shoal_carried_find(const char *file, char path_out[PATH_MAX])
+bool shoal_bundled_find(const char *file, char path_out[PATH_MAX])
 {
     Dl_info library;
     if (!dladdr(&here, &library) || !strchr(library.dli_fname, '/'))
