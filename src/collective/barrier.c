@@ -8,8 +8,8 @@
 static void disseminate(const struct shoal_hosts *hosts)
 {
     for (int distance = 1; distance < hosts->count; distance *= 2) {
-        shoal_plan_signal(hosts->plan, shoal_hosts_carrier(hosts, shoal_hosts_next(hosts, distance), 0));
-        shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, shoal_hosts_next(hosts, -distance), 0));
+        shoal_plan_signal(hosts->plan, shoal_hosts_leader(hosts, shoal_hosts_next(hosts, distance), 0));
+        shoal_plan_wait(hosts->plan, shoal_hosts_leader(hosts, shoal_hosts_next(hosts, -distance), 0));
     }
 }
 
@@ -19,7 +19,7 @@ void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view,
 
     if (!shoal_hosts_find(&hosts, plan, view, rank, root))
         return;
-    const int first = shoal_hosts_carrier(&hosts, hosts.own, 0);
+    const int first = shoal_hosts_leader(&hosts, hosts.own, 0);
     if (rank != first) {
         shoal_plan_signal(plan, first);
         shoal_plan_wait(plan, first);

@@ -31,7 +31,7 @@ static int round_count(const struct shoal_hosts *hosts, int distance)
 
 static void send_row(const struct shoal_hosts *hosts, int slice, int distance)
 {
-    const int count = round_count(hosts, distance), to = shoal_hosts_carrier(hosts, shoal_hosts_next(hosts, -distance), slice);
+    const int count = round_count(hosts, distance), to = shoal_hosts_leader(hosts, shoal_hosts_next(hosts, -distance), slice);
 
     for (int run = 0; run < runs_of(hosts, hosts->own, count); run++) {
         const int j = run_first(hosts->own, run), length = run_length(hosts, hosts->own, count, run);
@@ -58,7 +58,7 @@ static void deliver_row(const struct shoal_hosts *hosts, int slice, int distance
     }
 }
 
-/* Calls visit for each carried slice. */
+/* Calls visit for each led slice. */
 static void each_slice(const struct shoal_hosts *hosts, int distance,
                        void (*visit)(const struct shoal_hosts *, int slice, int distance))
 {

@@ -13,11 +13,11 @@
 
 struct pairing {
     struct shoal_hosts hosts;
-    int stride;  /* from one carried slice to the next */
+    int stride;  /* from one led slice to the next */
     int powers;  /* P */
     int rounds;  /* log2 P */
     int partner; /* among the others: who hands its sum to the own host, or takes it; -1: none */
-    int inbox;   /* places of a carried slice in INBOX; those for what is handed over come last */
+    int inbox;   /* places of a led slice in INBOX; those for what is handed over come last */
 };
 
 static bool is_one_of_powers(const struct pairing *pairing)
@@ -40,12 +40,12 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
     return true;
 }
 
-/* Place `at` of those of a carried slice. */
+/* Place `at` of those of a led slice. */
 static struct shoal_block inbox(const struct pairing *pairing, int host, int slice, int at, int j)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
-    const int nth = slice / shoal_hosts_size(hosts, host), carrier = shoal_hosts_carrier(hosts, host, slice);
-    return shoal_hosts_staging(hosts, carrier, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
+    const int nth = slice / shoal_hosts_size(hosts, host), leader = shoal_hosts_leader(hosts, host, slice);
+    return shoal_hosts_staging(hosts, leader, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
 }
 
 static int partner_at(const struct pairing *pairing, int distance)
@@ -139,7 +139,7 @@ static void hand_results(const struct pairing *pairing, int slice, struct shoal_
 
     if (pairing->partner < 0)
         return;
-    const int to = shoal_hosts_carrier(hosts, pairing->partner, slice);
+    const int to = shoal_hosts_leader(hosts, pairing->partner, slice);
     shoal_plan_put(hosts->plan, shoal_run(block, hosts->owners),
                    shoal_run(shoal_hosts_result(hosts, to, slice, 0), hosts->owners));
 }
@@ -200,7 +200,7 @@ void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view
         return;
     pairing.inbox = pairing.rounds + 1;
     shoal_hosts_cut(hosts, 1, 0);
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
     give_permits(&pairing);
     shoal_hosts_gather_inputs(hosts);
@@ -259,7 +259,7 @@ static void add_half(const struct pairing *pairing, int slice, int distance)
 static void send_results(const struct pairing *pairing, int slice, int distance)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
-    const int to = shoal_hosts_carrier(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
+    const int to = shoal_hosts_leader(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
     shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_result(hosts, hosts->rank, slice, first), distance),
                    shoal_run(shoal_hosts_result(hosts, to, slice, first), distance));
 }
@@ -287,7 +287,7 @@ static void take_last(const struct pairing *pairing, int slice)
         shoal_hosts_deliver(hosts, slice, j);
 }
 
-/* Calls visit for each carried slice. */
+/* Calls visit for each led slice. */
 static void each_slice(const struct pairing *pairing, int distance,
                        void (*visit)(const struct pairing *, int slice, int distance))
 {
@@ -319,7 +319,7 @@ void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view,
         return;
     pairing.inbox = pairing.powers - 1 + (pairing.powers < hosts->count ? pairing.powers : 0);
     shoal_hosts_cut(hosts, pairing.powers, 0);
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->carried * pairing.inbox, true);
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
     give_permits(&pairing);
     shoal_hosts_gather_inputs(hosts);

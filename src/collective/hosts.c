@@ -65,12 +65,12 @@ static int number_end(const struct shoal_hosts *hosts)
     return hosts->is_cut ? hosts->view->size : hosts->slices * hosts->owners;
 }
 
-static int most_carried(const struct shoal_hosts *hosts)
+static int most_led(const struct shoal_hosts *hosts)
 {
     int most = 1;
     for (int host = 0; host < hosts->count; host++) {
-        const int size = shoal_hosts_size(hosts, host), carried = (hosts->slices + size - 1) / size;
-        most = carried > most ? carried : most;
+        const int size = shoal_hosts_size(hosts, host), led = (hosts->slices + size - 1) / size;
+        most = led > most ? led : most;
     }
     return most;
 }
@@ -85,8 +85,8 @@ void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner)
     hosts->slices = hosts->is_cut || hosts->most < bound ? hosts->most : bound;
     hosts->owners = owners;
     hosts->first_owner = first_owner;
-    hosts->carried = most_carried(hosts);
-    hosts->is_compact = !hosts->is_cut || hosts->carried * owners <= hosts->view->size;
+    hosts->led = most_led(hosts);
+    hosts->is_compact = !hosts->is_cut || hosts->led * owners <= hosts->view->size;
 }
 
 int shoal_hosts_staging_places(const struct shoal_hosts *hosts)
@@ -96,7 +96,7 @@ int shoal_hosts_staging_places(const struct shoal_hosts *hosts)
 
 void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results)
 {
-    const int results = hosts->is_compact ? hosts->carried * hosts->owners : hosts->view->size;
+    const int results = hosts->is_compact ? hosts->led * hosts->owners : hosts->view->size;
 
     hosts->places[SHOAL_REGION_OWN] = 0;
     hosts->places[SHOAL_REGION_INBOX] = own_places;
@@ -114,7 +114,7 @@ int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host)
 /* A block's number among them: of parts the rank whose it is. */
 static int number(const struct shoal_hosts *hosts, int slice, int j)
 {
-    return hosts->is_cut ? shoal_hosts_carrier(hosts, shoal_hosts_owner(hosts, j), slice) : slice * hosts->owners + j;
+    return hosts->is_cut ? shoal_hosts_leader(hosts, shoal_hosts_owner(hosts, j), slice) : slice * hosts->owners + j;
 }
 
 struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j)
@@ -160,17 +160,17 @@ void shoal_hosts_await_readers(const struct shoal_hosts *hosts)
 
 void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice)
 {
-    shoal_plan_signal(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+    shoal_plan_signal(hosts->plan, shoal_hosts_leader(hosts, host, slice));
 }
 
 void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice)
 {
-    shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+    shoal_plan_wait(hosts->plan, shoal_hosts_leader(hosts, host, slice));
 }
 
 void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice)
 {
-    shoal_plan_wait(hosts->plan, shoal_hosts_carrier(hosts, host, slice));
+    shoal_plan_wait(hosts->plan, shoal_hosts_leader(hosts, host, slice));
 }
 
 /* ---- Inside the host: on the way in -------------------------------------------------------------------------------------- */
@@ -234,7 +234,7 @@ void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int 
     if (shoal_hosts_neighbours(hosts) == 0)
         return;
     for (int i = 0; i < count; i++) {
-        const int rank = shoal_hosts_carrier(hosts, hosts->own, i);
+        const int rank = shoal_hosts_leader(hosts, hosts->own, i);
         const bool is_reached = rank == hosts->rank || shoal_view_shares_input(hosts->view, rank);
         sources[i] = is_reached ? shoal_hosts_input(hosts, rank, slice, j) : shoal_hosts_staged(hosts, rank, slice, j);
     }
@@ -248,7 +248,7 @@ int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool m
     int count = 0;
 
     for (int i = 0; i < shoal_hosts_size(hosts, hosts->own); i++) {
-        const int rank = shoal_hosts_carrier(hosts, hosts->own, i);
+        const int rank = shoal_hosts_leader(hosts, hosts->own, i);
         if (!shoal_hosts_takes(hosts, rank))
             continue;
         if (rank == hosts->rank || shoal_view_shares_output(hosts->view, rank))
@@ -297,8 +297,8 @@ static void copy_results(const struct shoal_hosts *hosts, int i)
     }
 }
 
-/* Waits until a carrier is done: with this rank's input, of which it may read a copy, then it is a credit; and with what it has
- * for this rank. */
+/* Waits until a rail leader is done: with this rank's input, of which it may read a copy, then it is a credit; and with what it
+ * has for this rank. */
 static void collect_from(const struct shoal_hosts *hosts, int i, bool delivers)
 {
     const int peer = shoal_hosts_neighbour(hosts, i);

@@ -3,18 +3,18 @@
  * thread.
  *
  * Slices. What crosses the network is cut into slices, and each slice into blocks, one for each of some hosts, their owners.
- * On each host a slice has one carrier, the local rank slice mod L of L: so all ranks of a host take part, and hosts may have
- * different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, the block
- * of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such block.
+ * On each host a slice has one rail leader, the local rank slice mod L of L: so all ranks of a host take part, and hosts may
+ * have different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, the
+ * block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such block.
  *
  * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's staging buffer, an output
- * that is not shared is filled by its own rank out of the carriers' staging buffers. Between hosts nothing depends on what is
- * shared.
+ * that is not shared is filled by its own rank out of the rail leaders' staging buffers. Between hosts nothing depends on what
+ * is shared.
  *
  * Staging buffers have three regions of places:
  *   OWN      what the rank itself stages: its input, its host's sums
- *   INBOX    what carriers of other hosts put on the way to a result
- *   RESULTS  the blocks of the carried slices in the end, put by others or worked out here; local ranks copy them from there
+ *   INBOX    what rail leaders of other hosts put on the way to a result
+ *   RESULTS  the blocks of the led slices in the end, put by others or worked out here; local ranks copy them from there
  *
  * Permits. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host are
  * done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this piece. That rank
@@ -45,8 +45,8 @@ struct shoal_hosts {
     int slices;
     int owners;      /* blocks of a slice */
     int first_owner; /* the host that owns block 0 of each slice; the next host owns the next one */
-    int carried;     /* slices that a rank carries at most */
-    bool is_compact; /* RESULTS has a place for each owner in each carried slice; else for each block that there is */
+    int led;         /* slices that a rank leads at most */
+    bool is_compact; /* RESULTS has a place for each owner in each led slice; else for each block that there is */
     int places[SHOAL_REGION_RESULTS + 1];
 
     uint16_t start[SHOAL_PLAN_RANKS_MAX + 1]; /* the ranks of host g are member[start[g]] to member[start[g + 1] - 1] */
@@ -63,7 +63,7 @@ void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner);
 /* The places that staging takes in OWN. */
 int shoal_hosts_staging_places(const struct shoal_hosts *hosts);
 
-/* Divides staging buffers: RESULTS has a place for each block of the carried slices, others have as many as said. */
+/* Divides staging buffers: RESULTS has a place for each block of the led slices, others have as many as said. */
 void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results);
 
 static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
@@ -88,7 +88,7 @@ static inline int shoal_hosts_stand_by(int count, int host)
 }
 
 /* Also a local rank by its number, counted on from the last to the first. */
-static inline int shoal_hosts_carrier(const struct shoal_hosts *hosts, int host, int slice)
+static inline int shoal_hosts_leader(const struct shoal_hosts *hosts, int host, int slice)
 {
     return hosts->member[hosts->start[host] + slice % shoal_hosts_size(hosts, host)];
 }
@@ -101,7 +101,7 @@ static inline int shoal_hosts_neighbours(const struct shoal_hosts *hosts)
 /* Rank i = 1, 2 ... of the own host, each rank beginning with the next one. */
 static inline int shoal_hosts_neighbour(const struct shoal_hosts *hosts, int i)
 {
-    return shoal_hosts_carrier(hosts, hosts->own, hosts->local + i);
+    return shoal_hosts_leader(hosts, hosts->own, hosts->local + i);
 }
 
 /* The host that many after the own one. */
@@ -125,7 +125,7 @@ struct shoal_block shoal_hosts_staging(const struct shoal_hosts *hosts, int rank
                                        int slice, int j);
 /* Where a rank stages its input, or keeps its host's sum. */
 struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j);
-/* Where a carrier has the block in the end. */
+/* Where a rail leader has the block in the end. */
 struct shoal_block shoal_hosts_result(const struct shoal_hosts *hosts, int rank, int slice, int j);
 
 static inline bool shoal_hosts_takes(const struct shoal_hosts *hosts, int rank)
@@ -141,24 +141,24 @@ bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host);
 /* The beginning of each plan: local ranks are done with the staging buffer. */
 void shoal_hosts_await_readers(const struct shoal_hosts *hosts);
 
-/* Lets the host's carrier of the slice put to this rank; waits for its leave. */
+/* Lets the host's rail leader of the slice put to this rank; waits for its leave. */
 void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice);
 void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice);
 
-/* Waits for what the host's carrier of the slice puts next. */
+/* Waits for what the host's rail leader of the slice puts next. */
 void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice);
 
 /* ---- Inside the host ----------------------------------------------------------------------------------------------------- */
 
-/* Reductions: hands the input to the carriers that need it, and waits for those of others. */
+/* Reductions: hands the input to the rail leaders that need it, and waits for those of others. */
 void shoal_hosts_gather_inputs(const struct shoal_hosts *hosts);
 
-/* Sums the inputs of the own host, for a carried slice. shoal_hosts_partial is where the sum then is: of a rank that is alone
+/* Sums the inputs of the own host, for a led slice. shoal_hosts_partial is where the sum then is: of a rank that is alone
  * on its host, simply the input. */
 void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int j);
 struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slice, int j);
 
-/* The places where a block of a carried slice is wanted on this host: the outputs that are reached, and, if others have to copy
+/* The places where a block of a led slice is wanted on this host: the outputs that are reached, and, if others have to copy
  * it or with must_keep, RESULTS. Returns how many. */
 int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
 

@@ -1,10 +1,11 @@
-/* Several hosts, one hop: all-reduce, reduce, reduce-scatter, all-gather, broadcast, as view->shape says. The carriers of a
+/* Several hosts, one hop: all-reduce, reduce, reduce-scatter, all-gather, broadcast, as view->shape says. The rail leaders of a
  * slice, one on each host, send to each other directly.
  *
- *   Reductions: each block is owned by one host. The others' carriers put their hosts' sums to the owner, which adds them in
+ *   Reductions: each block is owned by one host. The others' rail leaders put their hosts' sums to the owner, which adds them
+ * in
  *   the order of hosts and puts the result to the hosts that take it. A reduce has the hosts but root's as owners, so that no
  *   host receives much more than the vector; of two hosts root's is the owner.
- *   All-gather: each rank puts its part to the carriers on the other hosts.
+ *   All-gather: each rank puts its part to the rail leaders on the other hosts.
  *   Broadcast: root's host puts each block to its owner on one of the other hosts, which puts it on to the rest of these.
  *
  * Cost, n bytes, H hosts of L ranks: a host sends and receives 2 n (H - 1) / H (all-reduce), n (reduce, broadcast, and
@@ -24,7 +25,7 @@ static bool is_handed_on(const struct shoal_hosts *hosts)
     return !is_reduced(hosts) || !hosts->view->shape->is_input_cut;
 }
 
-/* Whether the carrier of the slice on one host puts to the one on another. */
+/* Whether the rail leader of the slice on one host puts to the one on another. */
 static bool sends(const struct shoal_hosts *hosts, int slice, int from, int to)
 {
     const bool is_from_owner = shoal_hosts_block_of(hosts, slice, from) >= 0;
@@ -41,9 +42,9 @@ static bool sends(const struct shoal_hosts *hosts, int slice, int from, int to)
 /* Where the owner of a block finds the sum of another host. */
 static struct shoal_block inbox(const struct shoal_hosts *hosts, int owner, int from, int slice)
 {
-    const int carrier = shoal_hosts_carrier(hosts, owner, slice), nth = slice / shoal_hosts_size(hosts, owner);
+    const int leader = shoal_hosts_leader(hosts, owner, slice), nth = slice / shoal_hosts_size(hosts, owner);
     const int distance = (from - owner + hosts->count) % hosts->count;
-    return shoal_hosts_staging(hosts, carrier, SHOAL_REGION_INBOX, nth * (hosts->count - 1) + distance - 1, slice,
+    return shoal_hosts_staging(hosts, leader, SHOAL_REGION_INBOX, nth * (hosts->count - 1) + distance - 1, slice,
                                shoal_hosts_block_of(hosts, slice, owner));
 }
 
@@ -82,7 +83,7 @@ static void hand_on(const struct shoal_hosts *hosts, int slice, struct shoal_blo
             continue;
         if (!is_reduced(hosts))
             shoal_hosts_await_permit(hosts, to, slice);
-        shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, shoal_hosts_carrier(hosts, to, slice), slice, j));
+        shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, shoal_hosts_leader(hosts, to, slice), slice, j));
     }
 }
 
@@ -132,8 +133,8 @@ static void cut_reduction(struct shoal_hosts *hosts)
     const int owners = !is_reduce ? hosts->count : hosts->count > 2 ? hosts->count - 1 : 1;
 
     shoal_hosts_cut(hosts, owners, !is_reduce ? 0 : (hosts->root_host + (hosts->count > 2)) % hosts->count);
-    const int carried = hosts->is_cut ? 1 : hosts->carried;
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), carried * (hosts->count - 1), is_handed_on(hosts));
+    const int led = hosts->is_cut ? 1 : hosts->led;
+    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), led * (hosts->count - 1), is_handed_on(hosts));
 }
 
 static void build_reduction(struct shoal_hosts *hosts)
@@ -195,7 +196,7 @@ static void scatter_slice(const struct shoal_hosts *hosts, int slice, bool is_ca
             continue;
         shoal_hosts_await_permit(hosts, to, slice);
         shoal_plan_put(hosts->plan, is_root ? given(hosts, slice, j) : block,
-                       shoal_hosts_result(hosts, shoal_hosts_carrier(hosts, to, slice), slice, j));
+                       shoal_hosts_result(hosts, shoal_hosts_leader(hosts, to, slice), slice, j));
     }
 }
 

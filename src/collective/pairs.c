@@ -37,7 +37,7 @@ static struct shoal_block staged(const struct shoal_hosts *hosts, int from, int 
     const int host = hosts->host_of[from], index = hosts->view->shape->is_input_cut ? to : from;
     int local = 0;
 
-    while (hosts->view->shape->is_input_cut && shoal_hosts_carrier(hosts, host, local) != to)
+    while (hosts->view->shape->is_input_cut && shoal_hosts_leader(hosts, host, local) != to)
         local++;
     return shoal_placed(shoal_staging(from, SHOAL_REGION_OWN, index, hosts->view->size),
                         hosts->places[SHOAL_REGION_OWN] + local);
@@ -58,7 +58,7 @@ static void visit_elsewhere(const struct shoal_hosts *hosts, bool is_backward,
     for (int distance = 1; distance < hosts->count; distance++) {
         const int host = shoal_hosts_next(hosts, is_backward ? -distance : distance), size = shoal_hosts_size(hosts, host);
         for (int i = 0; i < size; i++)
-            visit(hosts, shoal_hosts_carrier(hosts, host, is_backward ? hosts->local + size - i : hosts->local + i));
+            visit(hosts, shoal_hosts_leader(hosts, host, is_backward ? hosts->local + size - i : hosts->local + i));
     }
 }
 

@@ -1,4 +1,4 @@
-/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The carriers of a slice, one on each
+/* Several hosts in rings: all-reduce, reduce-scatter, all-gather, as view->shape says. The rail leaders of a slice, one on each
  * host, send to the next host only.
  *
  *   Reductions: the sum of the block of host h starts on host h + 1, goes once around and ends on host h, each host adding its
@@ -15,13 +15,13 @@ struct ring {
     struct shoal_hosts hosts;
     int left;
     int right;
-    int stride; /* from one carried slice to the next */
+    int stride; /* from one led slice to the next */
 };
 
 static void put_on(const struct ring *ring, int slice, int j, struct shoal_block block)
 {
     const struct shoal_hosts *hosts = &ring->hosts;
-    const int to = shoal_hosts_carrier(hosts, ring->right, slice);
+    const int to = shoal_hosts_leader(hosts, ring->right, slice);
     shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, to, slice, j));
 }
 

@@ -68,7 +68,7 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
 /* The rank of another host that serves this one. */
 static int served_by(const struct builder *builder, int host)
 {
-    return shoal_hosts_carrier(&builder->hosts, host, builder->hosts.local);
+    return shoal_hosts_leader(&builder->hosts, host, builder->hosts.local);
 }
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
