@@ -71,7 +71,7 @@ void shoal_progress_stop_thread(struct shoal_progress *progress)
     progress->must_stop = true;
     pthread_cond_signal(&progress->thread_wake);
     pthread_mutex_unlock(&progress->thread_lock);
-    shoal_shm_bell_ring(progress->endpoint->bell);
+    shoal_shm_doorbell_ring(progress->endpoint->doorbell);
     pthread_join(progress->thread, NULL);
     progress->has_thread = false;
 }
@@ -185,7 +185,7 @@ void shoal_progress_wake(struct shoal_progress *progress)
     /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
-        shoal_shm_bell_ring(progress->endpoint->bell);
+        shoal_shm_doorbell_ring(progress->endpoint->doorbell);
 }
 
 /* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
@@ -350,11 +350,11 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 }
 
 /* Where something may come from the network a sleep is short, 50 us at first, and in proportion to how long nothing has come:
- * peers of this host ring a bell that does not wake from the network's descriptor, and some providers have none. */
+ * peers of this host ring a doorbell that does not wake from the network's descriptor, and some providers have none. */
 #define NAP_MIN_NS UINT64_C(50000)
 #define NAP_MAX_NS SHOAL_NS_PER_MS
 #define NAP_SHARE 16      /* woken by the network only */
-#define DEAF_NAP_SHARE 64 /* by the bell only */
+#define DEAF_NAP_SHARE 64 /* by the doorbell only */
 
 static uint64_t nap_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
 {
@@ -373,8 +373,8 @@ static void nap_at_network(struct shoal_progress *progress, uint64_t waited_ns, 
         shoal_network_wait(progress->network, nap_length(waited_ns, NAP_SHARE, left_ns));
 }
 
-/* Messages that came before the bell was armed wake nobody. Where the network is polled a nap is short, and the next engine has
- * its turn soon. */
+/* Messages that came before the doorbell was armed wake nobody. Where the network is polled a nap is short, and the next engine
+ * has its turn soon. */
 static bool drain_before_sleep(struct shoal_progress *progress, bool is_nap)
 {
     bool did = false;
@@ -388,7 +388,7 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_nap)
     return did;
 }
 
-/* A sleeper at the network's descriptor does not hear the bell of this host. */
+/* A sleeper at the network's descriptor does not hear the doorbell of this host. */
 static bool naps_at_network(const struct shoal_progress *progress)
 {
     return atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed) &&
@@ -396,14 +396,15 @@ static bool naps_at_network(const struct shoal_progress *progress)
 }
 
 /* A fence in all other processes at each nap would interrupt every core of the host over a thousand times a second. */
-static void sleep_at_bell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns, uint64_t left_ns)
+static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns,
+                              uint64_t left_ns)
 {
     const bool is_nap = atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
     if (is_nap)
         shoal_shm_endpoint_doze_briefly(progress->endpoint);
     else
         shoal_shm_endpoint_doze(progress->endpoint);
-    /* The last look: whatever is published after it rings the bell. */
+    /* The last look: whatever is published after it rings the doorbell. */
     if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_nap) || is_over(progress, request))
         return;
     const bool must_nap = is_nap || atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
@@ -421,7 +422,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
         return;
     }
     atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);
-    sleep_at_bell(progress, request, now_ns - idle_since_ns, left_ns);
+    sleep_at_doorbell(progress, request, now_ns - idle_since_ns, left_ns);
     if (atomic_fetch_sub_explicit(&progress->sleepers, 1, memory_order_seq_cst) == 1)
         shoal_shm_endpoint_awake(progress->endpoint);
 }

@@ -1,7 +1,7 @@
 /* The progress engine of a context: who runs the engines, and the one place where Shoal waits.
  *
  * Whoever waits drives: it takes the lock if it is free, lets every engine progress, and looks whether its request is done. A
- * wait spins a little, then yields, then sleeps at the endpoint's bell, which peers ring. One progress thread per context,
+ * wait spins a little, then yields, then sleeps at the endpoint's doorbell, which peers ring. One progress thread per context,
  * started by the first asynchronous post, drives while operations are under way and nobody waits. An idle process uses no
  * processor time. */
 #ifndef SHOAL_ENGINE_PROGRESS_H

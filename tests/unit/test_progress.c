@@ -26,7 +26,7 @@ int sched_yield(void)
 struct world {
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_shm_bell bell;
+    struct shoal_shm_doorbell doorbell;
     struct shoal_shm_endpoint endpoint; /* without peers */
     struct shoal_progress progress;
     struct shoal_sim *sims[PAIRS];
@@ -56,7 +56,7 @@ static struct world *open_world(void)
     assert_non_null(world);
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
-    world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .bell = &world->bell};
+    world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .doorbell = &world->doorbell};
     assert_int_equal(shoal_progress_init(&world->progress, &world->log, &world->settings, &world->endpoint), SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
@@ -270,11 +270,11 @@ static void absences_are_not_excused_for_ever(void **state)
     close_world(world);
 }
 
-/* A peer stays on the list when its bell could not be mapped. */
-static void a_peer_without_a_bell_is_on_no_core(void **state)
+/* A peer stays on the list when its doorbell could not be mapped. */
+static void a_peer_without_a_doorbell_is_on_no_core(void **state)
 {
     struct world *world = open_world();
-    struct shoal_shm_peer peer = {.bell = NULL}, *peers[] = {&peer};
+    struct shoal_shm_peer peer = {.doorbell = NULL}, *peers[] = {&peer};
     cpu_set_t taken;
     (void)state;
     world->endpoint.peers = peers;
@@ -309,7 +309,7 @@ int main(void)
         cmocka_unit_test(progress_does_not_list_an_engine_that_closes),
         cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
         cmocka_unit_test(absences_are_not_excused_for_ever),
-        cmocka_unit_test(a_peer_without_a_bell_is_on_no_core),
+        cmocka_unit_test(a_peer_without_a_doorbell_is_on_no_core),
         cmocka_unit_test(rejected_messages_are_recorded_at_a_check),
     };
     return cmocka_run_group_tests_name("progress", tests, NULL, NULL);

@@ -286,8 +286,8 @@ static void flush(struct shoal_transport *transport)
     /* What was published comes before the look at who sleeps; pairs with shoal_shm_endpoint_doze. */
     order_store_before_look(shm);
     for (int r = 0; r < transport->size; r++) {
-        if (shm->peers[r] && shoal_shm_bell_is_asleep(shm->peers[r]->bell))
-            shoal_shm_bell_ring(shm->peers[r]->bell);
+        if (shm->peers[r] && shoal_shm_doorbell_is_asleep(shm->peers[r]->doorbell))
+            shoal_shm_doorbell_ring(shm->peers[r]->doorbell);
     }
 }
 
@@ -297,7 +297,7 @@ static void wake_all(struct shm *shm)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < shm->transport.size; r++)
-        shoal_shm_bell_ring(shm->peers[r] ? shm->peers[r]->bell : shm->endpoint->bell);
+        shoal_shm_doorbell_ring(shm->peers[r] ? shm->peers[r]->doorbell : shm->endpoint->doorbell);
 }
 
 /* True for the one who may write the record. */

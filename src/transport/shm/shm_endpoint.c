@@ -56,27 +56,27 @@ enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct 
     endpoint->oom_kills = shoal_topology_oom_kills();
     enum shoal_status status = shoal_auth_random(endpoint->id, sizeof endpoint->id);
     if (status == SHOAL_OK)
-        status = shoal_segment_create(log, "shoal-bell", SHOAL_PAGE, &endpoint->bell_segment);
+        status = shoal_segment_create(log, "shoal-doorbell", SHOAL_PAGE, &endpoint->doorbell_segment);
     if (status == SHOAL_OK)
-        status = shoal_segment_reserve(endpoint->bell_segment, log, 0, SHOAL_PAGE, &endpoint->budget, "the context");
+        status = shoal_segment_reserve(endpoint->doorbell_segment, log, 0, SHOAL_PAGE, &endpoint->budget, "the context");
     if (status != SHOAL_OK) {
         shoal_shm_endpoint_destroy(endpoint);
         return status;
     }
-    endpoint->bell = (struct shoal_shm_bell *)endpoint->bell_segment->base;
-    endpoint->bell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
-    if (sched_getaffinity(0, sizeof endpoint->bell->cores, &endpoint->bell->cores))
-        CPU_ZERO(&endpoint->bell->cores);
+    endpoint->doorbell = (struct shoal_shm_doorbell *)endpoint->doorbell_segment->base;
+    endpoint->doorbell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
+    if (sched_getaffinity(0, sizeof endpoint->doorbell->cores, &endpoint->doorbell->cores))
+        CPU_ZERO(&endpoint->doorbell->cores);
     *endpoint_out = endpoint;
     return SHOAL_OK;
 }
 
 int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint)
 {
-    cpu_set_t all = endpoint->bell->cores;
+    cpu_set_t all = endpoint->doorbell->cores;
     for (size_t i = 0; i < endpoint->peer_count; i++)
-        if (endpoint->peers[i]->bell)
-            CPU_OR(&all, &all, &endpoint->peers[i]->bell->cores);
+        if (endpoint->peers[i]->doorbell)
+            CPU_OR(&all, &all, &endpoint->peers[i]->doorbell->cores);
     return CPU_COUNT(&all);
 }
 
@@ -86,7 +86,7 @@ static void destroy_peer(struct shoal_shm_peer *peer)
         shoal_segment_put(peer->mapped[i].segment);
     free(peer->mapped);
     free(peer->unsaid);
-    shoal_segment_put(peer->bell_segment);
+    shoal_segment_put(peer->doorbell_segment);
     if (peer->socket >= 0)
         close(peer->socket);
     if (peer->pidfd >= 0)
@@ -108,7 +108,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
     }
     for (size_t i = 0; i < endpoint->joining_count; i++)
         shoal_segment_put(endpoint->joining[i].segment);
-    shoal_segment_put(endpoint->bell_segment);
+    shoal_segment_put(endpoint->doorbell_segment);
     free(endpoint->peers);
     free(endpoint->exports);
     free(endpoint->numbered);
@@ -309,13 +309,13 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     contact->socket = contact->pidfd = -1;
     endpoint->peers[endpoint->peer_count++] = peer;
     if (peer->is_same_process) {
-        peer->bell_segment = (struct shoal_segment *)(uintptr_t)contact->bell_pointer;
+        peer->doorbell_segment = (struct shoal_segment *)(uintptr_t)contact->doorbell_pointer;
     } else {
-        const int fd = contact->bell;
-        contact->bell = -1;
-        SHOAL_TRY(shoal_segment_map(endpoint->log, fd, SHOAL_PAGE, 0, &peer->bell_segment));
+        const int fd = contact->doorbell;
+        contact->doorbell = -1;
+        SHOAL_TRY(shoal_segment_map(endpoint->log, fd, SHOAL_PAGE, 0, &peer->doorbell_segment));
     }
-    peer->bell = (struct shoal_shm_bell *)peer->bell_segment->base;
+    peer->doorbell = (struct shoal_shm_doorbell *)peer->doorbell_segment->base;
     *peer_out = peer;
     return SHOAL_OK;
 }
@@ -395,7 +395,7 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
     places_out[0] = (struct shoal_shm_place){.host = 0};
     if (bootstrap->size == 1)
         return SHOAL_OK;
-    SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->bell_segment,
+    SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
                                       endpoint->settings->host_id));
     enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "card", &meeting.cards[bootstrap->rank],
                                                         meeting.cards, sizeof meeting.cards[0], timeout_ms);
@@ -813,39 +813,39 @@ void shoal_shm_endpoint_doze(struct shoal_shm_endpoint *endpoint)
 {
     /* seq_cst: this store comes before the sleeper's last look for work; with the fence between a waker's work and its look at
      * `asleep`, one of the two sees the other. */
-    atomic_store_explicit(&endpoint->bell->asleep, 1, memory_order_seq_cst);
+    atomic_store_explicit(&endpoint->doorbell->asleep, 1, memory_order_seq_cst);
     shoal_shm_endpoint_fence_all(endpoint);
 }
 
-/* Without the others' fence a waker may look at `asleep` before its work is seen here: then it rings no bell. */
+/* Without the others' fence a waker may look at `asleep` before its work is seen here: then it rings no doorbell. */
 void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint)
 {
-    atomic_store_explicit(&endpoint->bell->asleep, 1, memory_order_seq_cst);
+    atomic_store_explicit(&endpoint->doorbell->asleep, 1, memory_order_seq_cst);
 }
 
 void shoal_shm_endpoint_fence_all(struct shoal_shm_endpoint *endpoint)
 {
     atomic_fetch_add_explicit(&endpoint->fences, 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (endpoint->bell->has_membarrier)
+    if (endpoint->doorbell->has_membarrier)
         syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
 }
 
 void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns)
 {
     const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
-    futex(&endpoint->bell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the bell was rung since _doze */
+    futex(&endpoint->doorbell->asleep, FUTEX_WAIT, 1, &timeout); /* returns at once when the doorbell was rung since _doze */
 }
 
 void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint)
 {
-    shoal_shm_bell_ring(endpoint->bell); /* not a bare store: another thread may have gone to sleep since */
+    shoal_shm_doorbell_ring(endpoint->doorbell); /* not a bare store: another thread may have gone to sleep since */
 }
 
-void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
+void shoal_shm_doorbell_ring(struct shoal_shm_doorbell *doorbell)
 {
-    if (atomic_exchange_explicit(&bell->asleep, 0, memory_order_seq_cst))
-        futex(&bell->asleep, FUTEX_WAKE, INT32_MAX, NULL);
+    if (atomic_exchange_explicit(&doorbell->asleep, 0, memory_order_seq_cst))
+        futex(&doorbell->asleep, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
 /* ---- Cores --------------------------------------------------------------------------------------------------------------- */
@@ -856,16 +856,16 @@ void shoal_shm_bell_ring(struct shoal_shm_bell *bell)
 
 bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int core, cpu_set_t *taken_out)
 {
-    const uint64_t look = (atomic_load_explicit(&endpoint->bell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
+    const uint64_t look = (atomic_load_explicit(&endpoint->doorbell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
     bool must_leave = false;
     CPU_ZERO(taken_out);
     CPU_SET((size_t)core, taken_out);
-    atomic_store_explicit(&endpoint->bell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
+    atomic_store_explicit(&endpoint->doorbell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
     for (size_t i = 0; i < endpoint->peer_count; i++) {
         struct shoal_shm_peer *peer = endpoint->peers[i];
-        if (!peer->bell) /* its meeting failed */
+        if (!peer->doorbell) /* its meeting failed */
             continue;
-        const uint64_t place = atomic_load_explicit(&peer->bell->place, memory_order_relaxed);
+        const uint64_t place = atomic_load_explicit(&peer->doorbell->place, memory_order_relaxed);
         if (place == peer->place)
             continue;
         peer->place = place;

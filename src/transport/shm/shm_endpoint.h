@@ -23,7 +23,7 @@
 #define SHOAL_SHM_PEERS_MAX SHOAL_RANKS_MAX
 
 /* One page of each endpoint. asleep is set by the owner before it sleeps and cleared by who wakes it. */
-struct shoal_shm_bell {
+struct shoal_shm_doorbell {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t asleep;
     uint32_t has_membarrier; /* constant: the owner's rare side of a handshake makes all others pass a full fence */
     cpu_set_t cores;         /* constant: the owner's affinity mask when it came; empty where the system did not tell */
@@ -42,13 +42,13 @@ struct shoal_shm_peer {
     int socket;
     int pidfd; /* -1 where the kernel has none: then the socket's end tells */
     bool is_same_process;
-    struct shoal_segment *bell_segment;
-    struct shoal_shm_bell *bell;
+    struct shoal_segment *doorbell_segment;
+    struct shoal_shm_doorbell *doorbell;
     struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
     size_t unsaid_count;
-    uint64_t place;     /* what its bell said last */
+    uint64_t place;     /* what its doorbell said last */
     uint64_t ended_ns;  /* when its end was first seen, 0 while it runs */
     uint64_t oom_kills; /* of shoal_topology_oom_kills, when they met */
     char ended[128];    /* how it ended, "" while not known */
@@ -86,8 +86,8 @@ struct shoal_shm_endpoint {
     struct shoal_shm_guard guard; /* none, until the progress engine sets its own */
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment_budget budget;
-    struct shoal_segment *bell_segment;
-    struct shoal_shm_bell *bell;
+    struct shoal_segment *doorbell_segment;
+    struct shoal_shm_doorbell *doorbell;
     struct shoal_shm_peer **peers;
     size_t peer_count;
     uint64_t oom_kills;                 /* of shoal_topology_oom_kills, at the beginning */
@@ -189,17 +189,17 @@ void shoal_shm_endpoint_fence_all(struct shoal_shm_endpoint *endpoint);
 /* Whether the frequent side needs its own fence towards that peer. */
 static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer)
 {
-    return !endpoint->bell->has_membarrier || !peer->bell->has_membarrier;
+    return !endpoint->doorbell->has_membarrier || !peer->doorbell->has_membarrier;
 }
 
-/* Wakes who sleeps at the bell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
+/* Wakes who sleeps at the doorbell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
  * woken. */
-static inline bool shoal_shm_bell_is_asleep(struct shoal_shm_bell *bell)
+static inline bool shoal_shm_doorbell_is_asleep(struct shoal_shm_doorbell *doorbell)
 {
     /* relaxed: the caller's fence orders this load after the caller's stores. */
-    return atomic_load_explicit(&bell->asleep, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&doorbell->asleep, memory_order_relaxed) != 0;
 }
-void shoal_shm_bell_ring(struct shoal_shm_bell *bell);
+void shoal_shm_doorbell_ring(struct shoal_shm_doorbell *doorbell);
 
 /* Call it under the lock, from a wait that finds nothing. Publishes that this rank is on `core`. *taken_out receives that core
  * and the cores of all peers that have published theirs since the last call: these peers wait, too, and are awake. Returns true

@@ -18,14 +18,14 @@
 #define MAGIC UINT64_C(0x5348304c4c494e4b) /* "SH0LLINK" */
 #define FDS_MAX 2
 
-/* First message in each direction; carries the sender's pidfd and bell. */
+/* First message in each direction; carries the sender's pidfd and doorbell. */
 struct hello {
     uint64_t magic;
     int32_t rank;
     uint32_t spare;
     unsigned char from[SHOAL_LINK_ID_BYTES];
     unsigned char to[SHOAL_LINK_ID_BYTES];
-    uint64_t bell_pointer;
+    uint64_t doorbell_pointer;
     unsigned char mac[SHOAL_AUTH_MAC_BYTES];
 };
 
@@ -185,10 +185,10 @@ static enum shoal_status listen_at(struct shoal_link_meeting *meeting, const uns
 
 enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
                                           const struct shoal_bootstrap *bootstrap, const unsigned char *endpoint_id,
-                                          struct shoal_segment *bell, const char *host_id)
+                                          struct shoal_segment *doorbell, const char *host_id)
 {
     const size_t size = (size_t)bootstrap->size;
-    *meeting = (struct shoal_link_meeting){.log = log, .bootstrap = bootstrap, .bell = bell, .listener = -1};
+    *meeting = (struct shoal_link_meeting){.log = log, .bootstrap = bootstrap, .doorbell = doorbell, .listener = -1};
     meeting->cards = calloc(size, sizeof *meeting->cards);
     meeting->is_wanted = calloc(size, sizeof *meeting->is_wanted);
     meeting->contacts = calloc(size, sizeof *meeting->contacts);
@@ -212,7 +212,7 @@ enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, st
 void shoal_link_meeting_fini(struct shoal_link_meeting *meeting)
 {
     for (int r = 0; meeting->contacts && r < meeting->bootstrap->size; r++) {
-        const int fds[] = {meeting->contacts[r].socket, meeting->contacts[r].pidfd, meeting->contacts[r].bell};
+        const int fds[] = {meeting->contacts[r].socket, meeting->contacts[r].pidfd, meeting->contacts[r].doorbell};
         for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
             if (fds[i] >= 0)
                 close(fds[i]);
@@ -272,10 +272,10 @@ static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socke
     memcpy(hello.from, meeting->cards[own].id, sizeof hello.from);
     memcpy(hello.to, meeting->cards[rank].id, sizeof hello.to);
     if (same_process(socket))
-        hello.bell_pointer = (uintptr_t)shoal_segment_get(meeting->bell);
+        hello.doorbell_pointer = (uintptr_t)shoal_segment_get(meeting->doorbell);
     sign(meeting->bootstrap, &hello);
     const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-    const int fds[] = {meeting->bell->fd, pidfd};
+    const int fds[] = {meeting->doorbell->fd, pidfd};
     bool sent = false;
     int reason = EAGAIN;
     /* The kernel counts descriptors under way for each user (ETOOMANYREFS): they become fewer as the others read theirs. */
@@ -348,9 +348,9 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
         return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor left to meet rank %d: raise `ulimit -n`",
                               hello.rank);
     struct shoal_link_contact *contact = &meeting->contacts[hello.rank];
-    contact->bell = fds[0];
+    contact->doorbell = fds[0];
     contact->pidfd = fds[1];
-    contact->bell_pointer = hello.bell_pointer;
+    contact->doorbell_pointer = hello.doorbell_pointer;
     contact->is_same_process = same_process(socket);
     if (!is_signed(meeting->bootstrap, &hello))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm",
@@ -363,7 +363,7 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
 static int next_missing(const struct shoal_link_meeting *meeting)
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
-        if (meeting->is_wanted[r] && meeting->contacts[r].bell < 0)
+        if (meeting->is_wanted[r] && meeting->contacts[r].doorbell < 0)
             return r;
     }
     return -1;

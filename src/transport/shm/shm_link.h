@@ -31,15 +31,15 @@ void shoal_link_card_print_difference(const struct shoal_link_card *there, const
 struct shoal_link_contact {
     int socket;
     int pidfd;
-    int bell;
-    uint64_t bell_pointer; /* within one process: its bell segment, with a reference for us */
+    int doorbell;
+    uint64_t doorbell_pointer; /* within one process: its doorbell segment, with a reference for us */
     bool is_same_process;
 };
 
 struct shoal_link_meeting {
     struct shoal_log *log;
     const struct shoal_bootstrap *bootstrap;
-    struct shoal_segment *bell;
+    struct shoal_segment *doorbell;
     int listener;
     uint64_t deadline_ns;
     struct shoal_link_card *cards;       /* of all ranks; the own is filled by init */
@@ -50,7 +50,7 @@ struct shoal_link_meeting {
 /* Opens the listening socket and fills the own card. */
 SHOAL_MUST_USE enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
                                                          const struct shoal_bootstrap *bootstrap,
-                                                         const unsigned char *endpoint_id, struct shoal_segment *bell,
+                                                         const unsigned char *endpoint_id, struct shoal_segment *doorbell,
                                                          const char *host_id);
 /* Connects to the wanted ranks below the own and accepts those above; each side proves that it knows the secret. */
 SHOAL_MUST_USE enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting);
