@@ -351,64 +351,65 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 
 /* Where something may come from the network a sleep is short, 50 us at first, and in proportion to how long nothing has come:
  * peers of this host ring a doorbell that does not wake from the network's descriptor, and some providers have none. */
-#define NAP_MIN_NS UINT64_C(50000)
-#define NAP_MAX_NS SHOAL_NS_PER_MS
-#define NAP_SHARE 16      /* woken by the network only */
-#define DEAF_NAP_SHARE 64 /* by the doorbell only */
+#define BACKOFF_MIN_NS UINT64_C(50000)
+#define BACKOFF_MAX_NS SHOAL_NS_PER_MS
+#define BACKOFF_SHARE 16      /* woken by the network only */
+#define DEAF_BACKOFF_SHARE 64 /* by the doorbell only */
 
-static uint64_t nap_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
+static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
 {
-    uint64_t nap_ns = waited_ns / share > NAP_MIN_NS ? waited_ns / share : NAP_MIN_NS;
-    nap_ns = nap_ns < NAP_MAX_NS ? nap_ns : NAP_MAX_NS;
-    return nap_ns < left_ns ? nap_ns : left_ns;
+    uint64_t backoff_ns = waited_ns / share > BACKOFF_MIN_NS ? waited_ns / share : BACKOFF_MIN_NS;
+    backoff_ns = backoff_ns < BACKOFF_MAX_NS ? backoff_ns : BACKOFF_MAX_NS;
+    return backoff_ns < left_ns ? backoff_ns : left_ns;
 }
 
-static void nap_at_network(struct shoal_progress *progress, uint64_t waited_ns, uint64_t left_ns)
+static void back_off_at_network(struct shoal_progress *progress, uint64_t waited_ns, uint64_t left_ns)
 {
     if (!try_lock(progress))
         return;
     const bool may_wait = shoal_network_may_wait(progress->network);
     shoal_progress_unlock(progress);
     if (may_wait)
-        shoal_network_wait(progress->network, nap_length(waited_ns, NAP_SHARE, left_ns));
+        shoal_network_wait(progress->network, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
 }
 
-/* Messages that came before the doorbell was armed wake nobody. Where the network is polled a nap is short, and the next engine
- * has its turn soon. */
-static bool drain_before_sleep(struct shoal_progress *progress, bool is_nap)
+/* Messages that came before the doorbell was armed wake nobody. Where the network is polled a backoff is short, and the next
+ * engine has its turn soon. */
+static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
 {
     bool did = false;
     if (!try_lock(progress))
         return false;
-    if (is_nap)
+    if (is_backoff)
         did = drain_next(progress);
-    for (struct shoal_engine *engine = is_nap ? NULL : progress->engines; engine; engine = engine->next)
+    for (struct shoal_engine *engine = is_backoff ? NULL : progress->engines; engine; engine = engine->next)
         did |= drain(engine);
     shoal_progress_unlock(progress);
     return did;
 }
 
 /* A sleeper at the network's descriptor does not hear the doorbell of this host. */
-static bool naps_at_network(const struct shoal_progress *progress)
+static bool backs_off_at_network(const struct shoal_progress *progress)
 {
     return atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed) &&
            shoal_network_has_descriptor(progress->network);
 }
 
-/* A fence in all other processes at each nap would interrupt every core of the host over a thousand times a second. */
+/* A fence in all other processes at each backoff would interrupt every core of the host over a thousand times a second. */
 static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns,
                               uint64_t left_ns)
 {
-    const bool is_nap = atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
-    if (is_nap)
+    const bool is_backoff = atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    if (is_backoff)
         shoal_shm_endpoint_doze_briefly(progress->endpoint);
     else
         shoal_shm_endpoint_doze(progress->endpoint);
     /* The last look: whatever is published after it rings the doorbell. */
-    if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_nap) || is_over(progress, request))
+    if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
-    const bool must_nap = is_nap || atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
-    shoal_shm_endpoint_sleep(progress->endpoint, must_nap ? nap_length(waited_ns, DEAF_NAP_SHARE, left_ns) : left_ns);
+    const bool must_back_off = is_backoff || atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    shoal_shm_endpoint_sleep(progress->endpoint,
+                             must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns);
 }
 
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
@@ -416,9 +417,9 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
 {
     const uint64_t check_ns = check_if_due(progress, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
-    if (naps_at_network(progress)) {
+    if (backs_off_at_network(progress)) {
         if (drive_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
-            nap_at_network(progress, now_ns - idle_since_ns, left_ns);
+            back_off_at_network(progress, now_ns - idle_since_ns, left_ns);
         return;
     }
     atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);

@@ -235,7 +235,7 @@ static void failures_of_two_hosts_at_once_are_one_failure(void **state)
 
 #define LATE_US 300000
 
-/* Three of two hosts nap for the last one. */
+/* Three of two hosts back off while they wait for the last one. */
 static void late_body(struct rank *rank)
 {
     struct shoal_shm_endpoint *endpoint = rank->context->endpoint;
@@ -247,7 +247,7 @@ static void late_body(struct rank *rank)
     CHECK(rank, fences <= 2, "%llu", (unsigned long long)fences);
 }
 
-static void naps_interrupt_nobody(void **state)
+static void backoff_interrupts_nobody(void **state)
 {
     (void)state;
     run_world(4, 2, late_body);
@@ -304,7 +304,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_sent_is_no_success),
         cmocka_unit_test(deadlines_that_pass_everywhere_at_once_are_one_failure),
         cmocka_unit_test(failures_of_two_hosts_at_once_are_one_failure),
-        cmocka_unit_test(naps_interrupt_nobody),
+        cmocka_unit_test(backoff_interrupts_nobody),
         cmocka_unit_test(lengths_are_told_to_those_they_concern),
     };
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);

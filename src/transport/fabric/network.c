@@ -901,7 +901,7 @@ static void judge_wake(struct shoal_network *network, bool was_true)
     network->false_wakes = was_true ? 0 : network->false_wakes + 1;
     if (network->false_wakes == FALSE_WAKES_MAX)
         shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
-                       "provider %s: its descriptor wakes for nothing, so waits only nap", network->provider->name);
+                       "provider %s: its descriptor wakes for nothing, so waits only back off", network->provider->name);
 }
 
 static bool poll_shuffled(struct shoal_network *network)
