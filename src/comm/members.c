@@ -18,7 +18,7 @@ struct reach {
 };
 
 /* And where it is reached. */
-struct door {
+struct endpoint_address {
     struct shoal_fabric_address address;
     char provider[32];
     unsigned char nonce[SHOAL_SESSION_NONCE_BYTES];
@@ -160,25 +160,25 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
     return status;
 }
 
-static enum shoal_status exchange_doors(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                        struct door *doors)
+static enum shoal_status exchange_addresses(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+                                            uint32_t timeout_ms, struct endpoint_address *addresses)
 {
-    struct door own = {.address = *shoal_network_address(context->network)};
+    struct endpoint_address own = {.address = *shoal_network_address(context->network)};
     snprintf(own.provider, sizeof own.provider, "%s", shoal_network_provider(context->network));
     if (shoal_auth_random(own.nonce, sizeof own.nonce) != SHOAL_OK ||
         (!bootstrap->has_secret && bootstrap->rank == 0 && shoal_auth_random(own.key, sizeof own.key) != SHOAL_OK))
         return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "no random bytes from the kernel (%m)");
     const enum shoal_status status =
-        shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, doors, sizeof own, timeout_ms);
+        shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, addresses, sizeof own, timeout_ms);
     explicit_bzero(own.key, sizeof own.key);
     SHOAL_TRY(status);
     for (int r = 0; r < bootstrap->size; r++) {
-        doors[r].provider[sizeof doors[r].provider - 1] = 0;
-        if (strcmp(doors[r].provider, own.provider) != 0)
+        addresses[r].provider[sizeof addresses[r].provider - 1] = 0;
+        if (strcmp(addresses[r].provider, own.provider) != 0)
             return shoal_log_fail(&context->log, SHOAL_ERR_UNSUPPORTED, "hosts",
                                   "rank %d uses libfabric's provider %s, this rank %s: set SHOAL_PROVIDER alike on all hosts "
                                   "(`shoal info --providers` says why each is taken or not)",
-                                  r, doors[r].provider, own.provider);
+                                  r, addresses[r].provider, own.provider);
     }
     return SHOAL_OK;
 }
@@ -202,40 +202,40 @@ static enum shoal_status keep_membership(struct shoal_context *context, struct s
 /* Finds the key from which the sessions of a world derive their keys. It comes from the secret. Without a secret it comes from
  * rank 0 through the store, so everybody who can read the store knows it. */
 static enum shoal_status find_job_key(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
-                                      const struct door *doors, struct shoal_siphash_key *key_out)
+                                      const struct endpoint_address *addresses, struct shoal_siphash_key *key_out)
 {
     static const char label[] = "shoal data plane, version 1";
     const struct shoal_auth_part part = {label, sizeof label};
     unsigned char mac[SHOAL_AUTH_MAC_BYTES];
     if (bootstrap->has_secret && !shoal_auth_mac(bootstrap->secret, &part, 1, mac))
         return shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "hosts", "libsodium, which the secret needs, is gone");
-    *key_out = shoal_siphash_key_read(bootstrap->has_secret ? mac : doors[0].key);
+    *key_out = shoal_siphash_key_read(bootstrap->has_secret ? mac : addresses[0].key);
     return SHOAL_OK;
 }
 
-static struct shoal_session_side side_of(const struct door *doors, int rank)
+static struct shoal_session_side side_of(const struct endpoint_address *addresses, int rank)
 {
     struct shoal_session_side side = {.rank = (uint32_t)rank};
-    memcpy(side.nonce, doors[rank].nonce, sizeof side.nonce);
+    memcpy(side.nonce, addresses[rank].nonce, sizeof side.nonce);
     return side;
 }
 
 /* Must run before any peer may send. That holds because no rank leaves the next exchange, the control tree's, before all ranks
  * have reached it. */
 static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
-                                        const struct shoal_shm_place *places, const struct door *doors,
+                                        const struct shoal_shm_place *places, const struct endpoint_address *addresses,
                                         struct shoal_member *members)
 {
-    const struct shoal_session_side own = side_of(doors, bootstrap->rank);
+    const struct shoal_session_side own = side_of(addresses, bootstrap->rank);
     struct shoal_siphash_key job;
-    SHOAL_TRY(find_job_key(context, bootstrap, doors, &job));
+    SHOAL_TRY(find_job_key(context, bootstrap, addresses, &job));
     enum shoal_status status = SHOAL_OK;
     shoal_progress_lock(&context->progress);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[bootstrap->rank].host)
             continue;
-        const struct shoal_session_side side = side_of(doors, r);
-        struct shoal_network_peer known = {.name = places[r].name, .address = doors[r].address, .world_rank = r};
+        const struct shoal_session_side side = side_of(addresses, r);
+        struct shoal_network_peer known = {.name = places[r].name, .address = addresses[r].address, .world_rank = r};
         shoal_session_open(&known.session, &job, &own, &side);
         status = shoal_network_meet(context->network, &known, &members[r].there);
     }
@@ -264,18 +264,19 @@ static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_mem
     }
 }
 
-/* Rank 0's door may hold the job's key: none of it stays in memory. */
-static enum shoal_status meet_at_doors(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                       const struct shoal_shm_place *places, struct shoal_member *members)
+/* Rank 0's endpoint address may hold the job's key: none of it stays in memory. */
+static enum shoal_status meet_at_addresses(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+                                           uint32_t timeout_ms, const struct shoal_shm_place *places,
+                                           struct shoal_member *members)
 {
-    struct door *doors = calloc((size_t)bootstrap->size, sizeof *doors);
-    if (!doors)
+    struct endpoint_address *addresses = calloc((size_t)bootstrap->size, sizeof *addresses);
+    if (!addresses)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
-    enum shoal_status status = exchange_doors(context, bootstrap, timeout_ms, doors);
+    enum shoal_status status = exchange_addresses(context, bootstrap, timeout_ms, addresses);
     if (status == SHOAL_OK)
-        status = meet_elsewhere(context, bootstrap, places, doors, members);
-    explicit_bzero(doors, (size_t)bootstrap->size * sizeof *doors);
-    free(doors);
+        status = meet_elsewhere(context, bootstrap, places, addresses, members);
+    explicit_bzero(addresses, (size_t)bootstrap->size * sizeof *addresses);
+    free(addresses);
     return status;
 }
 
@@ -288,7 +289,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, members, &nic));
     SHOAL_TRY(open_network(context, &nic));
     shoal_bootstrap_end_phase(bootstrap, "network");
-    SHOAL_TRY(meet_at_doors(context, bootstrap, timeout_ms, places, members));
+    SHOAL_TRY(meet_at_addresses(context, bootstrap, timeout_ms, places, members));
     const struct shoal_membership_options options = {
         .log = &context->log,
         .settings = &context->settings,

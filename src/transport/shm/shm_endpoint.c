@@ -287,7 +287,7 @@ static struct shoal_shm_peer *find_peer(struct shoal_shm_endpoint *endpoint, con
     return NULL;
 }
 
-static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_link_card *card,
+static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_address_blob *blob,
                                   struct shoal_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
     struct shoal_shm_peer **peers =
@@ -298,9 +298,9 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     if (!peer)
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
                               endpoint->peer_count, SHOAL_SHM_PEERS_MAX);
-    memcpy(peer->id, card->id, sizeof peer->id);
-    memcpy(peer->name.host, card->host, sizeof peer->name.host);
-    peer->name.pid = card->pid;
+    memcpy(peer->id, blob->id, sizeof peer->id);
+    memcpy(peer->name.host, blob->host, sizeof peer->name.host);
+    peer->name.pid = blob->pid;
     peer->index = endpoint->peer_count;
     peer->oom_kills = endpoint->oom_kills;
     peer->is_same_process = contact->is_same_process;
@@ -323,11 +323,11 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
 /* Says of the first rank of each other host why it counts as one. */
 static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting, int rank)
 {
-    const struct shoal_link_card *own = &meeting->cards[meeting->bootstrap->rank], *card = &meeting->cards[rank];
+    const struct shoal_address_blob *own = &meeting->blobs[meeting->bootstrap->rank], *blob = &meeting->blobs[rank];
     char difference[256];
-    shoal_link_card_print_difference(card, own, difference, sizeof difference);
+    shoal_address_blob_print_difference(blob, own, difference, sizeof difference);
     shoal_log_line(endpoint->log, SHOAL_LOG_INFO, "shm", "rank %d (process %d on %s) is on another host than this rank: %s",
-                   rank, card->pid, card->host, difference);
+                   rank, blob->pid, blob->host, difference);
 }
 
 static void number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting,
@@ -336,14 +336,14 @@ static void number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal
     const int own = meeting->bootstrap->rank;
     uint16_t hosts = 0;
     for (int r = 0; r < meeting->bootstrap->size; r++) {
-        const struct shoal_link_card *card = &meeting->cards[r];
+        const struct shoal_address_blob *blob = &meeting->blobs[r];
         int first = 0;
-        while (!shoal_link_card_same_host(&meeting->cards[first], card))
+        while (!shoal_address_blob_same_host(&meeting->blobs[first], blob))
             first++;
         places[r].host = first < r ? places[first].host : hosts++;
-        memcpy(places[r].name.host, card->host, sizeof places[r].name.host);
-        places[r].name.pid = card->pid;
-        if (first == r && !shoal_link_card_same_host(&meeting->cards[own], card))
+        memcpy(places[r].name.host, blob->host, sizeof places[r].name.host);
+        places[r].name.pid = blob->pid;
+        if (first == r && !shoal_address_blob_same_host(&meeting->blobs[own], blob))
             tell_host(endpoint, meeting, r);
     }
 }
@@ -357,7 +357,7 @@ static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_link
         places[r].peer = NULL;
         if (r == own || places[r].host != places[own].host)
             continue;
-        places[r].peer = find_peer(endpoint, meeting->cards[r].id);
+        places[r].peer = find_peer(endpoint, meeting->blobs[r].id);
         meeting->is_wanted[r] = !places[r].peer;
     }
 }
@@ -367,7 +367,7 @@ static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct sho
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
         if (meeting->is_wanted[r])
-            SHOAL_TRY(add_peer(endpoint, &meeting->cards[r], &meeting->contacts[r], &places[r].peer));
+            SHOAL_TRY(add_peer(endpoint, &meeting->blobs[r], &meeting->contacts[r], &places[r].peer));
     }
     return SHOAL_OK;
 }
@@ -397,8 +397,8 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
         return SHOAL_OK;
     SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
                                       endpoint->settings->host_id));
-    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "card", &meeting.cards[bootstrap->rank],
-                                                        meeting.cards, sizeof meeting.cards[0], timeout_ms);
+    enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "card", &meeting.blobs[bootstrap->rank],
+                                                        meeting.blobs, sizeof meeting.blobs[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
         status = meet_all(endpoint, &meeting, places_out);

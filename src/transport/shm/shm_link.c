@@ -126,28 +126,28 @@ static void read_line(const char *path, char *line, size_t bytes)
     fclose(file);
 }
 
-static void fill_card(struct shoal_link_card *card, const unsigned char *endpoint_id, const char *host_id, const char *host)
+static void fill_blob(struct shoal_address_blob *blob, const unsigned char *endpoint_id, const char *host_id, const char *host)
 {
     struct stat namespace;
-    memcpy(card->id, endpoint_id, sizeof card->id);
-    read_line("/proc/sys/kernel/random/boot_id", card->boot_id, sizeof card->boot_id);
-    card->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
-    snprintf(card->host_id, sizeof card->host_id, "%s", host_id);
-    snprintf(card->host, sizeof card->host, "%s", host);
-    snprintf(card->version, sizeof card->version, "%s", shoal_version());
-    card->pid = (int32_t)getpid();
-    card->uid = (uint32_t)geteuid();
+    memcpy(blob->id, endpoint_id, sizeof blob->id);
+    read_line("/proc/sys/kernel/random/boot_id", blob->boot_id, sizeof blob->boot_id);
+    blob->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
+    snprintf(blob->host_id, sizeof blob->host_id, "%s", host_id);
+    snprintf(blob->host, sizeof blob->host, "%s", host);
+    snprintf(blob->version, sizeof blob->version, "%s", shoal_version());
+    blob->pid = (int32_t)getpid();
+    blob->uid = (uint32_t)geteuid();
 }
 
-bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct shoal_link_card *b)
+bool shoal_address_blob_same_host(const struct shoal_address_blob *a, const struct shoal_address_blob *b)
 {
     if (a->host_id[0] || b->host_id[0])
         return strncmp(a->host_id, b->host_id, sizeof a->host_id) == 0;
     return strncmp(a->boot_id, b->boot_id, sizeof a->boot_id) == 0 && a->network_namespace == b->network_namespace;
 }
 
-void shoal_link_card_print_difference(const struct shoal_link_card *there, const struct shoal_link_card *here, char *text,
-                                      size_t bytes)
+void shoal_address_blob_print_difference(const struct shoal_address_blob *there, const struct shoal_address_blob *here,
+                                         char *text, size_t bytes)
 {
     if (there->host_id[0] || here->host_id[0])
         snprintf(text, bytes, "SHOAL_HOST_ID is \"%.63s\" there, \"%.63s\" here", there->host_id, here->host_id);
@@ -189,17 +189,17 @@ enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, st
 {
     const size_t size = (size_t)bootstrap->size;
     *meeting = (struct shoal_link_meeting){.log = log, .bootstrap = bootstrap, .doorbell = doorbell, .listener = -1};
-    meeting->cards = calloc(size, sizeof *meeting->cards);
+    meeting->blobs = calloc(size, sizeof *meeting->blobs);
     meeting->is_wanted = calloc(size, sizeof *meeting->is_wanted);
     meeting->contacts = calloc(size, sizeof *meeting->contacts);
     enum shoal_status status = SHOAL_OK;
-    if (!meeting->cards || !meeting->is_wanted || !meeting->contacts)
+    if (!meeting->blobs || !meeting->is_wanted || !meeting->contacts)
         status = shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory to meet %d ranks", bootstrap->size);
     for (size_t r = 0; status == SHOAL_OK && r < size; r++)
         meeting->contacts[r] = (struct shoal_link_contact){-1, -1, -1, 0, false};
     if (status == SHOAL_OK) {
-        struct shoal_link_card *own = &meeting->cards[bootstrap->rank];
-        fill_card(own, endpoint_id, host_id, log->host);
+        struct shoal_address_blob *own = &meeting->blobs[bootstrap->rank];
+        fill_blob(own, endpoint_id, host_id, log->host);
         status = shoal_auth_random(own->name, sizeof own->name);
         if (status == SHOAL_OK)
             status = listen_at(meeting, own->name);
@@ -220,7 +220,7 @@ void shoal_link_meeting_fini(struct shoal_link_meeting *meeting)
     }
     if (meeting->listener >= 0)
         close(meeting->listener);
-    free(meeting->cards);
+    free(meeting->blobs);
     free(meeting->is_wanted);
     free(meeting->contacts);
     *meeting = (struct shoal_link_meeting){.listener = -1};
@@ -269,8 +269,8 @@ static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socke
     memset(&hello, 0, sizeof hello);
     hello.magic = MAGIC;
     hello.rank = own;
-    memcpy(hello.from, meeting->cards[own].id, sizeof hello.from);
-    memcpy(hello.to, meeting->cards[rank].id, sizeof hello.to);
+    memcpy(hello.from, meeting->blobs[own].id, sizeof hello.from);
+    memcpy(hello.to, meeting->blobs[rank].id, sizeof hello.to);
     if (same_process(socket))
         hello.doorbell_pointer = (uintptr_t)shoal_segment_get(meeting->doorbell);
     sign(meeting->bootstrap, &hello);
@@ -290,14 +290,14 @@ static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socke
     if (sent)
         return SHOAL_OK;
     return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot greet rank %d (process %d): %s", rank,
-                          meeting->cards[rank].pid, strerror(reason));
+                          meeting->blobs[rank].pid, strerror(reason));
 }
 
 static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank)
 {
     struct shoal_link_contact *contact = &meeting->contacts[rank];
     struct sockaddr_un address;
-    const socklen_t length = abstract_address(meeting->cards[rank].name, &address);
+    const socklen_t length = abstract_address(meeting->blobs[rank].name, &address);
     contact->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (contact->socket < 0)
         return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot open a Unix socket: %s%s", strerror(errno),
@@ -312,21 +312,21 @@ static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank
                 meeting->log, SHOAL_ERR_PEER_LOST, "shm",
                 "cannot reach rank %d (process %d on %s) over a Unix socket: %s; either it ended, or it is in "
                 "another network namespace",
-                rank, meeting->cards[rank].pid, meeting->cards[rank].host, strerror(errno));
+                rank, meeting->blobs[rank].pid, meeting->blobs[rank].host, strerror(errno));
     }
     if (!same_user(contact->socket))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm", "rank %d runs as another user (uid %u, here %u)", rank,
-                              meeting->cards[rank].uid, (unsigned)geteuid());
+                              meeting->blobs[rank].uid, (unsigned)geteuid());
     return say_hello(meeting, contact->socket, rank);
 }
 
-/* What arrived as a greeting is accepted only from whom the cards name. False: a stranger, ignored. */
+/* What arrived as a greeting is accepted only from whom the address blobs name. False: a stranger, ignored. */
 static bool is_expected(const struct shoal_link_meeting *meeting, const struct hello *hello, int fd)
 {
     const int own = meeting->bootstrap->rank;
     return hello->magic == MAGIC && hello->rank >= 0 && hello->rank < meeting->bootstrap->size && hello->rank != own &&
-           meeting->is_wanted[hello->rank] && memcmp(hello->from, meeting->cards[hello->rank].id, sizeof hello->from) == 0 &&
-           memcmp(hello->to, meeting->cards[own].id, sizeof hello->to) == 0 && same_user(fd);
+           meeting->is_wanted[hello->rank] && memcmp(hello->from, meeting->blobs[hello->rank].id, sizeof hello->from) == 0 &&
+           memcmp(hello->to, meeting->blobs[own].id, sizeof hello->to) == 0 && same_user(fd);
 }
 
 static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int socket, int *rank_out)
@@ -355,7 +355,7 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
     if (!is_signed(meeting->bootstrap, &hello))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm",
                               "rank %d (process %d) does not know the job's secret: SHOAL_SECRET must be the same on all ranks",
-                              hello.rank, meeting->cards[hello.rank].pid);
+                              hello.rank, meeting->blobs[hello.rank].pid);
     *rank_out = hello.rank;
     return SHOAL_OK;
 }
@@ -374,7 +374,7 @@ static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int 
     if (shoal_clock_ns() < meeting->deadline_ns)
         return SHOAL_OK;
     return shoal_log_fail(meeting->log, SHOAL_ERR_TIMEOUT, "shm", "rank %d (process %d on %s) did not answer in time", missing,
-                          meeting->cards[missing].pid, meeting->cards[missing].host);
+                          meeting->blobs[missing].pid, meeting->blobs[missing].host);
 }
 
 /* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until
@@ -426,7 +426,7 @@ static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank
     return shoal_log_fail(
         meeting->log, SHOAL_ERR_PEER_LOST, "shm",
         "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
-        rank, meeting->cards[rank].pid, meeting->cards[rank].host);
+        rank, meeting->blobs[rank].pid, meeting->blobs[rank].host);
 }
 
 enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)

@@ -10,7 +10,7 @@
 #define SHOAL_LINK_ID_BYTES 16
 
 /* What each rank tells all others through the store. */
-struct shoal_link_card {
+struct shoal_address_blob {
     unsigned char id[SHOAL_LINK_ID_BYTES];   /* of the endpoint */
     unsigned char name[SHOAL_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
     char boot_id[40];
@@ -22,10 +22,10 @@ struct shoal_link_card {
     char version[16];
 };
 
-bool shoal_link_card_same_host(const struct shoal_link_card *a, const struct shoal_link_card *b);
-/* Of cards of different hosts: what makes them so, with both values. */
-void shoal_link_card_print_difference(const struct shoal_link_card *there, const struct shoal_link_card *here, char *text,
-                                      size_t bytes);
+bool shoal_address_blob_same_host(const struct shoal_address_blob *a, const struct shoal_address_blob *b);
+/* Of address blobs of different hosts: what makes them so, with both values. */
+void shoal_address_blob_print_difference(const struct shoal_address_blob *there, const struct shoal_address_blob *here,
+                                         char *text, size_t bytes);
 
 /* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
 struct shoal_link_contact {
@@ -42,12 +42,12 @@ struct shoal_link_meeting {
     struct shoal_segment *doorbell;
     int listener;
     uint64_t deadline_ns;
-    struct shoal_link_card *cards;       /* of all ranks; the own is filled by init */
+    struct shoal_address_blob *blobs;    /* of all ranks; the own is filled by init */
     bool *is_wanted;                     /* whom to meet */
     struct shoal_link_contact *contacts; /* filled by shoal_link_meet */
 };
 
-/* Opens the listening socket and fills the own card. */
+/* Opens the listening socket and fills the own address blob. */
 SHOAL_MUST_USE enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
                                                          const struct shoal_bootstrap *bootstrap,
                                                          const unsigned char *endpoint_id, struct shoal_segment *doorbell,
