@@ -1,7 +1,7 @@
-/* What many ranks cost each of them: engines over the simulated transport, hosts of 8 ranks, all in this process. Prints for some
- * small operations what each takes of this processor's time per rank, and what an engine takes of memory. A measurement and a
- * check of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1 behind it
- * for the first operation only. The time holds what the simulation itself takes. */
+/* What many ranks cost each of them: engines over the simulated transport, hosts of 8 ranks, all in this process. Prints for
+ * some small operations what each takes of this processor's time per rank, and what an engine takes of memory. A measurement
+ * and a check of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1
+ * behind it for the first operation only. The time holds what the simulation itself takes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +136,7 @@ static bool is_right(const struct crowd *crowd, const struct shoal_call *call)
 static bool run(struct crowd *crowd, const char *name, struct shoal_call call)
 {
     uint64_t took_ns[2];
-    for (int round = 0; round < 2; round++) { /* the second has plans and partners */
+    for (int round = 0; round < 2; round++) { /* the second has plans and peers */
         const uint64_t begin_ns = processor_ns();
         for (int r = 0; r < crowd->size; r++) {
             struct worker *worker = &crowd->workers[r];

@@ -154,13 +154,13 @@ void shoal_rounds_fini(struct shoal_rounds *rounds)
     rounds->pool = NULL;
 }
 
-void shoal_rounds_find_partners(const struct shoal_rounds *rounds, uint8_t *partners)
+void shoal_rounds_find_peers(const struct shoal_rounds *rounds, uint8_t *peers)
 {
     for (int i = 0; i < rounds->count; i++) {
         const struct shoal_round *round = &rounds->rounds[i];
         if (round->from >= 0)
-            partners[round->from] = 1;
+            peers[round->from] = 1;
         for (int j = 0; j < round->to.count; j++)
-            partners[round->to.at[j]] = 1;
+            peers[round->to.at[j]] = 1;
     }
 }

@@ -44,7 +44,7 @@ int shoal_rounds_count(int hosts);
 SHOAL_MUST_USE bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *view, int rank);
 void shoal_rounds_fini(struct shoal_rounds *rounds);
 
-/* Marks the ranks elsewhere that a rank exchanges with: partners[view->size]. */
-void shoal_rounds_find_partners(const struct shoal_rounds *rounds, uint8_t *partners);
+/* Marks the ranks elsewhere that a rank exchanges with: peers[view->size]. */
+void shoal_rounds_find_peers(const struct shoal_rounds *rounds, uint8_t *peers);
 
 #endif

@@ -1,5 +1,5 @@
-/* What an engine keeps from one operation to the next: plans, and circles of ranks that meet. Both depend on the algorithm and
- * the root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list;
+/* What an engine keeps from one operation to the next: plans, and peer sets of ranks that meet. Both depend on the algorithm
+ * and the root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list;
  * what was not used for longest goes when a list holds more bytes than engine->kept_bytes. */
 #include <stdlib.h>
 #include <string.h>
@@ -134,61 +134,63 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     return SHOAL_OK;
 }
 
-/* ---- Circles ------------------------------------------------------------------------------------------------------------- */
+/* ---- Peer sets
+ * ------------------------------------------------------------------------------------------------------------- */
 
-static void free_circle(struct shoal_engine *engine, struct shoal_circle *circle)
+static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {
-    engine->circles_bytes -= circle->bytes;
-    shoal_rounds_fini(&circle->rounds);
-    free(circle->lists);
-    free(circle);
+    engine->peer_sets_bytes -= peer_set->bytes;
+    shoal_rounds_fini(&peer_set->rounds);
+    free(peer_set->lists);
+    free(peer_set);
 }
 
-/* Records are compared as long as they are kept, with the circle that they came from. */
-static bool is_in_use(const struct shoal_circle *circle, uint64_t sequence)
+/* Records are compared as long as they are kept, with the peer set that they came from. */
+static bool is_in_use(const struct shoal_peer_set *peer_set, uint64_t sequence)
 {
-    return circle->last_sequence + SHOAL_ARRIVALS >= sequence;
+    return peer_set->last_sequence + SHOAL_ARRIVALS >= sequence;
 }
 
-static void evict_circles(struct shoal_engine *engine, uint64_t sequence)
+static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)
 {
-    while (engine->circles_bytes > engine->kept_bytes) {
-        struct shoal_circle **last = NULL;
-        for (struct shoal_circle **link = &engine->circles; *link; link = &(*link)->next)
+    while (engine->peer_sets_bytes > engine->kept_bytes) {
+        struct shoal_peer_set **last = NULL;
+        for (struct shoal_peer_set **link = &engine->peer_sets; *link; link = &(*link)->next)
             last = is_in_use(*link, sequence) ? last : link;
         if (!last)
             return;
-        struct shoal_circle *circle = *last;
-        *last = circle->next;
-        free_circle(engine, circle);
+        struct shoal_peer_set *peer_set = *last;
+        *last = peer_set->next;
+        free_peer_set(engine, peer_set);
     }
 }
 
-bool shoal_engine_find_circle(struct shoal_engine *engine, const struct shoal_row *row, int root, struct shoal_request *request)
+bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_row *row, int root,
+                                struct shoal_request *request)
 {
-    struct shoal_circle **link = &engine->circles;
+    struct shoal_peer_set **link = &engine->peer_sets;
     while (*link && ((*link)->row != row || (*link)->root != root))
         link = &(*link)->next;
-    struct shoal_circle *circle = *link;
-    if (!circle)
+    struct shoal_peer_set *peer_set = *link;
+    if (!peer_set)
         return false;
-    *link = circle->next;
-    circle->next = engine->circles;
-    engine->circles = circle;
-    circle->last_sequence = request->sequence;
-    request->circle = circle;
+    *link = peer_set->next;
+    peer_set->next = engine->peer_sets;
+    engine->peer_sets = peer_set;
+    peer_set->last_sequence = request->sequence;
+    request->peer_set = peer_set;
     return true;
 }
 
-struct shoal_circle *shoal_engine_make_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root)
+struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_row *row, int root)
 {
-    struct shoal_circle *circle = calloc(1, sizeof *circle + 2 * (size_t)engine->size);
-    if (!circle)
+    struct shoal_peer_set *peer_set = calloc(1, sizeof *peer_set + 2 * (size_t)engine->size);
+    if (!peer_set)
         return NULL;
-    circle->row = row;
-    circle->root = root;
-    circle->hears = circle->has + engine->size;
-    return circle;
+    peer_set->row = row;
+    peer_set->root = root;
+    peer_set->hears = peer_set->has + engine->size;
+    return peer_set;
 }
 
 static struct shoal_ranks list(const uint8_t *flags, int size, uint16_t *at)
@@ -209,46 +211,46 @@ static size_t count_flags(const uint8_t *flags, int size)
     return count;
 }
 
-bool shoal_engine_keep_circle(struct shoal_engine *engine, struct shoal_circle *circle, struct shoal_request *request)
+bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set, struct shoal_request *request)
 {
-    const size_t met = count_flags(circle->has, engine->size), heard = count_flags(circle->hears, engine->size);
-    circle->lists = malloc((met + heard + 1) * sizeof *circle->lists);
-    circle->bytes = sizeof *circle + 2 * (size_t)engine->size + (met + heard) * sizeof *circle->lists;
-    engine->circles_bytes += circle->bytes;
-    if (!circle->lists) {
-        free_circle(engine, circle);
+    const size_t met = count_flags(peer_set->has, engine->size), heard = count_flags(peer_set->hears, engine->size);
+    peer_set->lists = malloc((met + heard + 1) * sizeof *peer_set->lists);
+    peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + heard) * sizeof *peer_set->lists;
+    engine->peer_sets_bytes += peer_set->bytes;
+    if (!peer_set->lists) {
+        free_peer_set(engine, peer_set);
         return false;
     }
-    circle->met = list(circle->has, engine->size, circle->lists);
-    circle->heard = list(circle->hears, engine->size, circle->lists + met);
-    circle->next = engine->circles;
-    engine->circles = circle;
-    circle->last_sequence = request->sequence;
-    request->circle = circle;
-    evict_circles(engine, request->sequence);
+    peer_set->met = list(peer_set->has, engine->size, peer_set->lists);
+    peer_set->heard = list(peer_set->hears, engine->size, peer_set->lists + met);
+    peer_set->next = engine->peer_sets;
+    engine->peer_sets = peer_set;
+    peer_set->last_sequence = request->sequence;
+    request->peer_set = peer_set;
+    evict_peer_sets(engine, request->sequence);
     return true;
 }
 
-/* Partners do not depend on whose operands are shared. */
-enum shoal_status shoal_engine_find_partners(struct shoal_engine *engine, const struct shoal_row *row,
-                                             struct shoal_request *request)
+/* Peers do not depend on whose operands are shared. */
+enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_row *row,
+                                          struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const int root = request->call.root;
     struct shoal_plan plan;
-    if (shoal_engine_find_circle(engine, row, root, request))
+    if (shoal_engine_find_peer_set(engine, row, root, request))
         return SHOAL_OK;
     shoal_plan_init(&plan, engine->rank, engine->size);
     row->build(&plan, &view, engine->rank, root);
     engine->plans_built++;
-    struct shoal_circle *circle = plan.status == SHOAL_OK ? shoal_engine_make_circle(engine, row, root) : NULL;
-    if (circle)
-        shoal_plan_find_partners(&plan, &view, circle->has);
-    for (int r = 0; circle && r < engine->size; r++)
-        circle->hears[r] = circle->has[r] |= shoal_engine_is_here(engine, r);
+    struct shoal_peer_set *peer_set = plan.status == SHOAL_OK ? shoal_engine_make_peer_set(engine, row, root) : NULL;
+    if (peer_set)
+        shoal_plan_find_peers(&plan, &view, peer_set->has);
+    for (int r = 0; peer_set && r < engine->size; r++)
+        peer_set->hears[r] = peer_set->has[r] |= shoal_engine_is_here(engine, r);
     const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
     shoal_plan_fini(&plan);
-    if (circle && shoal_engine_keep_circle(engine, circle, request))
+    if (peer_set && shoal_engine_keep_peer_set(engine, peer_set, request))
         return SHOAL_OK;
     return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name, engine->size,
                           engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
@@ -263,9 +265,9 @@ void shoal_engine_free_kept(struct shoal_engine *engine)
         engine->plans = cached->next;
         free_plan(cached);
     }
-    while (engine->circles) {
-        struct shoal_circle *circle = engine->circles;
-        engine->circles = circle->next;
-        free_circle(engine, circle);
+    while (engine->peer_sets) {
+        struct shoal_peer_set *peer_set = engine->peer_sets;
+        engine->peer_sets = peer_set->next;
+        free_peer_set(engine, peer_set);
     }
 }

@@ -356,7 +356,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->record = NULL;
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
-    request->circle = NULL;
+    request->peer_set = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;
@@ -414,9 +414,9 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
     while (engine->agreed_sequence < last) {
         const uint64_t sequence = engine->agreed_sequence + 1;
-        const struct shoal_circle *circle = engine->met[sequence % SHOAL_ARRIVALS];
-        for (int i = 0; i < shoal_engine_heard_count(engine, circle); i++) {
-            const int r = shoal_circle_heard(circle, i);
+        const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ARRIVALS];
+        for (int i = 0; i < shoal_engine_heard_count(engine, peer_set); i++) {
+            const int r = shoal_peer_set_heard(peer_set, i);
             if (r == engine->rank)
                 continue;
             const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
@@ -429,13 +429,13 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 }
 
 /* Of those that see the request's record. */
-static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_circle *circle)
+static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->done_sequence);
     tell(engine);
     uint64_t least = engine->told_sequence;
-    for (int i = 0; i < (circle ? circle->met.count : engine->size); i++) {
-        const int r = circle ? circle->met.at[i] : i;
+    for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
+        const int r = peer_set ? peer_set->met.at[i] : i;
         const uint64_t done = r != engine->rank ? engine->ops->completed(engine->transport, r) : least;
         least = done < least ? done : least;
     }
@@ -449,12 +449,12 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
     if (engine->active_count == SHOAL_ACTIVE_MAX)
         return false;
-    if (!request->circle && request->sequence - engine->completed_by_all <= kept)
+    if (!request->peer_set && request->sequence - engine->completed_by_all <= kept)
         return true;
-    const uint64_t completed = find_completed_by_all(engine, request->circle);
+    const uint64_t completed = find_completed_by_all(engine, request->peer_set);
     if (engine->is_broken) /* then the request is gone */
         return false;
-    if (!request->circle)
+    if (!request->peer_set)
         engine->completed_by_all = completed;
     return request->sequence - completed <= kept;
 }
@@ -520,7 +520,7 @@ static const uint8_t *find_receivers(const struct shoal_engine *engine, const st
 {
     if (request->in_rounds || is_with_notices(&request->call))
         return engine->nobody;
-    return request->circle ? request->circle->has : NULL;
+    return request->peer_set ? request->peer_set->has : NULL;
 }
 
 /* Beginning with the next rank, so that not all send to the same one first. */
@@ -529,7 +529,7 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
     const struct shoal_part_notice *notices = request->call.layout->notices;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
-        if (!shoal_engine_is_here(engine, peer) && shoal_circle_has(request->circle, peer))
+        if (!shoal_engine_is_here(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
             engine->ops->arrive_at(engine->transport, peer, &request->arrival, &notices[peer], sizeof notices[peer]);
     }
 }
@@ -554,7 +554,7 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
         arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_stores_hint(engine, request);
     }
     engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
-    engine->met[request->sequence % SHOAL_ARRIVALS] = request->circle;
+    engine->met[request->sequence % SHOAL_ARRIVALS] = request->peer_set;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
                         find_receivers(engine, request));
     if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
@@ -586,7 +586,7 @@ static bool announce_queued(struct shoal_engine *engine)
     bool did = false;
     while (!engine->is_broken && engine->queue_head) {
         struct shoal_request *request = engine->queue_head;
-        if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->circle &&
+        if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
             !meet(engine, request))
             return true;
         if (!may_announce(engine, request))
@@ -612,7 +612,7 @@ static bool announce_queued(struct shoal_engine *engine)
 static inline bool is_needed(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     return peer != engine->rank && (request->needed == SHOAL_NEEDED_ALL || request->needed == peer) &&
-           shoal_circle_hears(request->circle, peer);
+           shoal_peer_set_hears(request->peer_set, peer);
 }
 
 /* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
@@ -622,9 +622,9 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
     record->last_rank = request->needed == SHOAL_NEEDED_ALL ? engine->rank : -1;
-    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_heard_count(engine, request->circle) : 0;
+    const int count = request->needed == SHOAL_NEEDED_ALL ? shoal_engine_heard_count(engine, request->peer_set) : 0;
     for (int i = 0; i < count; i++) {
-        const int r = shoal_circle_heard(request->circle, i);
+        const int r = shoal_peer_set_heard(request->peer_set, i);
         if (r == engine->rank)
             continue;
         const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
@@ -679,7 +679,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
 static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const bool did = shoal_engine_advance_rounds(engine, request);
-    if (engine->is_broken || request->round < request->circle->rounds.count)
+    if (engine->is_broken || request->round < request->peer_set->rounds.count)
         return did;
     request->next_missing = engine->size;
     if (agree_up_to(engine, request->sequence - 1))

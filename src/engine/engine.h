@@ -71,10 +71,10 @@ struct shoal_request {
     const struct shoal_row *in_rounds; /* and between hosts in rounds, by that row; NULL: at once */
     int round;                         /* of them; -1: the ranks of this host are waited for */
     bool has_sent;                     /* what the round sends */
-    int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the circle), one peer, or (the own rank) nobody */
-    const struct shoal_circle *circle; /* NULL: all ranks */
-    int next_missing;                  /* the lowest rank that has not been seen to arrive */
-    int next_expected;                 /* and the lowest whose data have not been asked for */
+    int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
+    const struct shoal_peer_set *peer_set; /* NULL: all ranks */
+    int next_missing;                      /* the lowest rank that has not been seen to arrive */
+    int next_expected;                     /* and the lowest whose data have not been asked for */
     struct shoal_cached_plan *cached;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
@@ -88,10 +88,10 @@ struct shoal_request {
     int message_phase;
 };
 
-/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the partners elsewhere with
+/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the peers elsewhere with
  * whom the plan exchanges. One for each row and root, found when it is first called and kept for the next time (cache.c). */
-struct shoal_circle {
-    struct shoal_circle *next;
+struct shoal_peer_set {
+    struct shoal_peer_set *next;
     const struct shoal_row *row;
     int root;
     uint64_t last_sequence; /* of the last operation that used it */
@@ -131,7 +131,7 @@ struct shoal_engine_options {
     struct shoal_flights *flights; /* where the recorder lies; NULL: in private memory */
 };
 
-#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of circles, that are kept though no operation uses them */
+#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of peer sets, that are kept though no operation uses them */
 
 /* What rank 0 knows of the two ways of writing, for one size and kind of operands. */
 struct shoal_stores_trial {
@@ -176,10 +176,10 @@ struct shoal_engine {
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
     struct shoal_request *start_next;                /* the first active one with pieces to start */
     unsigned active_count;
-    void **addresses;                               /* [SHOAL_ACTIVE_MAX][2 * size] */
-    struct shoal_descriptor called[SHOAL_ARRIVALS]; /* own calls of late, by sequence */
-    const struct shoal_circle *met[SHOAL_ARRIVALS]; /* and their circles */
-    struct shoal_circle *circles;
+    void **addresses;                                 /* [SHOAL_ACTIVE_MAX][2 * size] */
+    struct shoal_descriptor called[SHOAL_ARRIVALS];   /* own calls of late, by sequence */
+    const struct shoal_peer_set *met[SHOAL_ARRIVALS]; /* and their peer sets */
+    struct shoal_peer_set *peer_sets;
     uint8_t *nobody;      /* [size] of zeros */
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
     const void **sources; /* [size] scratch */
@@ -194,8 +194,8 @@ struct shoal_engine {
     unsigned piece_active;
     uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's piece */
 
-    struct shoal_cached_plan *plans; /* the one used last first; so are the circles */
-    size_t plans_bytes, circles_bytes, kept_bytes;
+    struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
+    size_t plans_bytes, peer_sets_bytes, kept_bytes;
     uint64_t plans_built;
 
     struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
@@ -342,17 +342,17 @@ const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoa
 
 /* cache.c: what is kept from one operation to the next. The request gets a plan. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* The request gets the circle of those with whom the row's plan exchanges. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_find_partners(struct shoal_engine *engine, const struct shoal_row *row,
-                                                            struct shoal_request *request);
+/* The request gets the peer set of those with whom the row's plan exchanges. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_row *row,
+                                                         struct shoal_request *request);
 /* The same with one that was made before; false: there is none. */
-SHOAL_MUST_USE bool shoal_engine_find_circle(struct shoal_engine *engine, const struct shoal_row *row, int root,
-                                             struct shoal_request *request);
-/* A circle that meets nobody yet; NULL: no memory. Then, when its ranks are marked, gives it to the request and keeps it.
- * False: no memory, and the circle is gone. */
-struct shoal_circle *shoal_engine_make_circle(const struct shoal_engine *engine, const struct shoal_row *row, int root);
-SHOAL_MUST_USE bool shoal_engine_keep_circle(struct shoal_engine *engine, struct shoal_circle *circle,
-                                             struct shoal_request *request);
+SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_row *row, int root,
+                                               struct shoal_request *request);
+/* A peer set that meets nobody yet; NULL: no memory. Then, when its ranks are marked, gives it to the request and keeps it.
+ * False: no memory, and the peer set is gone. */
+struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_row *row, int root);
+SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
+                                               struct shoal_request *request);
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
 /* rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
@@ -364,25 +364,25 @@ static inline bool shoal_engine_is_here(const struct shoal_engine *engine, int r
     return engine->hosts == 1 || engine->transport->host[rank] == engine->transport->host[engine->rank];
 }
 
-static inline bool shoal_circle_has(const struct shoal_circle *circle, int rank)
+static inline bool shoal_peer_set_has(const struct shoal_peer_set *peer_set, int rank)
 {
-    return SHOAL_LIKELY(!circle) || circle->has[rank];
+    return SHOAL_LIKELY(!peer_set) || peer_set->has[rank];
 }
 
-static inline bool shoal_circle_hears(const struct shoal_circle *circle, int rank)
+static inline bool shoal_peer_set_hears(const struct shoal_peer_set *peer_set, int rank)
 {
-    return SHOAL_LIKELY(!circle) || circle->hears[rank];
+    return SHOAL_LIKELY(!peer_set) || peer_set->hears[rank];
 }
 
 /* The ranks whose records come, the own one perhaps among them: heard(0) to heard(count - 1). */
-static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_circle *circle)
+static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
-    return SHOAL_LIKELY(!circle) ? engine->size : circle->heard.count;
+    return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->heard.count;
 }
 
-static inline int shoal_circle_heard(const struct shoal_circle *circle, int index)
+static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, int index)
 {
-    return SHOAL_LIKELY(!circle) ? index : circle->heard.at[index];
+    return SHOAL_LIKELY(!peer_set) ? index : peer_set->heard.at[index];
 }
 
 /* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a staging buffer for what they

@@ -446,7 +446,7 @@ static bool may_be_held_back(const struct shoal_engine *engine, const struct sho
 static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *wait, int peer)
 {
     const struct shoal_request *request = wait->request;
-    if (peer == engine->rank || !shoal_circle_has(request->circle, peer))
+    if (peer == engine->rank || !shoal_peer_set_has(request->peer_set, peer))
         return false;
     if (request->in_rounds && request->state == SHOAL_REQUEST_ANNOUNCED)
         return peer == request->next_missing;
@@ -680,7 +680,7 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
         return true;
     if (is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
         return true;
-    if (!shoal_circle_has(call->circle, peer))
+    if (!shoal_peer_set_has(call->peer_set, peer))
         return false;
     if (call->state == SHOAL_REQUEST_RUNNING)
         return is_step_for(engine, call, peer);
@@ -697,7 +697,7 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
 static bool is_out_of_reach(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     const struct shoal_transport_ops *ops = engine->ops;
-    return ops->is_cut_off && shoal_circle_has(call->circle, peer) && ops->is_cut_off(engine->transport, peer);
+    return ops->is_cut_off && shoal_peer_set_has(call->peer_set, peer) && ops->is_cut_off(engine->transport, peer);
 }
 
 static int first_lost(struct shoal_engine *engine, const struct shoal_request *call, struct shoal_failure *found,

@@ -122,8 +122,8 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
 /* Of parts whose lengths each rank knows for itself alone, the longest of all. */
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
-    for (int i = 0; i < shoal_engine_heard_count(engine, request->circle); i++) {
-        const int r = shoal_circle_heard(request->circle, i);
+    for (int i = 0; i < shoal_engine_heard_count(engine, request->peer_set); i++) {
+        const int r = shoal_peer_set_heard(request->peer_set, i);
         if (r == engine->rank)
             continue;
         const uint64_t count = engine->ops->arrival(engine->transport, r, request->sequence)->descriptor.count;
@@ -139,7 +139,7 @@ enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct
     const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
     const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
     SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, parts * engine->part_bytes));
-    return shoal_engine_find_partners(engine, row, request);
+    return shoal_engine_find_peers(engine, row, request);
 }
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)

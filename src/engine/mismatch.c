@@ -88,12 +88,12 @@ static int lowest_other(const struct view *view)
 
 static struct view look_at_calls(const struct shoal_engine *engine, uint64_t sequence)
 {
-    const struct shoal_circle *circle = engine->met[sequence % SHOAL_ARRIVALS];
+    const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ARRIVALS];
     struct view view = {.named = -1};
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_descriptor *call = call_of(engine, r, sequence);
         view.known += call != NULL;
-        view.missing += !call && shoal_circle_hears(circle, r);
+        view.missing += !call && shoal_peer_set_hears(peer_set, r);
         if (call)
             add_to_group(&view, call, r);
     }
@@ -202,7 +202,7 @@ static struct lengths look_at_lengths(struct shoal_engine *engine, const struct 
 {
     struct lengths lengths = {.first = -1};
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank || !shoal_circle_hears(request->circle, r))
+        if (r == engine->rank || !shoal_peer_set_hears(request->peer_set, r))
             continue;
         if (!engine->ops->arrival(engine->transport, r, request->sequence)) {
             lengths.missing++;

@@ -14,31 +14,31 @@ static bool allocate_scratch(struct shoal_engine *engine)
     return engine->rounds_scratch;
 }
 
-static void mark_circle(struct shoal_engine *engine, struct shoal_circle *circle)
+static void mark_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {
-    const struct shoal_rounds *rounds = &circle->rounds;
-    shoal_rounds_find_partners(rounds, circle->has);
+    const struct shoal_rounds *rounds = &peer_set->rounds;
+    shoal_rounds_find_peers(rounds, peer_set->has);
     for (int i = 0; i < rounds->here.count; i++)
-        circle->has[rounds->here.at[i]] = circle->hears[rounds->here.at[i]] = 1;
+        peer_set->has[rounds->here.at[i]] = peer_set->hears[rounds->here.at[i]] = 1;
     for (int i = 0; i < rounds->count; i++) {
         if (rounds->rounds[i].from >= 0)
-            circle->hears[rounds->rounds[i].from] = 1;
+            peer_set->hears[rounds->rounds[i].from] = 1;
     }
-    circle->hears[engine->rank] = 1;
+    peer_set->hears[engine->rank] = 1;
 }
 
 enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host};
-    if (shoal_engine_find_circle(engine, request->in_rounds, 0, request))
+    if (shoal_engine_find_peer_set(engine, request->in_rounds, 0, request))
         return SHOAL_OK;
-    struct shoal_circle *circle = shoal_engine_make_circle(engine, request->in_rounds, 0);
-    if (!circle || !allocate_scratch(engine) || !shoal_rounds_init(&circle->rounds, &view, engine->rank)) {
-        free(circle);
+    struct shoal_peer_set *peer_set = shoal_engine_make_peer_set(engine, request->in_rounds, 0);
+    if (!peer_set || !allocate_scratch(engine) || !shoal_rounds_init(&peer_set->rounds, &view, engine->rank)) {
+        free(peer_set);
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for the rounds of %d ranks", engine->size);
     }
-    mark_circle(engine, circle);
-    if (!shoal_engine_keep_circle(engine, circle, request))
+    mark_peer_set(engine, peer_set);
+    if (!shoal_engine_keep_peer_set(engine, peer_set, request))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for the rounds of %d ranks", engine->size);
     return SHOAL_OK;
 }
@@ -67,7 +67,7 @@ static void reduce(struct shoal_engine *engine, const struct shoal_request *requ
 /* An average divides in the last sum; what is scaled is scaled where inputs are read. */
 static void sum_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->circle->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.here;
     if (request->call.layout)
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
@@ -102,7 +102,7 @@ static void put_part(const struct shoal_request *request, int part, const char *
 
 static void gather_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->circle->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.here;
     if (request->call.layout)
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
@@ -167,7 +167,7 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
 
 static bool begin_here(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->circle->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.here;
     for (int i = 0; i < here->count; i++) {
         if (!has_come(engine, request, here->at[i]))
             return false;
@@ -206,7 +206,7 @@ static void give_result(const struct shoal_engine *engine, const struct shoal_re
 
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_rounds *rounds = &request->circle->rounds;
+    const struct shoal_rounds *rounds = &request->peer_set->rounds;
     bool did = false;
     for (; request->round < rounds->count; request->round++) {
         const bool is_over =

@@ -141,7 +141,7 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     engine->ops->memory(engine->transport, &usage);
     usage.local_bytes =
         sizeof *comm + sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record);
-    usage.local_bytes += engine->plans_bytes + engine->circles_bytes;
+    usage.local_bytes += engine->plans_bytes + engine->peer_sets_bytes;
     usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
     shoal_progress_unlock(&comm->context->progress);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);

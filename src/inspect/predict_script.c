@@ -108,24 +108,24 @@ static enum shoal_status note_owed(struct shoal_cast *cast, const struct shoal_p
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-static bool is_circle(const struct shoal_cast *cast, const uint8_t *partners, int rank, int peer)
+static bool is_peer_set(const struct shoal_cast *cast, const uint8_t *peers, int rank, int peer)
 {
-    return peer != rank && (partners[peer] || shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer));
+    return peer != rank && (peers[peer] || shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer));
 }
 
-/* A record to each of the circle, whose records are waited for. */
-static enum shoal_status meet(struct shoal_cast *cast, const uint8_t *partners, int rank)
+/* A record to each of the peer set, whose records are waited for. */
+static enum shoal_status meet(struct shoal_cast *cast, const uint8_t *peers, int rank)
 {
     struct shoal_script *script = &cast->ranks[rank].meet;
     SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
-        if (partners[peer])
+        if (peers[peer])
             SHOAL_TRY(append(script,
                              (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES}}));
     }
     for (int peer = 0; peer < cast->size; peer++) {
-        if (!is_circle(cast, partners, rank, peer))
+        if (!is_peer_set(cast, peers, rank, peer))
             continue;
         note_heard(cast, rank, peer);
         SHOAL_TRY(append_wait(script, peer, 1));
@@ -256,12 +256,12 @@ static void count_pieces(struct shoal_cast *cast, const struct shoal_plan *plan,
 
 static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_plan *plan)
 {
-    uint8_t partners[SHOAL_PLAN_RANKS_MAX];
+    uint8_t peers[SHOAL_PLAN_RANKS_MAX];
     size_t elements[SHOAL_LENGTHS];
     SHOAL_TRY(plan->status);
     count_pieces(cast, plan, elements);
-    shoal_plan_find_partners(plan, &cast->asked->view, partners);
-    SHOAL_TRY(meet(cast, partners, plan->rank));
+    shoal_plan_find_peers(plan, &cast->asked->view, peers);
+    SHOAL_TRY(meet(cast, peers, plan->rank));
     for (int peer = 0; peer < cast->size; peer++) {
         if (plan->signals_in[peer])
             note_heard(cast, plan->rank, peer);

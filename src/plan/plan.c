@@ -167,16 +167,16 @@ void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
 }
 
 /* What is waited for, and what is announced as a credit, is counted in signals_in. */
-void shoal_plan_find_partners(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *partners)
+void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers)
 {
     for (int peer = 0; peer < plan->size; peer++)
-        partners[peer] = plan->signals_in[peer] > 0;
+        peers[peer] = plan->signals_in[peer] > 0;
     for (uint32_t i = 0; i < plan->step_count; i++) {
         if (plan->steps[i].kind != SHOAL_STEP_REDUCE)
-            partners[plan->steps[i].peer] = 1;
+            peers[plan->steps[i].peer] = 1;
     }
     for (int peer = 0; peer < plan->size; peer++)
-        partners[peer] &= !shoal_view_reaches(view, plan->rank, peer);
+        peers[peer] &= !shoal_view_reaches(view, plan->rank, peer);
 }
 
 struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags)

@@ -26,8 +26,8 @@
  * rank is reached by load and store, and, for its input and output, that they are shared. To a rank elsewhere it can but put,
  * into its staging buffer. What ranks elsewhere share a plan does not know (shoal_view_mask).
  *
- * Start and end. When a plan starts, the ranks of its host and its partners have posted the operation: their inputs are final.
- * Partners are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
+ * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation: their inputs are final.
+ * Peers are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
  * ends when what it put has left; then its caller may at once overwrite the input and read and overwrite the output.
  *
  * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
@@ -203,8 +203,8 @@ void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 /* The same for a staging buffer divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
 void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
 
-/* partners[rank] becomes 1 for the plan's partners, else 0. */
-void shoal_plan_find_partners(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *partners);
+/* peers[rank] becomes 1 for the plan's peers, else 0. */
+void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers);
 
 /* The view as the rank has it: what ranks elsewhere share is hidden. Fills flags[2 * size], which the view then points to. */
 struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags);

@@ -71,7 +71,7 @@ struct check {
     uint32_t *raised;     /* raised[to * size + from]: how many of them have been sent */
     uint32_t *snapshots;  /* snapshots[signal * components + other] */
     struct cursor *cursors;
-    uint8_t *partners; /* scratch */
+    uint8_t *peers; /* scratch */
     char *text;
     size_t text_bytes;
 };
@@ -87,7 +87,7 @@ static void check_fini(struct check *check)
     free(check->raised);
     free(check->snapshots);
     free(check->cursors);
-    free(check->partners);
+    free(check->peers);
 }
 
 /* ---- Components ---------------------------------------------------------------------------------------------------------- */
@@ -576,15 +576,15 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
 
 /* ---- All ranks in turn --------------------------------------------------------------------------------------------------- */
 
-/* What starting tells a rank: that those of its host and its partners have posted the operation, and so written its input. */
+/* What starting tells a rank: that those of its host and its peers have posted the operation, and so written its input. */
 static void start_operation(const struct check *check, int rank, int number)
 {
     const struct shoal_view *view = check->operations[number].question->view;
 
-    shoal_plan_find_partners(plan_of(check, number, rank), view, check->partners);
+    shoal_plan_find_peers(plan_of(check, number, rank), view, check->peers);
     for (int peer = 0; peer < check->size; peer++) {
         uint32_t *caller = clock_of(check, (uint32_t)rank) + check->size + peer;
-        if ((check->partners[peer] || shoal_view_reaches(view, rank, peer)) && *caller == 0)
+        if ((check->peers[peer] || shoal_view_reaches(view, rank, peer)) && *caller == 0)
             *caller = 1;
     }
 }
@@ -881,8 +881,8 @@ static enum shoal_status make_clocks(struct check *check)
     check->signal_first = calloc(size * size, sizeof *check->signal_first);
     check->raised = calloc(size * size, sizeof *check->raised);
     check->cursors = calloc(size, sizeof *check->cursors);
-    check->partners = calloc(size, 1);
-    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors || !check->partners)
+    check->peers = calloc(size, 1);
+    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors || !check->peers)
         return SHOAL_ERR_MEMORY;
     for (size_t caller = size; caller < 2 * size; caller++)
         check->clocks[caller * check->components + caller] = 1;

@@ -117,13 +117,13 @@ struct shoal_transport_ops {
     const char *name;
 
     /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record).
-     * Ranks of this host always see it; of those elsewhere the ones with partners[rank] != 0 get it (NULL: all). The caller
+     * Ranks of this host always see it; of those elsewhere the ones with peers[rank] != 0 get it (NULL: all). The caller
      * guarantees that every rank that sees it has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
      * the record: the one SHOAL_PAYLOADS before), see `completed`. */
     void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                   const uint8_t *partners);
+                   const uint8_t *peers);
 
-    /* Sends this rank's record to one rank elsewhere that `partners` left out, with data of its own; once for each peer. The
+    /* Sends this rank's record to one rank elsewhere that `peers` left out, with data of its own; once for each peer. The
      * same holds as for arrive. NULL where all are on one host. */
     void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_arrival *record, const void *payload,
                       size_t bytes);

@@ -107,12 +107,12 @@ static struct shoal_arrival record_of(int rank, uint64_t sequence)
                                   .output = sequence};
 }
 
-static void arrive_at_some(struct contract_world *world, int rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
+static void arrive_at_some(struct contract_world *world, int rank, uint64_t sequence, size_t bytes, const uint8_t *peers)
 {
     unsigned char payload[SHOAL_PAYLOAD_MAX];
     const struct shoal_arrival record = record_of(rank, sequence);
     fill(payload, bytes, rank, sequence);
-    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, partners);
+    at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, peers);
     at(world, rank)->ops->flush(at(world, rank));
     memset(payload, 0xEE, sizeof(payload));
 }
@@ -302,15 +302,15 @@ static void completed_is_monotonic(void **state)
     close_world(&world);
 }
 
-/* ---- Partners elsewhere ---- */
+/* ---- Peers elsewhere ---- */
 
-static void record_goes_to_partners_and_ranks_of_this_host(void **state)
+static void record_goes_to_peers_and_ranks_of_this_host(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 1, 1};
-    static const uint8_t partners[] = {0, 0, 0, 1};
+    static const uint8_t peers[] = {0, 0, 0, 1};
     struct contract_world world;
     open_or_skip(&world, state, 4, hosts, 0);
-    arrive_at_some(&world, 0, 1, SHOAL_PAYLOAD_MAX, partners);
+    arrive_at_some(&world, 0, 1, SHOAL_PAYLOAD_MAX, peers);
     arrive(&world, 0, 2, 10);
     assert_arrived(&world, 1, 0, 1, SHOAL_PAYLOAD_MAX);
     assert_arrived(&world, 3, 0, 1, SHOAL_PAYLOAD_MAX);
@@ -351,8 +351,8 @@ static void record_goes_to_one_rank_after_the_other(void **state)
     close_world(&world);
 }
 
-/* Whether ranks are partners in an operation: in long stretches they are seldom. */
-static bool are_partners(uint64_t n, int a, int b)
+/* Whether ranks are peers in an operation: in long stretches they are seldom. */
+static bool are_peers(uint64_t n, int a, int b)
 {
     const uint64_t hash = (n * 31 + (uint64_t)(a < b ? a * 7 + b : b * 7 + a)) * UINT64_C(0x9e3779b97f4a7c15) >> 40;
     return hash % (n / 60 % 2 ? 16 : 2) == 0;
@@ -372,7 +372,7 @@ static size_t meeting_bytes(uint64_t n)
 
 static bool sees(struct contract_world *world, int rank, int peer, uint64_t n)
 {
-    return rank != peer && (are_together(world, rank, peer) || are_partners(n, rank, peer));
+    return rank != peer && (are_together(world, rank, peer) || are_peers(n, rank, peer));
 }
 
 /* As the engine asks: of all who see the record, and itself. */
@@ -387,10 +387,10 @@ static bool may_meet(struct contract_world *world, int rank, uint64_t n)
 
 static void meet(struct contract_world *world, int rank, uint64_t n)
 {
-    uint8_t partners[CONTRACT_RANKS_MAX] = {0};
+    uint8_t peers[CONTRACT_RANKS_MAX] = {0};
     for (int peer = 0; peer < world->size; peer++)
-        partners[peer] = sees(world, rank, peer, n);
-    arrive_at_some(world, rank, n, meeting_bytes(n), partners);
+        peers[peer] = sees(world, rank, peer, n);
+    arrive_at_some(world, rank, n, meeting_bytes(n), peers);
 }
 
 static bool have_givers_come(struct contract_world *world, int rank, uint64_t n)
@@ -410,7 +410,7 @@ static void end_meeting(struct contract_world *world, int rank, uint64_t n)
 }
 
 /* Who is told too late what others have completed waits for ever: nobody sends anything that is not asked for here. */
-static void operations_with_any_partners_do_not_stall(void **state)
+static void operations_with_any_peers_do_not_stall(void **state)
 {
     struct contract_world world;
     uint64_t posted[CONTRACT_RANKS_MAX] = {0}, done[CONTRACT_RANKS_MAX] = {0}, least = 0;
@@ -1073,9 +1073,9 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(arrival_inline_and_beside_payload_sizes, state),
         cmocka_unit_test_prestate(arrival_ring_reuse_after_completion, state),
         cmocka_unit_test_prestate(completed_is_monotonic, state),
-        cmocka_unit_test_prestate(record_goes_to_partners_and_ranks_of_this_host, state),
+        cmocka_unit_test_prestate(record_goes_to_peers_and_ranks_of_this_host, state),
         cmocka_unit_test_prestate(record_goes_to_one_rank_after_the_other, state),
-        cmocka_unit_test_prestate(operations_with_any_partners_do_not_stall, state),
+        cmocka_unit_test_prestate(operations_with_any_peers_do_not_stall, state),
         cmocka_unit_test_prestate(what_is_flushed_comes_without_its_sender, state),
         cmocka_unit_test_prestate(counter_counts_each_signal_once, state),
         cmocka_unit_test_prestate(counters_of_slots_and_sources_are_apart, state),

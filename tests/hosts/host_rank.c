@@ -333,7 +333,7 @@ static enum shoal_status run_busy(struct world *world, char **words)
 
 /* ---- Ranks that call different things ------------------------------------------------------------------------------------ */
 
-#define GATHERED ((size_t)1 << 14) /* more than goes beside an arrival record: only partners hear of it */
+#define GATHERED ((size_t)1 << 14) /* more than goes beside an arrival record: only peers hear of it */
 
 static enum shoal_status gather_to(struct world *world, const float *input, float *output, int root)
 {

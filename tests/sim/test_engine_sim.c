@@ -177,8 +177,8 @@ static void check_round(struct world *world)
     }
 }
 
-/* Between two rounds one event happens, in a world of hundreds several: there each round takes long, and events are many. False:
- * there was none. */
+/* Between two rounds one event happens, in a world of hundreds several: there each round takes long, and events are many.
+ * False: there was none. */
 static bool advance(struct world *world)
 {
     const int most = world->size <= 64 ? 1 : world->size / 8;
@@ -1344,12 +1344,12 @@ static void engine_bounds_what_it_keeps(void **state)
     const uint64_t built = rotate_roots(world);
     assert_true(rotate_roots(world) > built);
     for (int r = 0; r < world->size; r++) {
-        int circles = 0, plans = 0;
-        for (const struct shoal_circle *circle = world->ranks[r].engine->circles; circle; circle = circle->next)
-            circles++;
+        int peer_sets = 0, plans = 0;
+        for (const struct shoal_peer_set *peer_set = world->ranks[r].engine->peer_sets; peer_set; peer_set = peer_set->next)
+            peer_sets++;
         for (const struct shoal_cached_plan *plan = world->ranks[r].engine->plans; plan; plan = plan->next)
             plans++;
-        assert_true(circles <= SHOAL_ARRIVALS + 2 && plans <= SHOAL_ACTIVE_MAX);
+        assert_true(peer_sets <= SHOAL_ARRIVALS + 2 && plans <= SHOAL_ACTIVE_MAX);
     }
     close_world(world);
 }

@@ -410,25 +410,25 @@ static void plan_check_accepts_every_row_on_large_hosts(void **state)
 }
 
 /* Whom a plan waits for elsewhere depends on nobody's operands, and is told to both sides. */
-static void check_partners(const struct group *group, const struct group *other)
+static void check_peers(const struct group *group, const struct group *other)
 {
-    static uint8_t partners[RANKS_MAX][RANKS_MAX], others[RANKS_MAX];
+    static uint8_t peers[RANKS_MAX][RANKS_MAX], others[RANKS_MAX];
     const int size = group->view.size;
 
     for (int rank = 0; rank < size; rank++) {
-        shoal_plan_find_partners(&group->plans[rank], &group->view, partners[rank]);
-        shoal_plan_find_partners(&other->plans[rank], &other->view, others);
-        assert_memory_equal(partners[rank], others, (size_t)size);
+        shoal_plan_find_peers(&group->plans[rank], &group->view, peers[rank]);
+        shoal_plan_find_peers(&other->plans[rank], &other->view, others);
+        assert_memory_equal(peers[rank], others, (size_t)size);
     }
     for (int rank = 0; rank < size; rank++) {
         for (int peer = 0; peer < size; peer++) {
-            assert_int_equal(partners[rank][peer], partners[peer][rank]);
-            assert_false(partners[rank][peer] && shoal_view_reaches(&group->view, rank, peer));
+            assert_int_equal(peers[rank][peer], peers[peer][rank]);
+            assert_false(peers[rank][peer] && shoal_view_reaches(&group->view, rank, peer));
         }
     }
 }
 
-static void plan_partners_are_symmetric_and_know_no_flags(void **state)
+static void plan_peers_are_symmetric_and_know_no_flags(void **state)
 {
     static struct group group, other;
     uint16_t host[RANKS_MAX];
@@ -440,7 +440,7 @@ static void plan_partners_are_symmetric_and_know_no_flags(void **state)
             const int root = has_root(&on_hosts[a]) ? (int)draw((unsigned)size) : 0;
             group_init(&group, &on_hosts[a], size, host, root, SHARE_NONE, false);
             group_init(&other, &on_hosts[a], size, host, root, SHARE_RANDOM, false);
-            check_partners(&group, &other);
+            check_peers(&group, &other);
             group_fini(&other);
             group_fini(&group);
         }
@@ -1141,7 +1141,7 @@ int main(void)
         cmocka_unit_test(plan_check_accepts_every_row_on_hosts),
         cmocka_unit_test(plan_check_accepts_every_row_on_large_hosts),
         cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
-        cmocka_unit_test(plan_partners_are_symmetric_and_know_no_flags),
+        cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
         cmocka_unit_test(plan_check_accepts_any_sequence),
         cmocka_unit_test(plan_check_finds_wait_left_out),
         cmocka_unit_test(plan_check_finds_signal_left_out),

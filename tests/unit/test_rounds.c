@@ -110,19 +110,19 @@ static bool move(int rank)
     return true;
 }
 
-/* Ranks that a rank sends to or hears from are its partners, and all that is sent is heard. */
-static void expect_partners(int rank)
+/* Ranks that a rank sends to or hears from are its peers, and all that is sent is heard. */
+static void expect_peers(int rank)
 {
     const struct shoal_rounds *rounds = &world.rounds[rank];
-    uint8_t partners[RANKS_MAX] = {0}, hears[RANKS_MAX] = {0};
-    shoal_rounds_find_partners(rounds, partners);
+    uint8_t peers[RANKS_MAX] = {0}, hears[RANKS_MAX] = {0};
+    shoal_rounds_find_peers(rounds, peers);
     for (int i = 0; i < rounds->count; i++) {
         if (rounds->rounds[i].from >= 0)
             hears[rounds->rounds[i].from] = 1;
     }
     for (int peer = 0; peer < world.size; peer++) {
         assert_int_equal(world.is_sent[peer][rank], hears[peer]);
-        assert_int_equal(partners[peer], world.is_sent[rank][peer] || world.is_sent[peer][rank]);
+        assert_int_equal(peers[peer], world.is_sent[rank][peer] || world.is_sent[peer][rank]);
     }
 }
 
@@ -139,7 +139,7 @@ static void run(int size, const uint16_t *host)
         assert_int_equal(world.round[r], world.rounds[r].count);
         for (int giver = 0; giver < size; giver++)
             assert_int_equal(world.held[r][giver], 1);
-        expect_partners(r);
+        expect_peers(r);
     }
     close_world();
 }

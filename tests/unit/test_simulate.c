@@ -206,8 +206,8 @@ static void simulate_counts_what_is_sent(void **state)
     for (size_t hosts = 2; hosts <= 8; hosts *= 2) {
         const struct shoal_simulation question = question_of("allreduce", hosts, 1, 64 * MIB);
         const struct shoal_simulated answer = ask(&question);
-        const double others = (double)(hosts - 1), partners = hosts > 2 ? 2 : 1; /* of a ring */
-        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_RECORD_BYTES * partners, 1e-12);
+        const double others = (double)(hosts - 1), peers = hosts > 2 ? 2 : 1; /* of a ring */
+        assert_near(answer.sent_bytes, 2 * others / (double)hosts * (double)(64 * MIB) + SHOAL_RECORD_BYTES * peers, 1e-12);
         assert_near(answer.received_bytes, answer.sent_bytes, 1e-12);
         assert_near(answer.working + answer.messaging + answer.waiting, 1, 1e-9);
         assert_near(answer.algbw_gb_s, (double)(64 * MIB) / answer.time_us * 1e-3, 1e-9);

@@ -168,12 +168,12 @@ static void send_record(struct hosts *hosts, int peer, const struct shoal_arriva
 
 /* Beginning with the next rank, so that not all send to the same one first. */
 static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                   const uint8_t *partners)
+                   const uint8_t *peers)
 {
     struct hosts *hosts = hosts_of(transport);
     for (int i = 1; i < transport->size; i++) {
         const int peer = (transport->rank + i) % transport->size;
-        if (!is_here(hosts, peer) && (!partners || partners[peer]))
+        if (!is_here(hosts, peer) && (!peers || peers[peer]))
             send_record(hosts, peer, record, payload, bytes);
     }
     hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);

@@ -65,9 +65,9 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
 
 /* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
 static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                   const uint8_t *partners)
+                   const uint8_t *peers)
 {
-    (void)partners; /* all are here */
+    (void)peers; /* all are here */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = record->descriptor.sequence;
     struct shoal_shm_arrival *line = &seat->arrivals[sequence % SHOAL_ARRIVALS];

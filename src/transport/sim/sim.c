@@ -351,10 +351,10 @@ static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
     link->letters[sequence % SHOAL_ARRIVALS] = letter;
 }
 
-/* Ranks elsewhere hear only of what they are partners in. */
-static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *partners)
+/* Ranks elsewhere hear only of what they are peers in. */
+static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *peers)
 {
-    return !partners || partners[peer] || reaches(rank->sim, rank->transport.rank, peer);
+    return !peers || peers[peer] || reaches(rank->sim, rank->transport.rank, peer);
 }
 
 /* What whoever sends a record guarantees. */
@@ -366,13 +366,13 @@ static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t 
                     rank->transport.rank, (unsigned long long)sequence, peer, (unsigned long long)rank->links[peer].completed);
 }
 
-static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *partners)
+static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, const uint8_t *peers)
 {
     if (sequence <= rank->arrived)
         note_breach(rank->sim, "rank %d arrives at operation %llu after %llu", rank->transport.rank,
                     (unsigned long long)sequence, (unsigned long long)rank->arrived);
     for (int peer = 0; peer < rank->transport.size; peer++)
-        if (sees_arrival(rank, peer, partners))
+        if (sees_arrival(rank, peer, peers))
             check_letter(rank, peer, sequence, bytes);
     rank->arrived = sequence;
 }
@@ -407,16 +407,16 @@ static void op_arrive_at(struct shoal_transport *transport, int peer, const stru
 }
 
 static void op_arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                      const uint8_t *partners)
+                      const uint8_t *peers)
 {
     struct rank *rank = rank_of(transport);
     if (bytes > SHOAL_PAYLOAD_MAX) {
         note_breach(rank->sim, "rank %d arrives with %zu bytes of payload", transport->rank, bytes);
         return;
     }
-    check_arrival(rank, record->descriptor.sequence, bytes, partners);
+    check_arrival(rank, record->descriptor.sequence, bytes, peers);
     for (int peer = 0; peer < transport->size; peer++) {
-        if (sees_arrival(rank, peer, partners))
+        if (sees_arrival(rank, peer, peers))
             send_letter(rank, peer, record, payload, bytes);
     }
 }
