@@ -66,14 +66,14 @@ static void each_slice(const struct shoal_hosts *hosts, int distance,
         visit(hosts, slice, distance);
 }
 
-static void permit_after(const struct shoal_hosts *hosts, int slice, int distance)
+static void cts_after(const struct shoal_hosts *hosts, int slice, int distance)
 {
-    shoal_hosts_permit(hosts, shoal_hosts_next(hosts, distance), slice);
+    shoal_hosts_send_cts(hosts, shoal_hosts_next(hosts, distance), slice);
 }
 
-static void await_permit_before(const struct shoal_hosts *hosts, int slice, int distance)
+static void await_cts_before(const struct shoal_hosts *hosts, int slice, int distance)
 {
-    shoal_hosts_await_permit(hosts, shoal_hosts_next(hosts, -distance), slice);
+    shoal_hosts_await_cts(hosts, shoal_hosts_next(hosts, -distance), slice);
 }
 
 void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
@@ -90,10 +90,10 @@ void shoal_bruck_build(struct shoal_plan *plan, const struct shoal_view *view, i
     shoal_hosts_divide(&hosts, 0, 0, true);
     shoal_hosts_await_readers(&hosts);
     for (int distance = 1; distance < hosts.count; distance *= 2)
-        each_slice(&hosts, distance, permit_after);
+        each_slice(&hosts, distance, cts_after);
     shoal_hosts_give_own(&hosts, true); /* from its place it is put */
     for (int distance = 1; distance < hosts.count; distance *= 2)
-        each_slice(&hosts, distance, await_permit_before);
+        each_slice(&hosts, distance, await_cts_before);
     for (int distance = 1; distance < hosts.count; distance *= 2) {
         each_slice(&hosts, distance, send_row);
         if (distance > 1)

@@ -5,7 +5,7 @@
  * may follow each other in a slot in any order:
  *   On one host, part 0 is a rank's own: it alone writes, and any rank that reaches it may read, and gives credit. Before its
  *   first write it waits for the credit of all that reach it, whatever ran before.
- *   Over several hosts, others than the rank write too, each after the rank's permit in the same piece; see hosts.h. */
+ *   Over several hosts, others than the rank write too, each after the rank's clear-to-send in the same piece; see hosts.h. */
 #ifndef SHOAL_COLLECTIVE_COLLECTIVE_H
 #define SHOAL_COLLECTIVE_COLLECTIVE_H
 

@@ -53,15 +53,15 @@ static int partner_at(const struct pairing *pairing, int distance)
     return pairing->hosts.own ^ distance;
 }
 
-static void give_permits(const struct pairing *pairing)
+static void send_cts(const struct pairing *pairing)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
 
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
         if (pairing->partner >= 0)
-            shoal_hosts_permit(hosts, pairing->partner, slice);
+            shoal_hosts_send_cts(hosts, pairing->partner, slice);
         for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
-            shoal_hosts_permit(hosts, partner_at(pairing, distance), slice);
+            shoal_hosts_send_cts(hosts, partner_at(pairing, distance), slice);
     }
 }
 
@@ -88,7 +88,7 @@ static void stand_by(const struct pairing *pairing)
 
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
         reduce_partials(pairing, slice);
-        shoal_hosts_await_permit(hosts, pairing->partner, slice);
+        shoal_hosts_await_cts(hosts, pairing->partner, slice);
         shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_partial(hosts, slice, 0), owners),
                        shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
     }
@@ -122,13 +122,13 @@ static void begin_slice(const struct pairing *pairing, int slice)
     }
 }
 
-/* The partner's permits, for the results, come before its sums. */
+/* The partner's clear-to-sends, for the results, come before its sums. */
 static void begin(const struct pairing *pairing)
 {
     const struct shoal_hosts *hosts = &pairing->hosts;
 
     for (int slice = hosts->local; slice < hosts->slices && pairing->partner >= 0; slice += pairing->stride)
-        shoal_hosts_await_permit(hosts, pairing->partner, slice);
+        shoal_hosts_await_cts(hosts, pairing->partner, slice);
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
         begin_slice(pairing, slice);
 }
@@ -154,7 +154,7 @@ static struct shoal_block sum_before(const struct pairing *pairing, int slice, i
 static void send_sum(const struct pairing *pairing, int slice, int round)
 {
     const int to = partner_at(pairing, 1 << round);
-    shoal_hosts_await_permit(&pairing->hosts, to, slice);
+    shoal_hosts_await_cts(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
 }
 
@@ -202,7 +202,7 @@ void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view
     shoal_hosts_cut(hosts, 1, 0);
     shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
-    give_permits(&pairing);
+    send_cts(&pairing);
     shoal_hosts_gather_inputs(hosts);
     if (is_one_of_powers(&pairing))
         double_up(&pairing);
@@ -232,7 +232,7 @@ static struct shoal_block sum_of(const struct pairing *pairing, int slice, int d
 static void send_half(const struct pairing *pairing, int slice, int distance)
 {
     const int to = partner_at(pairing, distance), first = first_kept(to, distance);
-    shoal_hosts_await_permit(&pairing->hosts, to, slice);
+    shoal_hosts_await_cts(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
                    shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
 }
@@ -321,7 +321,7 @@ void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view,
     shoal_hosts_cut(hosts, pairing.powers, 0);
     shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
     shoal_hosts_await_readers(hosts);
-    give_permits(&pairing);
+    send_cts(&pairing);
     shoal_hosts_gather_inputs(hosts);
     if (is_one_of_powers(&pairing))
         halve_and_double(&pairing);

@@ -158,12 +158,12 @@ void shoal_hosts_await_readers(const struct shoal_hosts *hosts)
         shoal_plan_wait_credit(hosts->plan, shoal_hosts_neighbour(hosts, i));
 }
 
-void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice)
+void shoal_hosts_send_cts(const struct shoal_hosts *hosts, int host, int slice)
 {
     shoal_plan_signal(hosts->plan, shoal_hosts_leader(hosts, host, slice));
 }
 
-void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice)
+void shoal_hosts_await_cts(const struct shoal_hosts *hosts, int host, int slice)
 {
     shoal_plan_wait(hosts->plan, shoal_hosts_leader(hosts, host, slice));
 }

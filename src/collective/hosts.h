@@ -16,11 +16,11 @@
  *   INBOX    what rail leaders of other hosts put on the way to a result
  *   RESULTS  the blocks of the led slices in the end, put by others or worked out here; local ranks copy them from there
  *
- * Permits. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host are
- * done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this piece. That rank
- * waits for the permit before its first put. So nothing is owed between hosts from one piece to the next, and any algorithm may
- * follow any other. It costs one crossing at the start of an operation, beside the work inside the host; later pieces find
- * their permits there, for they are given as soon as the slot is free. */
+ * Clear-to-send. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host
+ * are done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this piece. That
+ * rank waits for the clear-to-send before its first put. So nothing is owed between hosts from one piece to the next, and any
+ * algorithm may follow any other. It costs one crossing at the start of an operation, beside the work inside the host; later
+ * pieces find their clear-to-sends there, for they are given as soon as the slot is free. */
 #ifndef SHOAL_COLLECTIVE_HOSTS_H
 #define SHOAL_COLLECTIVE_HOSTS_H
 
@@ -142,8 +142,8 @@ bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host);
 void shoal_hosts_await_readers(const struct shoal_hosts *hosts);
 
 /* Lets the host's rail leader of the slice put to this rank; waits for its leave. */
-void shoal_hosts_permit(const struct shoal_hosts *hosts, int host, int slice);
-void shoal_hosts_await_permit(const struct shoal_hosts *hosts, int host, int slice);
+void shoal_hosts_send_cts(const struct shoal_hosts *hosts, int host, int slice);
+void shoal_hosts_await_cts(const struct shoal_hosts *hosts, int host, int slice);
 
 /* Waits for what the host's rail leader of the slice puts next. */
 void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice);

@@ -48,12 +48,12 @@ static struct shoal_block inbox(const struct shoal_hosts *hosts, int owner, int 
                                shoal_hosts_block_of(hosts, slice, owner));
 }
 
-static void give_permits(const struct shoal_hosts *hosts, int slice)
+static void send_cts(const struct shoal_hosts *hosts, int slice)
 {
     for (int i = 1; i < hosts->count; i++) {
         const int from = shoal_hosts_next(hosts, -i);
         if (sends(hosts, slice, from, hosts->own))
-            shoal_hosts_permit(hosts, from, slice);
+            shoal_hosts_send_cts(hosts, from, slice);
     }
 }
 
@@ -66,7 +66,7 @@ static void send_partials(const struct shoal_hosts *hosts, int slice)
         if (j >= 0)
             shoal_hosts_reduce_partial(hosts, slice, j);
         if (sends(hosts, slice, hosts->own, to))
-            shoal_hosts_await_permit(hosts, to, slice);
+            shoal_hosts_await_cts(hosts, to, slice);
         if (j >= 0 && to != hosts->own)
             shoal_plan_put(hosts->plan, shoal_hosts_partial(hosts, slice, j), inbox(hosts, to, hosts->own, slice));
     }
@@ -82,7 +82,7 @@ static void hand_on(const struct shoal_hosts *hosts, int slice, struct shoal_blo
         if (!sends(hosts, slice, hosts->own, to) || !shoal_hosts_has_taker(hosts, to))
             continue;
         if (!is_reduced(hosts))
-            shoal_hosts_await_permit(hosts, to, slice);
+            shoal_hosts_await_cts(hosts, to, slice);
         shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, shoal_hosts_leader(hosts, to, slice), slice, j));
     }
 }
@@ -144,7 +144,7 @@ static void build_reduction(struct shoal_hosts *hosts)
     cut_reduction(hosts);
     shoal_hosts_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
-        give_permits(hosts, slice);
+        send_cts(hosts, slice);
     shoal_hosts_gather_inputs(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
         send_partials(hosts, slice);
@@ -165,7 +165,7 @@ static void build_allgather(struct shoal_hosts *hosts)
     shoal_hosts_divide(hosts, 0, 0, true);
     shoal_hosts_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
-        give_permits(hosts, slice);
+        send_cts(hosts, slice);
     hand_on(hosts, hosts->local, shoal_hosts_input(hosts, hosts->rank, hosts->local, hosts->own));
     shoal_hosts_give_own(hosts, false);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
@@ -194,7 +194,7 @@ static void scatter_slice(const struct shoal_hosts *hosts, int slice, bool is_ca
             shoal_plan_copy(hosts->plan, given(hosts, slice, j), block);
         if (!is_carried)
             continue;
-        shoal_hosts_await_permit(hosts, to, slice);
+        shoal_hosts_await_cts(hosts, to, slice);
         shoal_plan_put(hosts->plan, is_root ? given(hosts, slice, j) : block,
                        shoal_hosts_result(hosts, shoal_hosts_leader(hosts, to, slice), slice, j));
     }
@@ -258,7 +258,7 @@ static void broadcast_elsewhere(const struct shoal_hosts *hosts)
 
     shoal_hosts_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride)
-        give_permits(hosts, slice);
+        send_cts(hosts, slice);
     for (int slice = hosts->local; slice < hosts->slices; slice += stride) {
         shoal_hosts_await(hosts, hosts->root_host, slice);
         hand_on(hosts, slice, shoal_hosts_result(hosts, hosts->rank, slice, shoal_hosts_block_of(hosts, slice, hosts->own)));

@@ -62,7 +62,7 @@ static void visit_elsewhere(const struct shoal_hosts *hosts, bool is_backward,
     }
 }
 
-static void permit(const struct shoal_hosts *hosts, int from)
+static void send_cts(const struct shoal_hosts *hosts, int from)
 {
     if (gives(hosts, from))
         shoal_plan_signal(hosts->plan, from);
@@ -155,7 +155,7 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
     if (is_put_to || is_staging(&hosts))
         shoal_hosts_await_readers(&hosts);
     if (is_taker)
-        visit_elsewhere(&hosts, true, permit);
+        visit_elsewhere(&hosts, true, send_cts);
     if (is_giver) {
         give_inside(&hosts);
         visit_elsewhere(&hosts, false, put);

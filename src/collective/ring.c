@@ -51,7 +51,7 @@ static void pass_sum(const struct ring *ring, int slice, int step)
     if (j >= 0)
         shoal_hosts_reduce_partial(hosts, slice, j);
     if (step == 1)
-        shoal_hosts_await_permit(hosts, ring->right, slice);
+        shoal_hosts_await_cts(hosts, ring->right, slice);
     if (j < 0)
         return;
     if (step > 1) {
@@ -149,12 +149,12 @@ void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, in
     shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), 0, true);
     shoal_hosts_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-        shoal_hosts_permit(hosts, ring.left, slice);
+        shoal_hosts_send_cts(hosts, ring.left, slice);
     if (shape->is_reduced) {
         reduce_around(&ring);
     } else {
         for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-            shoal_hosts_await_permit(hosts, ring.right, slice);
+            shoal_hosts_await_cts(hosts, ring.right, slice);
         shoal_hosts_give_own(hosts, false);
     }
     if (!shape->is_input_cut)

@@ -78,8 +78,8 @@ static void build_signals(struct shoal_plan *plan, const struct shoal_view *view
 }
 
 /* Not an algorithm: a barrier after which every rank reads its staging buffer and those of all that it reaches, as any plan
- * may. What runs after it in the slot must wait for the credits and permits. Credits are given upwards (root 0) or downwards,
- * so that none can stand in for another. */
+ * may. What runs after it in the slot must wait for the credits and clear-to-sends. Credits are given upwards (root 0) or
+ * downwards, so that none can stand in for another. */
 static void build_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     for (int i = 0; i < view->size; i++) {

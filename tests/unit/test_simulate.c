@@ -112,7 +112,7 @@ static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
     assert_near(time_us(&question), rest_us + (sent - 1) * 8e-3, 1e-7);
 }
 
-/* However long the stream: a burst is gained once. Latency counts three times: records, permits, data. */
+/* However long the stream: a burst is gained once. Latency counts three times: records, clear-to-sends, data. */
 static void simulate_a_burst_is_gained_once(void **state)
 {
     struct shoal_simulation question = without_cpu(question_of("allgather", 2, 1, 256 * MIB));
@@ -162,7 +162,7 @@ static void simulate_inside_a_host_memory_counts(void **state)
     assert_near(time_us(&question), (1 + 2 + 1) * read_us, 0.01);
 }
 
-/* Rounds take theirs only; plans have records, permits where there are staging buffers, then what the algorithm says. */
+/* Rounds take theirs only; plans have records, clear-to-sends where there are staging buffers, then what the algorithm says. */
 static void simulate_crossings_add_up(void **state)
 {
     (void)state;
