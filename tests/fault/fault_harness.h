@@ -17,6 +17,7 @@
 
 #define FAULT_RANKS_MAX 8
 #define FAULT_MS UINT64_C(1000000)
+#define FAULT_KNOWN_MS 8000 /* of an end or an abort, on a busy machine; the deadline, which must not tell of it, is minutes */
 #define FAULT_LOG_BYTES 32768
 
 #if defined(__SANITIZE_ADDRESS__)

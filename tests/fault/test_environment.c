@@ -140,7 +140,7 @@ static void in_place(struct fault_test *test)
     const struct fault_result *result = &test->shared->results[0];
     fault_expect(test, result->status == SHOAL_ERR_PEER_LOST && strstr(result->failure.text, "killed by signal 9"),
                  "rank 0: %s: %s", shoal_status_name(result->status), result->failure.text);
-    fault_expect(test, result->failed_ns - test->shared->results[1].action_ns < 2000 * FAULT_MS * FAULT_SLOW,
+    fault_expect(test, result->failed_ns - test->shared->results[1].action_ns < FAULT_KNOWN_MS * FAULT_MS * FAULT_SLOW,
                  "rank 0 knew late");
 }
 

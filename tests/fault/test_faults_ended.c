@@ -35,7 +35,7 @@ static void killed_parent_of_a_living_child(struct fault_test *test)
         const struct fault_result *result = &test->shared->results[r];
         const uint64_t took_ms = (result->failed_ns - test->shared->results[1].action_ns) / FAULT_MS;
         fault_expect(test, result->status == SHOAL_ERR_PEER_LOST, "rank %d got %s", r, shoal_status_name(result->status));
-        fault_expect(test, took_ms <= 2000 * FAULT_SLOW, "rank %d knew after %llu ms", r, (unsigned long long)took_ms);
+        fault_expect(test, took_ms <= FAULT_KNOWN_MS * FAULT_SLOW, "rank %d knew after %llu ms", r, (unsigned long long)took_ms);
         fault_expect(test, strstr(result->failure.text, "killed by signal 9") != NULL, "rank %d: %s", r, result->failure.text);
     }
 }
@@ -173,7 +173,7 @@ static void special(struct fault_test *test)
         const uint64_t took_ms = (result->failed_ns - test->shared->results[special->named].action_ns) / FAULT_MS;
         fault_expect(test, result->status == SHOAL_ERR_PEER_LOST && result->failure.rank == special->named,
                      "rank %d got %s, rank %d is named", r, shoal_status_name(result->status), result->failure.rank);
-        fault_expect(test, took_ms <= 2000 * FAULT_SLOW, "rank %d knew after %llu ms", r, (unsigned long long)took_ms);
+        fault_expect(test, took_ms <= FAULT_KNOWN_MS * FAULT_SLOW, "rank %d knew after %llu ms", r, (unsigned long long)took_ms);
     }
 }
 

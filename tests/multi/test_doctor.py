@@ -60,6 +60,14 @@ def names(mapping, ms=0):
             "MOCK_RESOLVER_MS": str(ms), "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
 
+HANG_S = 45  # of a server that hangs: what ends long before has not waited for it, on however busy a machine
+
+
+def ended_before(seconds, began):
+    took = time.monotonic() - began
+    expect(took < seconds, f"it took {took:.1f} s, not less than {seconds}")
+
+
 def hosts_in(*lines):
     file = tempfile.NamedTemporaryFile("w", suffix=".hosts")
     file.write("\n".join(lines) + "\n")
@@ -241,12 +249,15 @@ def names_that_hide_rank_0_are_told():
 
 
 def name_servers_that_are_slow_or_silent_are_told():
-    told("warning", "MASTER_ADDR", "took 1", MASTER_ADDR="n1", **names({"n1": "127.0.0.1"}, 1100))
+    findings = told("warning", "MASTER_ADDR", "looking up n1 took ", "--timeout", "10", MASTER_ADDR="n1",
+                    **names({"n1": "127.0.0.1"}, 1100))
+    took_ms = next(int(found[1]) for found in (re.search(r"looking up n1 took (\d+) ms", one["found"]) for one in findings) if found)
+    expect(1100 <= took_ms < 10000, *findings)
     began = time.monotonic()
-    findings = told("error", "MASTER_ADDR", "no answer in time", "--timeout", "0.5", MASTER_ADDR="n1", **names({}, 60000))
+    findings = told("error", "MASTER_ADDR", "no answer in time", "--timeout", "0.5", MASTER_ADDR="n1", **names({}, HANG_S * 1000))
     expect(has(findings, "warning", "own name", "no answer in time") or has(findings, "note", "own name", "no answer in time"),
            *findings)
-    expect(time.monotonic() - began < 10, time.monotonic() - began)
+    ended_before(HANG_S, began)
 
 
 def ports_in_use_are_told():
@@ -294,7 +305,7 @@ def providers_that_cannot_be_taken_are_told():
     told("error", "libfabric", "no provider of libfabric can be used", SHOAL_MOCK_FABRIC="none", **mock)
     began = time.monotonic()
     told("note", "libfabric", "did not answer in time", "--timeout", "0.5", SHOAL_MOCK_FABRIC="hangs", **mock)
-    expect(time.monotonic() - began < 10, time.monotonic() - began)
+    ended_before(HANG_S, began)
 
 
 # ---- Many hosts ------------------------------------------------------------------------------------------------------------
@@ -370,10 +381,10 @@ def hosts_are_asked_about_the_first_one():
 def hosts_that_do_not_answer_are_told_with_the_reason():
     with Via() as via:
         began = time.monotonic()
-        findings = via.findings("localhost", "fails1", "hangs1", "junk1", "hangs2", words=["--timeout", "3"])
-        expect(time.monotonic() - began < 15, "all at once", time.monotonic() - began)
-        for host, why in (("fails1", "exit code 255: cannot reach fails1"), ("hangs1", "no end within 3 s (--timeout): knock, knock"),
-                          ("junk1", "exit code 0: welcome"), ("hangs2", "no end within 3 s")):
+        findings = via.findings("localhost", "fails1", "hangs1", "junk1", "hangs2", words=["--timeout", "8"])
+        ended_before(2 * 8, began)  # what two hosts take, one after the other
+        for host, why in (("fails1", "exit code 255: cannot reach fails1"), ("hangs1", "no end within 8 s (--timeout): knock, knock"),
+                          ("junk1", "exit code 0: welcome"), ("hangs2", "no end within 8 s")):
             told_of = of_host(findings, host)
             expect(len(told_of) == 1 and why in told_of[0]["found"] and told_of[0]["level"] == "error", host, *findings)
         expect(of_host(findings, "localhost", "version") and not of_host(findings, "localhost"), *findings)

@@ -20,6 +20,7 @@ from tap import COUNT_A_KILL, Skip, call_counted
 
 SHOAL = os.environ.get("SHOAL_COMMAND", "")
 DEADLINE_S = 60
+PATIENCE_S = 30  # for what takes moments, on a busy machine; workers that wait for an end sleep about twice as long
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
              "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS")
 
@@ -59,6 +60,22 @@ def sh(script, n=2, *options, **more):
     return run("-n", str(n), *options, "sh", "-c", script, **more)
 
 
+# `after RANK` waits until that rank has ended: its process is a zombie then.
+MARKED = """
+echo $$ >"$MARKS/$RANK"
+after() {
+    until [ -s "$MARKS/$1" ]; do sleep 0.02; done
+    read pid <"$MARKS/$1"
+    while { read number name state rest </proc/$pid/stat; } 2>/dev/null && [ "$state" != Z ]; do sleep 0.02; done
+}
+"""
+
+
+def ordered(script, n):
+    with tempfile.TemporaryDirectory() as marks:
+        return sh(MARKED + script, n, env=environment(MARKS=marks))
+
+
 def equal(got, wanted):
     if got != wanted:
         raise AssertionError("got %r, wanted %r" % (got, wanted))
@@ -83,7 +100,7 @@ def beside_cores(err):
     return re.sub(r"^shoal run: (each worker has .*|\d+ workers share .*)\n", "", err, count=1, flags=re.M)
 
 
-def wait_for(question, what, seconds=10):
+def wait_for(question, what, seconds=PATIENCE_S):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         answer = question()
@@ -106,8 +123,8 @@ def is_gone(pid):
     return state_of(pid) in (None, "Z", "X")
 
 
-def all_gone(pids, seconds=10):
-    wait_for(lambda: all(is_gone(pid) for pid in pids), "end of processes %r" % (pids,), seconds)
+def all_gone(pids):
+    wait_for(lambda: all(is_gone(pid) for pid in pids), "end of processes %r" % (pids,))
 
 
 def lines_read(process, count):
@@ -205,7 +222,7 @@ def long_lines_stay_whole():
 
 def slow_reader_gets_everything():
     process = start("-n", "2", sys.executable, "-c", "for i in range(200000): print('line',i)")
-    time.sleep(0.5)
+    time.sleep(0.5)  # both pipes are full by then, as a rule
     done = finish(process)
     equal(len(done.out.splitlines()), 400000)
 
@@ -341,14 +358,13 @@ def few_descriptors_are_enough():
 
 
 def too_few_descriptors_are_named():
-    begin = time.monotonic()
     done = sh("sleep 57", 32, preexec_fn=descriptors_limited(40))
     refused(done, 125, "ulimit -n", "32 workers")
-    assert time.monotonic() - begin < 5
+    assert done.seconds < PATIENCE_S, done.seconds
 
 
 def launcher_leaves_descriptors_closed():
-    process = start("-n", "1", "sh", "-c", "echo $$; sleep 5")
+    process = start("-n", "1", "sh", "-c", "echo $$; sleep 56")
     pid = lines_read(process, 1)[0]
     equal(sorted(os.listdir("/proc/%d/fd" % pid)), ["0", "1", "2"])
     process.send_signal(signal.SIGTERM)
@@ -359,8 +375,8 @@ def launcher_leaves_descriptors_closed():
 
 
 def first_failure_is_reported():
-    done = sh("echo text of $RANK; [ $RANK = 1 ] || { sleep 0.5; exit 1; }; "
-              "for i in $(seq 30); do echo line $i; done; echo cause >&2; exit 3", 3)
+    done = ordered("echo text of $RANK; [ $RANK = 1 ] || { after 1; exit 1; }; "
+                   "for i in $(seq 30); do echo line $i; done; echo cause >&2; exit 3", 3)
     equal(done.code, 3)
     assert re.search(r"^shoal run: rank 1 \(pid \d+\) failed first: exited with code 3$", done.err, re.M), done.err
     # Its two streams are two pipes: the order between them is not known.
@@ -374,16 +390,16 @@ def first_failure_is_reported():
 
 
 def killed_worker_is_reported():
-    process = start("-n", "3", "sh", "-c", "echo $$; [ $RANK = 2 ] && { sleep 0.3; kill -9 $$; }; sleep 0.8; exit 1")
-    done = finish(process)
+    done = ordered("[ $RANK = 2 ] && kill -9 $$; after 2; exit 1", 3)
     equal(done.code, 137)
     assert re.search(r"rank 2 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", done.err), done.err
 
 
 def lack_of_memory_is_told():
-    script = "[ $RANK = 1 ] && { %s; kill -9 $$; }; sleep 0.5; exit 1"
+    script = MARKED + "[ $RANK = 1 ] && { %s; kill -9 $$; }; after 1; exit 1"
     for count, told in ((COUNT_A_KILL, True), ("true", False)):
-        code, _, err = call_counted(SHOAL, "run", "-n", "2", "sh", "-c", script % count, env=environment())
+        with tempfile.TemporaryDirectory() as marks:
+            code, _, err = call_counted(SHOAL, "run", "-n", "2", "sh", "-c", script % count, env=environment(MARKS=marks))
         equal(code, 137)
         assert re.search(r"rank 1 \(pid \d+\) failed first: killed by signal 9 \(Killed\)", err), err
         equal("for lack of memory" in err, told)
@@ -418,7 +434,7 @@ def absent_rank_is_named():
 
 def first_death_wins_at_once():
     """Two deaths within one wake-up of the launcher, which is stopped meanwhile: the earlier is the first."""
-    process = start("-n", "3", "sh", "-c", "echo $$; exec sleep 1.5")
+    process = start("-n", "3", "sh", "-c", "echo $$; exec sleep 55")
     pids = lines_read(process, 3)
     process.send_signal(signal.SIGSTOP)
     wait_for(lambda: state_of(process.pid) == "T", "stop")
@@ -438,7 +454,7 @@ def success_beside_others_is_fine():
 
 def early_leavers_are_in_the_report():
     """Who left with code 0 did not fail, but may be why another did."""
-    done = sh("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { sleep 1; exit 0; }; sleep 0.5; exit 3", 3)
+    done = ordered("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { after 0; exit 0; }; after 1; exit 3", 3)
     equal(done.code, 3)
     report = [re.sub(r" \(pid \d+\)", "", line) for line in done.err.splitlines() if line.startswith("shoal run: rank")]
     equal(report, ["shoal run: rank 0 failed first: exited with code 3", "shoal run: rank 0 had printed nothing",
@@ -451,20 +467,20 @@ def survivors_are_ended():
     equal(done.code, 5)
     within(done.err, "rank 0 did not end within 3 s")
     within(done.err, "ended after it: killed by signal 15")
-    assert 2.5 < done.seconds < 5, done.seconds
+    assert 2.5 < done.seconds < PATIENCE_S, done.seconds
 
 
 def stubborn_survivors_are_killed():
     done = sh("[ $RANK = 1 ] && exit 5; trap '' TERM; while :; do sleep 0.1; done", 2)
     equal(done.code, 5)
     within(done.err, "ended after it: killed by signal 9")
-    assert 5 < done.seconds < 9, done.seconds
+    assert 5 < done.seconds < PATIENCE_S, done.seconds
 
 
 def stopped_survivors_are_ended():
     done = sh("[ $RANK = 1 ] && { sleep 0.2; exit 5; }; kill -STOP $$; sleep 59", 2)
     equal(done.code, 5)
-    assert done.seconds < 6, done.seconds
+    assert done.seconds < PATIENCE_S, done.seconds
 
 
 def children_of_workers_are_ended():
@@ -479,7 +495,7 @@ def left_children_do_not_hold_the_run():
     child = lines_read(process, 1)
     done = finish(process)
     equal(done.code, 0)
-    assert done.seconds < 3, done.seconds
+    assert done.seconds < PATIENCE_S, done.seconds
     all_gone(child)
 
 
@@ -529,37 +545,43 @@ STUBBORN = "trap '' INT TERM; echo $$; while :; do sleep 0.05; done"
 
 
 def second_interrupt_kills():
-    process = start("-n", "2", "sh", "-c", STUBBORN)
+    process = start("-n", "2", "--grace", "50", "sh", "-c", STUBBORN)
     pids = lines_read(process, 2)
     process.send_signal(signal.SIGINT)
-    time.sleep(1.5)
+    said = process.stderr.readline()
+    while said.startswith("shoal run: ") and "told to end" not in said:
+        said = process.stderr.readline()
+    assert re.search(r"told to end \(Interrupt\), and ranks 0, 1 had not ended yet: killing in \d+ s, or at a second Ctrl-C$",
+                     said), said
     assert process.poll() is None and not any(is_gone(pid) for pid in pids)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     equal(done.code, 130)
-    assert re.search(r"told to end \(Interrupt\), and ranks 0, 1 had not ended yet: killing in \d+ s, or at a second Ctrl-C$",
-                     done.err, re.M), done.err
     within(done.err, "asked again to end: killing ranks 0, 1")
-    assert done.seconds < 2, done.seconds
+    assert done.seconds < PATIENCE_S, done.seconds
     all_gone(pids)
 
 
 def grace_passes_once():
-    process = start("-n", "2", "--grace", "0.5", "sh", "-c", STUBBORN)
-    pids = lines_read(process, 2)
-    process.send_signal(signal.SIGTERM)
-    done = finish(process)
-    equal(done.code, 143)
-    within(done.err, "ranks 0, 1 did not end when told to: killing")
-    assert 0.3 < done.seconds < 3, done.seconds
-    all_gone(pids)
+    """The time that is given, not that without --grace; the best of some runs."""
+    took = []
+    while not took or min(took) > 3 and len(took) < 5:
+        process = start("-n", "2", "--grace", "0.5", "sh", "-c", STUBBORN)
+        pids = lines_read(process, 2)
+        process.send_signal(signal.SIGTERM)
+        done = finish(process)
+        equal(done.code, 143)
+        within(done.err, "ranks 0, 1 did not end when told to: killing")
+        took.append(done.seconds)
+        all_gone(pids)
+    assert 0.3 < min(took) < 3, took
 
 
 def stuck_reader_does_not_hold_signals():
     process = start("-n", "2", "yes")
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    equal(process.wait(timeout=10), 143)
+    equal(process.wait(timeout=DEADLINE_S), 143)
     process.communicate()
 
 
@@ -567,7 +589,7 @@ def timeout_ends_the_run():
     done = run("-n", "2", "--timeout", "0.5", "sleep", "64")
     equal(done.code, 124)
     within(done.err, "0.5 s have passed (--timeout) and ranks 0, 1 had not ended")
-    assert done.seconds < 3, done.seconds
+    assert done.seconds < PATIENCE_S, done.seconds
     equal(run("-n", "1", "--timeout=30", "true").code, 0)
 
 
@@ -581,7 +603,7 @@ def killed_launcher_takes_workers_along():
 
 
 def ignored_signals_stay_ignored():
-    process = start("-n", "1", "sh", "-c", "echo $$; sleep 0.7; echo end",
+    process = start("-n", "1", "sh", "-c", "echo $$; read line; sleep 0.3; echo end", stdin=subprocess.PIPE,
                     preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     lines_read(process, 1)
     process.send_signal(signal.SIGHUP)
@@ -606,13 +628,13 @@ def tests_hold_under_nohup():
 
 
 def stop_and_continue():
-    process = start("-n", "2", "--timeout", "2", "sh", "-c", "echo $$; sleep 1; echo end",
+    process = start("-n", "2", "--timeout", "4", "sh", "-c", "echo $$; sleep 2.5; echo end",
                     preexec_fn=lambda: os.setpgid(0, 0))
     pids = lines_read(process, 2)
     wait_for(lambda: all(state_of(pid) == "S" for pid in pids), "sleep")  # not in the middle of starting it
     process.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(state_of(pid) == "T" for pid in [process.pid, *pids]), "stop")
-    time.sleep(2)  # the timeout stands still
+    time.sleep(4)  # the timeout stands still
     process.send_signal(signal.SIGCONT)
     done = finish(process)
     equal((done.code, beside_cores(done.err)), (0, ""))
@@ -625,15 +647,18 @@ def stop_and_continue():
 class Terminal:
     """A run on a pseudo-terminal of 40 columns; the line about cores, which is wider, is left out."""
 
+    SIZE = struct.pack("HHHH", 24, 40, 0, 0)
+
     def __init__(self, *args):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "xterm"
             for name in VARIABLES:
                 os.environ.pop(name, None)
-            time.sleep(0.2)
+            while fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)) != self.SIZE:
+                time.sleep(0.01)
             os.execv(SHOAL, [SHOAL, "run", "--bind", "none", *args])
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, self.SIZE)
         self.text = ""
 
     def read(self, seconds=0.1):
@@ -797,8 +822,7 @@ def full_disk_is_reported():
 
 
 def idle_launcher_uses_no_time():
-    process = start("-n", "2", "sleep", "1.5")
-    time.sleep(0.5)
+    process = start("-n", "2", "sleep", "54")
 
     def ticks():
         with open("/proc/%d/stat" % process.pid) as stat:
@@ -806,10 +830,14 @@ def idle_launcher_uses_no_time():
         with open("/proc/%d/status" % process.pid) as status:
             switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read(), re.M).group(1)
         return int(fields[11]) + int(fields[12]), int(switches)
-    before = ticks()
-    time.sleep(0.7)
-    equal(ticks(), before)
-    equal(finish(process).code, 0)
+    def is_idle():
+        """It may be busy with the start at first; one that looks around now and then never is."""
+        before = ticks()
+        time.sleep(0.7)
+        return ticks() == before
+    wait_for(is_idle, "time without a wake-up")
+    process.send_signal(signal.SIGTERM)
+    equal(finish(process).code, 143)
 
 
 TESTS = [

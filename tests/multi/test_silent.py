@@ -14,7 +14,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_", "LOCAL_", "SLURM_
 
 
 def probe(within, **variables):
-    """Its exit code and what it said. It ends within so many seconds."""
+    """Its exit code and what it said. It ends within so many seconds: long before what hangs would go on, after 30 s or never."""
     env = {**{name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)},
            "SHOAL_BOOTSTRAP_TIMEOUT_MS": "700", **variables}
     begin = time.monotonic()
@@ -24,7 +24,7 @@ def probe(within, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
-def refused(*said, within=6, **variables):
+def refused(*said, within=25, **variables):
     code, text = probe(within, **variables)
     expect(code == 1, code, text)
     for words in said:
@@ -52,11 +52,11 @@ def a_pmix_server_that_does_not_answer_is_an_error():
 
 
 def a_pmix_server_that_stops_to_answer_is_an_error():
-    refused("PMIx_Get", "is the launcher still there", within=20, **pmix("get"))
+    refused("PMIx_Get", "is the launcher still there", **pmix("get"))
 
 
 def a_pmix_server_that_does_not_let_go_is_left_alone():
-    code, text = probe(9, **pmix("finalize", "1"))
+    code, text = probe(25, **pmix("finalize", "1"))
     expect(code == 0 and "PMIx_Finalize has not ended within 5000 ms and is left alone" in text, code, text)
 
 

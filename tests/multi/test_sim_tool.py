@@ -121,7 +121,7 @@ def unwritable_plots_are_told_before_the_work():
 def long_predictions_say_what_they_are_at():
     screen, terminal = pty.openpty()
     process = subprocess.Popen([SHOAL, *LONG], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=terminal)
-    text, end = "", time.monotonic() + 30
+    text, end = "", time.monotonic() + 60
     try:
         while "2 s so far" not in text and time.monotonic() < end:
             if select.select([screen], [], [], 0.2)[0]:

@@ -16,6 +16,7 @@ from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 PROBE = os.environ["SHOAL_TOP_PROBE"]
+PATIENCE_S = 30  # for what takes moments, on a busy machine
 
 
 class Job:
@@ -53,7 +54,8 @@ class Job:
         return mine, look
 
     def look_until(self, is_right, *words):
-        for _ in range(100):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
             mine, look = self.look(*words)
             if is_right(mine, look):
                 return mine, look
@@ -370,7 +372,8 @@ def hosts_are_asked_and_told_together():
 
 
 def wait_for(is_right):
-    for _ in range(200):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
         if is_right():
             return
         time.sleep(0.05)

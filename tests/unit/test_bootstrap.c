@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@
 #define RANKS_MAX 8
 #define MANY_RANKS 70 /* some serve others */
 #define LINES_BYTES 8192
+#define LATE_MS 30000 /* after a deadline, on a busy machine; SHOAL_BOOTSTRAP_TIMEOUT_MS is 60000 where nobody sets it */
 
 static void keep_line(void *arg, int level, const char *line)
 {
@@ -248,14 +250,15 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     (void)state;
     static struct rank ranks[RANKS_MAX];
     char address[64];
-    struct rank first = {.size = 4, .address = address_of("127.0.0.1", address), .timeout_ms = 300, .rounds = 1, .bytes = 8};
+    struct rank first = {.size = 4, .address = address_of("127.0.0.1", address), .timeout_ms = 1000, .rounds = 1, .bytes = 8};
     const uint64_t before_ns = shoal_clock_ns();
     run_ranks(ranks, 2, &first);
-    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 290, 3000);
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 990, LATE_MS);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     for (int r = 0; r < 2; r++)
-        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 300 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
+        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 1000 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
     first.rank = 3;
+    first.timeout_ms = 300;
     ranks[0] = first;
     run_given(ranks, 1);
     assert_int_equal(ranks[0].status, SHOAL_ERR_TIMEOUT);
@@ -606,10 +609,10 @@ static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
     (void)state;
     static struct rank ranks[RANKS_MAX];
     for (int r = 0; r < 2; r++)
-        ranks[r] = (struct rank){.rank = r ? 3 : 0, .size = 6, .store = &shared_store, .timeout_ms = 100};
+        ranks[r] = (struct rank){.rank = r ? 3 : 0, .size = 6, .store = &shared_store, .timeout_ms = 1000};
     run_given(ranks, 2);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
-    expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 100 ms");
+    expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 1000 ms");
 }
 
 /* Of the first exchange: each rank sets its value, rank 0 also what it joined, and how that went. */
@@ -630,13 +633,13 @@ static void bootstrap_store_without_rank_0_names_it(void **state)
     (void)state;
     static struct rank ranks[RANKS_MAX];
     for (int r = 0; r < 2; r++)
-        ranks[r] = (struct rank){.rank = r + 1, .size = 4, .store = &shared_store, .timeout_ms = 100};
+        ranks[r] = (struct rank){.rank = r + 1, .size = 4, .store = &shared_store, .timeout_ms = 1000};
     const uint64_t before_ns = shoal_clock_ns();
     run_given(ranks, 2);
-    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 90, 3000);
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 990, LATE_MS);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     for (int r = 0; r < 2; r++)
-        expect_line(ranks[r].lines, "ranks 0 and 3 of 4 did not come within 100 ms");
+        expect_line(ranks[r].lines, "ranks 0 and 3 of 4 did not come within 1000 ms");
 }
 
 static void bootstrap_store_of_a_rank_0_that_stands_still_names_it(void **state)
@@ -694,8 +697,8 @@ static void bootstrap_phases_are_told(void **state)
     shoal_bootstrap_end_phase(&bootstrap, "two");
     shoal_bootstrap_print_phases(&bootstrap, text, sizeof text);
     assert_int_equal(sscanf(text, "%d.%*d ms: one %d.%*d, two %d.%*d", &total, &first, &second), 3);
-    assert_in_range(first, 20, 1000);
-    assert_in_range(second, 30, 1000);
+    assert_in_range(first, 20, LATE_MS);
+    assert_in_range(second, 30, LATE_MS);
     assert_in_range(total, first + second, first + second + 1);
     shoal_bootstrap_print_phases(&bootstrap, few, sizeof few);
     assert_memory_equal(few, text, sizeof few - 1);
@@ -1102,6 +1105,22 @@ static void bootstrap_two_jobs_that_are_told_apart_both_run(void **state)
     }
 }
 
+/* Until somebody on this host listens at an IPv4 port. */
+static void await_listener(uint16_t port)
+{
+    char line[256];
+    for (bool is_there = false; !is_there;) {
+        FILE *sockets = fopen("/proc/net/tcp", "r");
+        assert_non_null(sockets);
+        while (!is_there && fgets(line, sizeof line, sockets)) {
+            unsigned at, state;
+            is_there = sscanf(line, " %*d: %*x:%x %*x:%*x %x", &at, &state) == 2 && at == port && state == TCP_LISTEN;
+        }
+        fclose(sockets);
+        usleep(1000);
+    }
+}
+
 /* A second rank 0 comes while the first waits for its others. */
 static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
 {
@@ -1113,7 +1132,7 @@ static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
     snprintf(port, sizeof port, "MASTER_PORT=%d", master);
     const char *const variables[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", port, NULL};
     first = start_child(variables, false);
-    usleep(300000);
+    await_listener((uint16_t)(master + 1));
     assert_int_equal(run_child(variables, lines[1]), SHOAL_ERR_ARGUMENT);
     assert_int_equal(finish_child(&first, lines[0]), SHOAL_ERR_ARGUMENT);
     snprintf(said, sizeof said, "rank 0 cannot listen at 127.0.0.1:%d: another Shoal job, of 2 ranks, holds that port",

@@ -33,7 +33,8 @@
 #define RANKS_MAX 20
 #define LINES_BYTES 16384
 #define NOTICES_MAX 1024
-#define SOON_MS 3000 /* what takes some milliseconds, on a busy machine */
+/* What takes some milliseconds, on a busy machine. Found by silence it took SHOAL_CONTROL_UNREACHABLE_MS. */
+#define SOON_MS 4500
 
 /* What the exchange needs; shared with forked ranks. */
 struct meeting {
@@ -529,6 +530,12 @@ static void control_several_losses_at_once_are_heard(void **state)
     free_world(world);
 }
 
+/* Who waits for a goodbye in vain does so for SHOAL_CONTROL_FAREWELL_MS. */
+static void expect_prompt(uint64_t before_ns)
+{
+    assert_true(shoal_clock_ns() - before_ns < SHOAL_CONTROL_FAREWELL_MS * SHOAL_NS_PER_MS);
+}
+
 static void control_goodbye_is_no_loss(void **state)
 {
     (void)state;
@@ -536,7 +543,7 @@ static void control_goodbye_is_no_loss(void **state)
         struct world *world = open_world(round % 2 ? 20 : 7);
         const uint64_t before_ns = shoal_clock_ns();
         leave_together(world);
-        assert_true(shoal_clock_ns() - before_ns < SHOAL_NS_PER_S);
+        expect_prompt(before_ns);
         expect_no_loss(world);
         free_world(world);
     }
@@ -552,7 +559,7 @@ static void control_ranks_may_leave_in_any_order(void **state)
         for (uint32_t k = 0; k < 6; k++) {
             const uint64_t before_ns = shoal_clock_ns();
             end_rank(&world->ranks[orders[i][k]], true);
-            assert_true(shoal_clock_ns() - before_ns < SHOAL_NS_PER_S);
+            expect_prompt(before_ns);
             for (int r = 0; r < world->size; r++)
                 assert_true(!world->ranks[r].control || await_words(&world->ranks[r], orders[i][k], "left", SOON_MS));
             expect_notices(world, k + 1);
@@ -585,11 +592,11 @@ static void expect_goodbyes(struct world *world, int staying, unsigned spread_us
     }
     for (int r = 0; r < leaving; r++) {
         pthread_join(world->ranks[r].thread, NULL);
-        assert_in_range(world->ranks[r].left_in_ms, 0, SHOAL_CONTROL_FAREWELL_MS - 500);
+        assert_in_range(world->ranks[r].left_in_ms, 0, SHOAL_CONTROL_FAREWELL_MS - 1);
     }
     for (int r = leaving; r < world->size; r++) {
         for (int gone = 0; gone < leaving; gone++)
-            assert_true(await_words(&world->ranks[r], gone, "left", 200));
+            assert_true(await_words(&world->ranks[r], gone, "left", SOON_MS));
     }
     expect_notices(world, 1);
     expect_no_loss(world);
@@ -769,7 +776,7 @@ static void control_a_stopped_rank_is_not_lost_and_holds_up_nobody(void **state)
     expect_notices(world, 1);
     kill(child, SIGSTOP);
     for (int r = 0; r < 7; r++)
-        assert_true(r == 1 || await_words(&world->ranks[r], 1, "stopped or starved (no heartbeat for ", 6000));
+        assert_true(r == 1 || await_words(&world->ranks[r], 1, "stopped or starved (no heartbeat for ", 20000));
     usleep((SHOAL_CONTROL_UNREACHABLE_MS - 2000) * 1000); /* long enough for a loss, were it one */
     end_rank(&world->ranks[6], false);
     expect_lost(world, 6, SOON_MS); /* also by ranks 3 and 4, whose way to it was rank 1 */
@@ -870,7 +877,7 @@ static void await_first_notices(struct rank *rank)
 {
     for (int r = 0; r < rank->world->size; r++)
         assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, 10000));
-    usleep(300000); /* they have been passed on */
+    usleep(1000000); /* they have been passed on */
 }
 
 /* From here on nothing that is sent to this process's sockets from that address, or from any with NULL, reaches its kernel's
@@ -915,7 +922,7 @@ static void control_a_host_that_answers_no_more_is_lost(void **state)
     open_ranks(world, 2);
     expect_notices(world, 1);
     const uint64_t before_ns = shoal_clock_ns();
-    expect_lost(world, 2, 10000);
+    expect_lost(world, 2, 20000); /* their kernels' own patience is minutes */
     assert_true(shoal_clock_ns() - before_ns > 3 * SHOAL_NS_PER_S);
     for (int r = 0; r < 7; r++)
         assert_true(r == 2 || await_words(&world->ranks[r], 2, "lost: host unreachable for 5 s", 0));
@@ -935,7 +942,7 @@ static void control_who_left_behind_a_cut_root_is_not_sought_for_long(void **sta
         const pid_t child = fork_rank(world, 0, fall_silent_by_and_by);
         open_ranks(world, 0);
         expect_notices(world, 1);
-        assert_true(await_count(&world->ranks[1], &world->ranks[1].lost[0], 1, 9000));
+        assert_true(await_count(&world->ranks[1], &world->ranks[1].lost[0], 1, 20000));
         end_rank(&world->ranks[1], in_good_order);
         expect_lost(world, 0, SOON_MS);
         const uint64_t until_ns = shoal_clock_ns() + SOON_MS * SHOAL_NS_PER_MS;
@@ -957,7 +964,7 @@ static int connect_to(const struct world *world, int rank)
 {
     const struct shoal_control_contact *contact = &world->meeting->contacts[rank];
     struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(contact->port)};
-    const struct timeval limit = {.tv_sec = 8};
+    const struct timeval limit = {.tv_sec = 20};
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     memcpy(&in.sin_addr, contact->address, sizeof in.sin_addr);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -1068,6 +1075,7 @@ static void control_is_not_held_up_by_silent_strangers(void **state)
 {
     struct world *world = open_world(7);
     int fds[2 * SHOAL_CONTROL_STRANGERS_MAX];
+    const uint64_t before_ns = shoal_clock_ns();
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_to(world, 1);
@@ -1077,11 +1085,9 @@ static void control_is_not_held_up_by_silent_strangers(void **state)
     end_rank(&world->ranks[0], false); /* rank 2 needs rank 1 now */
     expect_lost(world, 0, SOON_MS);
     expect_notices(world, 1);
-    const uint64_t before_ns = shoal_clock_ns();
-    assert_true(is_ended(fds[0])); /* the oldest had to make room */
-    assert_true(shoal_clock_ns() - before_ns < SHOAL_NS_PER_S);
-    assert_true(is_ended(fds[SHOAL_COUNT_OF(fds) - 1]));
-    assert_true(shoal_clock_ns() - before_ns < (SHOAL_CONTROL_HANDSHAKE_MS + 2000) * SHOAL_NS_PER_MS);
+    assert_true(is_ended(fds[0])); /* the oldest had to make room, before its time was over */
+    assert_true(shoal_clock_ns() - before_ns < (SHOAL_CONTROL_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
+    assert_true(is_ended(fds[SHOAL_COUNT_OF(fds) - 1])); /* within the seconds that connect_to() sets, not never */
     assert_int_equal(count_lines(&world->ranks[1], "did not prove who it is"), 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
         close(fds[i]);

@@ -20,6 +20,7 @@
 #define SIZE 4
 #define CROWD 700
 #define LINES_BYTES 65536
+#define WAIT_MS 20000 /* at most, for what takes moments */
 
 /* Every line logged, by the server and by all clients. */
 struct lines {
@@ -121,7 +122,7 @@ static int tear_down(void **state)
         shoal_tcp_client_leave(&f->clients[i]);
     const uint64_t before_ns = shoal_clock_ns();
     shoal_tcp_server_stop(f->server);
-    const bool is_prompt = shoal_clock_ns() - before_ns < 3 * SHOAL_NS_PER_S;
+    const bool is_prompt = shoal_clock_ns() - before_ns < SHOAL_TCP_FAREWELL_MS_MAX * SHOAL_NS_PER_MS / 2;
     for (int i = 0; i < SIZE; i++)
         shoal_tcp_client_fini(&f->clients[i]);
     shoal_log_fini(&f->server_log);
@@ -133,7 +134,7 @@ static int tear_down(void **state)
 static enum shoal_tcp_join join_as(struct fixture *f, int slot, struct shoal_tcp_identity identity, char *reason)
 {
     char unused[SHOAL_TCP_REASON_MAX];
-    const uint64_t deadline_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_S;
+    const uint64_t deadline_ns = shoal_clock_ns() + WAIT_MS * SHOAL_NS_PER_MS;
     return shoal_tcp_client_join(&f->clients[slot], &f->address, &identity, deadline_ns, deadline_ns, reason ? reason : unused);
 }
 
@@ -147,7 +148,7 @@ static enum shoal_tcp_join join_rank(struct fixture *f, int rank)
 static int connect_raw(const struct fixture *f)
 {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    const struct timeval limit = {.tv_sec = 8};
+    const struct timeval limit = {.tv_sec = WAIT_MS / 1000};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     assert_int_equal(connect(fd, (const struct sockaddr *)&f->address.socket, f->address.bytes), 0);
     return fd;
@@ -209,13 +210,16 @@ static void tcp_store_refuses_what_is_too_long(void **state)
 struct waiter {
     struct shoal_tcp_client *client;
     long got;
+    uint64_t took_ns;
     char value[16];
 };
 
 static void *wait_for_key(void *arg)
 {
     struct waiter *waiter = arg;
-    waiter->got = shoal_tcp_client_get(waiter->client, "late", waiter->value, sizeof waiter->value, 5000);
+    const uint64_t before_ns = shoal_clock_ns();
+    waiter->got = shoal_tcp_client_get(waiter->client, "late", waiter->value, sizeof waiter->value, WAIT_MS);
+    waiter->took_ns = shoal_clock_ns() - before_ns;
     return NULL;
 }
 
@@ -229,14 +233,13 @@ static void tcp_store_get_waits_for_the_key(void **state)
     for (int i = 0; i < 2; i++)
         pthread_create(&threads[i], NULL, wait_for_key, &waiters[i]);
     usleep(50000);
-    const uint64_t before_ns = shoal_clock_ns();
     assert_int_equal(shoal_tcp_client_set(&f->clients[0], "late", "here", 5), 0);
     for (int i = 0; i < 2; i++) {
         pthread_join(threads[i], NULL);
         assert_int_equal(waiters[i].got, 5);
         assert_string_equal(waiters[i].value, "here");
+        assert_true(waiters[i].took_ns < WAIT_MS * SHOAL_NS_PER_MS);
     }
-    assert_true(shoal_clock_ns() - before_ns < 2 * SHOAL_NS_PER_S);
 }
 
 static void tcp_store_get_ends_at_its_deadline(void **state)
@@ -247,7 +250,7 @@ static void tcp_store_get_ends_at_its_deadline(void **state)
     const uint64_t before_ns = shoal_clock_ns();
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 100), -1);
     const uint64_t took_ms = (shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS;
-    assert_in_range(took_ms, 99, 3000);
+    assert_in_range(took_ms, 99, WAIT_MS);
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "none", value, sizeof value, 0), -1);
     expect_alive(f, 0);
 }
@@ -320,17 +323,17 @@ static void tcp_store_is_not_held_up_by_silent_connections(void **state)
 {
     struct fixture *f = *state;
     int fds[SHOAL_TCP_STRANGERS_MAX * 2];
+    const uint64_t before_ns = shoal_clock_ns();
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_raw(f);
         if (i % 3 == 0)
             send_head(fds[i], SHOAL_TCP_HELLO, 0, sizeof(struct shoal_tcp_hello)); /* and nothing after it */
     }
-    const uint64_t before_ns = shoal_clock_ns();
     for (int i = 0; i < SIZE; i++)
         assert_int_equal(join_rank(f, i), SHOAL_TCP_JOIN_DONE);
     expect_alive(f, 3);
-    assert_true(shoal_clock_ns() - before_ns < 2 * SHOAL_NS_PER_S);
-    assert_true(is_ended(fds[0])); /* the oldest had to make room */
+    assert_true(is_ended(fds[0])); /* the oldest had to make room, and all that before its time was over */
+    assert_true(shoal_clock_ns() - before_ns < (SHOAL_TCP_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
         close(fds[i]);
     expect_alive(f, 0);
@@ -415,11 +418,10 @@ static void tcp_store_takes_all_ranks_at_once(void **state)
 static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
 {
     struct fixture *f = *state;
-    const int fd = connect_raw(f);
     const uint64_t before_ns = shoal_clock_ns();
-    assert_true(is_ended(fd));
-    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, SHOAL_TCP_HANDSHAKE_MS - 100,
-                    SHOAL_TCP_HANDSHAKE_MS + 2000);
+    const int fd = connect_raw(f);
+    assert_true(is_ended(fd)); /* within the seconds that connect_raw() sets, not never */
+    assert_true((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS >= SHOAL_TCP_HANDSHAKE_MS);
     close(fd);
 }
 
@@ -432,9 +434,18 @@ static void expect_said(struct shoal_log *log, const struct lines *lines, const 
         fail_msg("\"%s\" was not said, but:\n%s", text, lines->text);
 }
 
+static bool has_said(struct fixture *f, const char *text)
+{
+    pthread_mutex_lock(&f->server_log.lock);
+    const bool has = strstr(f->server_lines.text, text) != NULL;
+    pthread_mutex_unlock(&f->server_log.lock);
+    return has;
+}
+
 static void expect_both_say(struct fixture *f, const char *text)
 {
-    usleep(20000);
+    for (int ms = 0; ms < WAIT_MS && !has_said(f, text); ms++)
+        usleep(1000);
     expect_said(&f->client_log, &f->client_lines, text);
     expect_said(&f->server_log, &f->server_lines, text);
 }
@@ -525,7 +536,7 @@ static void tcp_store_client_that_gives_up_says_bye(void **state)
     assert_int_equal(listen(standing.listener, 1), 0);
     assert_int_equal(getsockname(standing.listener, (struct sockaddr *)&at.socket, &at.bytes), 0);
     pthread_create(&thread, NULL, stand_still, &standing);
-    const uint64_t deadline_ns = shoal_clock_ns() + SHOAL_NS_PER_S;
+    const uint64_t deadline_ns = shoal_clock_ns() + 2 * SHOAL_NS_PER_S;
     assert_int_equal(shoal_tcp_client_join(&f->clients[0], &at, &f->identity, deadline_ns, deadline_ns, reason),
                      SHOAL_TCP_JOIN_ELSEWHERE);
     pthread_join(thread, NULL);
@@ -606,23 +617,14 @@ static void tcp_store_tells_who_waits_that_a_rank_ended(void **state)
     assert_int_equal(shoal_tcp_client_set(&f->clients[2], "kept", "abc", 3), 0);
     pthread_create(&thread, NULL, wait_for_key, &waiter);
     usleep(20000);
-    const uint64_t before_ns = shoal_clock_ns();
     shoal_tcp_client_fini(&f->clients[2]); /* no bye */
     shoal_tcp_client_init(&f->clients[2], &f->client_log);
     pthread_join(thread, NULL);
-    assert_true(shoal_clock_ns() - before_ns < SHOAL_NS_PER_S);
+    assert_true(waiter.took_ns < WAIT_MS * SHOAL_NS_PER_MS);
     assert_int_equal(waiter.got, -2);
     assert_int_equal(f->clients[1].failure, SHOAL_ERR_PEER_LOST);
     assert_non_null(strstr(f->client_lines.text, "rank 2 (here:"));
     assert_int_equal(shoal_tcp_client_get(&f->clients[0], "kept", value, sizeof value, 100), 3);
-}
-
-static bool has_said(struct fixture *f, const char *text)
-{
-    pthread_mutex_lock(&f->server_log.lock);
-    const bool has = strstr(f->server_lines.text, text) != NULL;
-    pthread_mutex_unlock(&f->server_log.lock);
-    return has;
 }
 
 static void tcp_store_without_descriptors_says_so(void **state)
@@ -636,8 +638,7 @@ static void tcp_store_without_descriptors_says_so(void **state)
     const struct rlimit none = {(rlim_t)next + 1, before.rlim_max};
     setrlimit(RLIMIT_NOFILE, &none);
     const int fd = connect_raw(f);
-    const uint64_t deadline_ns = shoal_clock_ns() + 5 * SHOAL_NS_PER_S;
-    while (!has_said(f, "ulimit") && shoal_clock_ns() < deadline_ns)
+    for (int ms = 0; ms < WAIT_MS && !has_said(f, "ulimit"); ms++)
         usleep(1000);
     setrlimit(RLIMIT_NOFILE, &before);
     close(fd);
@@ -802,12 +803,13 @@ static bool read_thread_status(const char *name, char *value, size_t value_bytes
 static void tcp_store_server_sleeps_when_idle_and_takes_no_signals(void **state)
 {
     struct fixture *f = *state;
-    char before[64], after[64], blocked[64];
+    char before[64] = "", after[64] = "?", blocked[64];
     assert_int_equal(join_rank(f, 0), SHOAL_TCP_JOIN_DONE);
-    usleep(50000);
-    assert_true(read_thread_status("voluntary_ctxt_switches:", before, sizeof before));
-    usleep(300000);
-    assert_true(read_thread_status("voluntary_ctxt_switches:", after, sizeof after));
+    for (int i = 0; i < 30 && strcmp(before, after) != 0; i++) { /* it may be busy with the rank at first */
+        assert_true(read_thread_status("voluntary_ctxt_switches:", before, sizeof before));
+        usleep(300000);
+        assert_true(read_thread_status("voluntary_ctxt_switches:", after, sizeof after));
+    }
     assert_string_equal(before, after);
     assert_true(read_thread_status("SigBlk:", blocked, sizeof blocked));
     const unsigned long long mask = strtoull(blocked, NULL, 16);

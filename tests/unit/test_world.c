@@ -20,8 +20,8 @@
 #define RANKS 3
 #define COMM 77
 #define OTHER_COMM 78
-#define HELD_UP_US 1500000 /* less than others wait for the root */
-#define SOON_US 1000000
+#define HELD_UP_US 1200000 /* less than the 2 s that others wait for the root */
+#define SOON_US 1600000    /* this, too */
 
 struct rank {
     struct shoal_bootstrap bootstrap;
