@@ -1,4 +1,4 @@
-"""Compiles the C++ shim, backend.cpp, against the torch that is imported, once; the result is kept in a cache."""
+"""Compiles the C++ shim, backend/, against the torch that is imported, once; the result is kept in a cache."""
 from __future__ import annotations
 
 import atexit
@@ -22,7 +22,8 @@ import shoal
 from shoal import _native
 
 MODULE = "shoal_torch"
-SOURCE = pathlib.Path(__file__).with_name("backend.cpp")
+SOURCES = pathlib.Path(__file__).with_name("backend")
+MAIN = SOURCES / "module.cpp"  # which includes the others
 TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
 OLDEST_TORCH = (2, 4)
 
@@ -95,8 +96,8 @@ def _torch_version():
 def _fingerprint() -> str:
     """Of everything the result depends on that its name does not say."""
     digest = hashlib.sha256()
-    for path in (SOURCE, shoal.include_path() / "shoal/shoal.h"):
-        digest.update(path.read_bytes())
+    for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h"):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
     digest.update(f"{torch.version.git_version} {torch.compiled_with_cxx11_abi()} {sys.abiflags}".encode())
     return digest.hexdigest()[:16]
 
@@ -113,7 +114,7 @@ def _command() -> list:
     include = top / "include"
     folders = (include, include / "torch/csrc/api/include", python, shoal.include_path())
     return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(f"-isystem{folder}" for folder in folders), str(SOURCE), str(shoal.library_path()),
+            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(f"-isystem{folder}" for folder in folders), str(MAIN), str(shoal.library_path()),
             f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES)]
 
 

@@ -1,0 +1,427 @@
+// The back-end of torch.distributed: each collective and message of torch as a call of the library.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <shoal/shoal.h>
+
+#include "poster.h"
+#include "types.h"
+
+namespace {
+
+Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, milliseconds timeout, const std::string &name,
+                          std::vector<int64_t> ranks);
+
+class ShoalBackend : public Poster {
+  public:
+    using Poster::Poster;
+
+    // ---- collectives ----
+
+    Ref<c10d::Work> broadcast(Tensors &tensors, const c10d::BroadcastOptions &o) override
+    {
+        const Tensor &tensor = only(tensors);
+        const Moved moved(tensor.scalar_type());
+        Operands operands;
+        void *memory = operands.output(tensor, o.rootRank == rank_);
+        return start(c10d::OpType::BROADCAST, "shoal:broadcast", tensors, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_broadcast_post(comm, memory, memory, moved.count(tensor.numel()), moved.type,
+                                                     root(o.rootRank), options, out);
+                     });
+    }
+
+    Ref<c10d::Work> allreduce(Tensors &tensors, const c10d::AllreduceOptions &o) override
+    {
+        const Tensor &tensor = only(tensors);
+        const Reduced reduced = reduction(tensor.scalar_type(), o.reduceOp);
+        Operands operands;
+        void *memory = operands.output(tensor, true);
+        return start(c10d::OpType::ALLREDUCE, "shoal:all_reduce", tensors, o, std::move(operands), reduced.scale,
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_allreduce_post(comm, memory, memory, count(tensor), reduced.type, reduced.op, options,
+                                                     out);
+                     });
+    }
+
+    Ref<c10d::Work> allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &o) override
+    {
+        TORCH_CHECK_VALUE(!tensors.empty(), "shoal: no tensors to reduce");
+        check_types(tensors, tensors[0].scalar_type());
+        const Reduced reduced = reduction(tensors[0].scalar_type(), o.reduceOp);
+        Operands operands;
+        std::vector<shoal_tensor> parts;
+        for (const Tensor &tensor : tensors) {
+            void *memory = operands.output(tensor, true);
+            parts.push_back({memory, memory, count(tensor)});
+        }
+        return start(c10d::OpType::COALESCED, "shoal:all_reduce_coalesced", tensors, o, std::move(operands), reduced.scale,
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_allreduce_coalesced_post(comm, parts.data(), parts.size(), reduced.type, reduced.op,
+                                                               options, out);
+                     });
+    }
+
+    Ref<c10d::Work> reduce(Tensors &tensors, const c10d::ReduceOptions &o) override
+    {
+        const Tensor &tensor = only(tensors);
+        const Reduced reduced = reduction(tensor.scalar_type(), o.reduceOp);
+        const bool is_root = o.rootRank == rank_;
+        Operands operands;
+        void *memory = is_root ? operands.output(tensor, true) : operands.input(tensor);
+        if (!is_root)
+            operands.outputs.push_back(tensor);
+        return start(c10d::OpType::REDUCE, "shoal:reduce", tensors, o, std::move(operands), reduced.scale,
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_reduce_post(comm, memory, is_root ? memory : nullptr, count(tensor), reduced.type,
+                                                  reduced.op, root(o.rootRank), options, out);
+                     });
+    }
+
+    Ref<c10d::Work> allgather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
+    {
+        TORCH_CHECK_VALUE(outputs.size() == 1, "shoal: one list of outputs is wanted here, not ", outputs.size());
+        const Tensor &input = only(inputs);
+        const Tensors &parts = outputs[0];
+        check_parts(parts, input.scalar_type());
+        TORCH_CHECK_VALUE(parts[rank_].numel() == input.numel(), "shoal: the input has ", input.numel(),
+                          " elements, but this rank's part of the output ", parts[rank_].numel());
+        const Moved moved(input.scalar_type());
+        const std::vector<size_t> counts = lengths(parts, moved.factor);
+        Operands operands;
+        void *source = operands.input(input), *dest = operands.output(parts);
+        return start(c10d::OpType::ALLGATHER, "shoal:all_gather", inputs, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         if (are_equal_lengths(parts))
+                             return shoal_allgather_post(comm, source, dest, counts[0], moved.type, options, out);
+                         return shoal_allgatherv_post(comm, source, dest, counts.data(), nullptr, moved.type, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> _allgather_base(Tensor &output, Tensor &input, const c10d::AllgatherOptions &o) override
+    {
+        check_gathered(output, input);
+        const Moved moved(input.scalar_type());
+        Operands operands;
+        void *source = operands.input(input), *dest = operands.output(output);
+        return start(c10d::OpType::_ALLGATHER_BASE, "shoal:all_gather_into_tensor", input, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_allgather_post(comm, source, dest, moved.count(input.numel()), moved.type, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> allgather_coalesced(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
+    {
+        TORCH_CHECK_VALUE(!inputs.empty() && static_cast<int>(outputs.size()) == size_, "shoal: ", outputs.size(),
+                          " lists of outputs of ", inputs.size(), " inputs for ", size_, " ranks");
+        for (const Tensors &list : outputs)
+            TORCH_CHECK_VALUE(list.size() == inputs.size(), "shoal: a list of ", list.size(), " outputs for ", inputs.size(),
+                              " inputs");
+        std::vector<Tensors> rows(inputs.size());
+        for (size_t i = 0; i < inputs.size(); i++) {
+            check_tensor(inputs[i]);
+            for (const Tensors &list : outputs)
+                rows[i].push_back(list[i]);
+            check_parts(rows[i], inputs[i].scalar_type());
+            check_equal(rows[i], inputs[i]);
+        }
+        if (inputs.size() == 1) // the call that both shims make of it
+            return allgather(rows, inputs, o);
+        Operands operands;
+        std::vector<shoal_tensor> parts;
+        for (size_t i = 0; i < inputs.size(); i++) // as bytes: they may have different types
+            parts.push_back({operands.input(inputs[i]), operands.output(rows[i]), inputs[i].nbytes()});
+        operands.outputs.clear(); // in the caller's order
+        for (const Tensors &list : outputs)
+            operands.outputs.insert(operands.outputs.end(), list.begin(), list.end());
+        return gather_each("shoal:all_gather_coalesced", inputs, o, std::move(operands), parts);
+    }
+
+    Ref<c10d::Work> allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs, const c10d::AllgatherOptions &o) override
+    {
+        TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == inputs.size(), "shoal: ", outputs.size(), " outputs for ",
+                          inputs.size(), " inputs");
+        if (inputs.size() == 1) // the call that both shims make of it
+            return _allgather_base(outputs[0], inputs[0], o);
+        Operands operands;
+        std::vector<shoal_tensor> parts;
+        for (size_t i = 0; i < inputs.size(); i++) { // as bytes: they may have different types
+            check_gathered(outputs[i], inputs[i]);
+            parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), inputs[i].nbytes()});
+        }
+        return gather_each("shoal:all_gather_into_tensor_coalesced", inputs, o, std::move(operands), parts);
+    }
+
+    Ref<c10d::Work> gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::GatherOptions &o) override
+    {
+        const Tensor &input = only(inputs);
+        const Moved moved(input.scalar_type());
+        Operands operands;
+        void *source = operands.input(input), *dest = nullptr;
+        if (o.rootRank == rank_) {
+            TORCH_CHECK_VALUE(outputs.size() == 1, "shoal: the root needs one list of outputs, not ", outputs.size());
+            check_parts(outputs[0], input.scalar_type());
+            check_equal(outputs[0], input);
+            dest = operands.output(outputs[0]);
+        } else {
+            TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has outputs");
+        }
+        return start(c10d::OpType::GATHER, "shoal:gather", inputs, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_gather_post(comm, source, dest, moved.count(input.numel()), moved.type, root(o.rootRank),
+                                                  options, out);
+                     });
+    }
+
+    Ref<c10d::Work> scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::ScatterOptions &o) override
+    {
+        const Tensor &output = only(outputs);
+        const Moved moved(output.scalar_type());
+        Operands operands;
+        void *dest = operands.output(output), *source = nullptr;
+        if (o.rootRank == rank_) {
+            TORCH_CHECK_VALUE(inputs.size() == 1, "shoal: the root needs one list of inputs, not ", inputs.size());
+            check_parts(inputs[0], output.scalar_type());
+            check_equal(inputs[0], output);
+            source = operands.input(inputs[0]);
+        } else {
+            TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "shoal: only the root, rank ", o.rootRank, ", has inputs");
+        }
+        return start(c10d::OpType::SCATTER, "shoal:scatter", o.rootRank == rank_ ? at::TensorList(inputs[0]) : at::TensorList(),
+                     o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
+                         return shoal_scatter_post(comm, source, dest, moved.count(output.numel()), moved.type,
+                                                   root(o.rootRank), options, out);
+                     });
+    }
+
+    Ref<c10d::Work> reduce_scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c10d::ReduceScatterOptions &o) override
+    {
+        TORCH_CHECK_VALUE(inputs.size() == 1, "shoal: one list of inputs is wanted here, not ", inputs.size());
+        const Tensor &output = only(outputs);
+        const Tensors &parts = inputs[0];
+        check_parts(parts, output.scalar_type());
+        TORCH_CHECK_VALUE(parts[rank_].numel() == output.numel(), "shoal: the output has ", output.numel(),
+                          " elements, but this rank's part of the input ", parts[rank_].numel());
+        const Reduced reduced = reduction(output.scalar_type(), o.reduceOp);
+        const std::vector<size_t> counts = lengths(parts, 1);
+        Operands operands;
+        void *source = operands.input(parts), *dest = operands.output(output);
+        return start(
+            c10d::OpType::REDUCE_SCATTER, "shoal:reduce_scatter", parts, o, std::move(operands), reduced.scale,
+            [&](auto *comm, auto *options, auto *out) {
+                if (are_equal_lengths(parts))
+                    return shoal_reduce_scatter_post(comm, source, dest, counts[0], reduced.type, reduced.op, options, out);
+                return shoal_reduce_scatterv_post(comm, source, dest, counts.data(), reduced.type, reduced.op, options, out);
+            });
+    }
+
+    Ref<c10d::Work> _reduce_scatter_base(Tensor &output, Tensor &input, const c10d::ReduceScatterOptions &o) override
+    {
+        check_gathered(input, output);
+        const Reduced reduced = reduction(output.scalar_type(), o.reduceOp);
+        Operands operands;
+        void *source = operands.input(input), *dest = operands.output(output);
+        return start(c10d::OpType::_REDUCE_SCATTER_BASE, "shoal:reduce_scatter_tensor", input, o, std::move(operands),
+                     reduced.scale, [&](auto *comm, auto *options, auto *out) {
+                         return shoal_reduce_scatter_post(comm, source, dest, count(output), reduced.type, reduced.op, options,
+                                                          out);
+                     });
+    }
+
+    Ref<c10d::Work> reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                                    const c10d::ReduceScatterOptions &o) override
+    {
+        TORCH_CHECK_VALUE(!inputs.empty() && outputs.size() == inputs.size(), "shoal: ", outputs.size(), " outputs for ",
+                          inputs.size(), " inputs");
+        if (inputs.size() == 1)
+            return _reduce_scatter_base(outputs[0], inputs[0], o);
+        check_types(inputs, inputs[0].scalar_type());
+        const Reduced reduced = reduction(inputs[0].scalar_type(), o.reduceOp);
+        Operands operands;
+        std::vector<shoal_tensor> parts;
+        for (size_t i = 0; i < inputs.size(); i++) {
+            check_gathered(inputs[i], outputs[i]);
+            parts.push_back({operands.input(inputs[i]), operands.output(outputs[i]), count(outputs[i])});
+        }
+        return start(c10d::OpType::COALESCED, "shoal:reduce_scatter_tensor_coalesced", inputs, o, std::move(operands),
+                     reduced.scale, [&](auto *comm, auto *options, auto *out) {
+                         return shoal_reduce_scatter_coalesced_post(comm, parts.data(), parts.size(), reduced.type, reduced.op,
+                                                                    options, out);
+                     });
+    }
+
+    Ref<c10d::Work> alltoall_base(Tensor &output, Tensor &input, std::vector<int64_t> &output_splits,
+                                  std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &o) override
+    {
+        check_types({output, input}, input.scalar_type());
+        const Moved moved(input.scalar_type());
+        const std::vector<size_t> gives = split_counts(input, input_splits, size_, moved.factor),
+                                  takes = split_counts(output, output_splits, size_, moved.factor);
+        Operands operands;
+        void *source = operands.input(input), *dest = operands.output(output);
+        return start(c10d::OpType::ALLTOALL_BASE, "shoal:all_to_all_single", input, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         // also where splits are even: other ranks may have spelt theirs out
+                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr,
+                                                     moved.type, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &o) override
+    {
+        TORCH_CHECK_VALUE(!inputs.empty(), "shoal: no inputs");
+        check_parts(inputs, inputs[0].scalar_type());
+        check_parts(outputs, inputs[0].scalar_type());
+        const Moved moved(inputs[0].scalar_type());
+        const std::vector<size_t> gives = lengths(inputs, moved.factor), takes = lengths(outputs, moved.factor);
+        Operands operands;
+        void *source = operands.input(inputs), *dest = operands.output(outputs);
+        return start(c10d::OpType::ALLTOALL, "shoal:all_to_all", inputs, o, std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_alltoallv_post(comm, source, gives.data(), nullptr, dest, takes.data(), nullptr,
+                                                     moved.type, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> barrier(const c10d::BarrierOptions &o) override
+    {
+        return start(c10d::OpType::BARRIER, "shoal:barrier", {}, o, Operands(),
+                     [](auto *comm, auto *options, auto *out) { return shoal_barrier_post(comm, options, out); });
+    }
+
+    // The library's barrier names who is missing when its deadline passes.
+    void monitoredBarrier(const c10d::BarrierOptions &o, bool) override
+    {
+        barrier(o)->wait(kNoTimeout);
+    }
+
+    // ---- messages ----
+
+    Ref<c10d::Work> send(Tensors &tensors, int peer, int tag) override
+    {
+        const Tensor &tensor = only(tensors);
+        const Moved moved(tensor.scalar_type());
+        Operands operands;
+        void *memory = operands.input(tensor);
+        operands.outputs.push_back(tensor);
+        return start(c10d::OpType::SEND, "shoal:send", tensors, Message(), std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_send_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> recv(Tensors &tensors, int peer, int tag) override
+    {
+        const Tensor &tensor = only(tensors);
+        const Moved moved(tensor.scalar_type());
+        Operands operands;
+        void *memory = operands.output(tensor);
+        return start(c10d::OpType::RECV, "shoal:recv", tensors, Message(), std::move(operands),
+                     [&](auto *comm, auto *options, auto *out) {
+                         return shoal_recv_post(comm, memory, moved.count(tensor.numel()), moved.type, peer, tag, options, out);
+                     });
+    }
+
+    Ref<c10d::Work> recvAnysource(Tensors &, int) override
+    {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal: a receive has to name its source; one from any rank is not served");
+    }
+
+    // ---- memory ----
+
+    // DDP's buckets. DDP expects real numbers for complex gradients, twice as many, as it makes of buckets in memory of its own.
+    at::Tensor allocateTensor(long size, at::TensorOptions options)
+    {
+        const auto type = c10::typeMetaToScalarType(options.dtype());
+        if (!c10::isComplexType(type))
+            return allocate(size, options);
+        return allocate(2 * size, options.dtype(c10::toRealValueType(type)));
+    }
+
+    // Ordinary memory where there is no shared memory, which the library has logged.
+    at::Tensor allocate(long size, at::TensorOptions options)
+    {
+        const auto type = c10::typeMetaToScalarType(options.dtype());
+        const int64_t bytes = size * static_cast<int64_t>(c10::elementSize(type));
+        if (bytes >= refused_)
+            return at::empty({size}, options);
+        try {
+            return shared_bytes(bytes).view(type);
+        } catch (const c10::OutOfMemoryError &) {
+            refused_ = bytes; // and not tried again in each step
+            return at::empty({size}, options);
+        }
+    }
+
+    // CPUs have no number.
+    bool supportsTensorAlloc(c10::DeviceIndex device)
+    {
+        return device < 0;
+    }
+
+    // ---- life ----
+
+    // Over the ranks of this group that are named, in that order, who all call it; no group for the others.
+    Ref<c10d::Backend> split(const Ref<c10d::Store> &store, const std::vector<int> &ranks, const Ref<Options> &options)
+    {
+        const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+        if (mine == ranks.end())
+            return nullptr;
+        const milliseconds timeout = options ? options->timeout : timeout_.load();
+        return create(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), timeout, "split",
+                      group_->ranks_of(ranks));
+    }
+
+  private:
+    static size_t count(const Tensor &tensor)
+    {
+        return static_cast<size_t>(tensor.numel());
+    }
+
+    int root(int64_t rank) const
+    {
+        TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "shoal: there is no rank ", rank, " in a group of ", size_);
+        return static_cast<int>(rank);
+    }
+
+    void check_parts(const Tensors &parts, at::ScalarType type) const
+    {
+        TORCH_CHECK_VALUE(static_cast<int>(parts.size()) == size_, "shoal: a list of ", parts.size(), " tensors for ", size_,
+                          " ranks");
+        check_types(parts, type);
+    }
+
+    void check_equal(const Tensors &parts, const Tensor &one) const
+    {
+        TORCH_CHECK_VALUE(are_equal_lengths(parts) && parts[0].numel() == one.numel(),
+                          "shoal: the tensors of the list must have as many elements as this rank's, ", one.numel());
+    }
+
+    void check_gathered(const Tensor &all, const Tensor &part) const
+    {
+        check_types({all, part}, part.scalar_type());
+        TORCH_CHECK_VALUE(all.numel() == part.numel() * size_, "shoal: the larger tensor must have ", size_,
+                          " times the elements of the smaller, but has ", all.numel(), " to ", part.numel());
+    }
+
+    Ref<c10d::Work> gather_each(const char *title, at::TensorList inputs, const c10d::AllgatherOptions &o, Operands operands,
+                                const std::vector<shoal_tensor> &parts)
+    {
+        return start(c10d::OpType::COALESCED, title, inputs, o, std::move(operands), [&](auto *comm, auto *options, auto *out) {
+            return shoal_allgather_coalesced_post(comm, parts.data(), parts.size(), SHOAL_UINT8, options, out);
+        });
+    }
+
+    std::atomic<int64_t> refused_{std::numeric_limits<int64_t>::max()};
+};
+
+} // namespace

@@ -1,0 +1,60 @@
+// Shoal as a back-end of torch.distributed: a c10d::Backend over the C library's public header.
+//
+// It maps types, keeps tensors alive, completes works and writes error texts; everything else is shoal.h's. Compiled against the
+// user's torch by _compile.py; overrides only what torch 2.4 has, and what later versions added is declared without `override`.
+// The parts are headers that only this file includes, because torch's own headers take most of the minute of compiling:
+//
+//     gil.h <- communicator.h <-.
+//     gil.h <- completer.h <----- work.h <- poster.h <- backend.h <- module.cpp
+//              operands.h <-----'           types.h <---'
+//
+// Threads. Every method may be called from any thread. No lock of the library is ever waited for while the GIL is held, as the
+// thread that drives may free tensors that belong to Python. Callbacks of futures may wait for other works, so they never
+// run on the driving thread: see Completer.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend.h"
+#include "rendezvous.h"
+
+namespace {
+
+Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, milliseconds timeout, const std::string &name,
+                          std::vector<int64_t> ranks)
+{
+    WithoutGil released;
+    shoal_context *context = process_context();
+    Rendezvous rendezvous(store, rank);
+    const shoal_store callbacks = rendezvous.callbacks();
+    shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    options.name = name.c_str();
+    options.timeout_ms = options.create_timeout_ms = deadline_ms(timeout);
+    shoal_comm *comm = nullptr;
+    const shoal_status status = shoal_comm_create_with(context, &callbacks, rank, size, &options, &comm);
+    if (status != SHOAL_OK)
+        rendezvous.rethrow();
+    TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: rank ", rank, " of ", size, " cannot join group ", name,
+                     ": ", timed_out(status), failure_text(context, nullptr, status));
+    auto group = std::make_shared<Communicator>(comm, name, std::move(ranks));
+    return c10::make_intrusive<ShoalBackend>(std::move(group), rank, size, timeout);
+}
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
+{
+    module.def("create", &create, "Joins a group through torch's store; returns its back-end.", pybind11::arg("store"),
+               pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"), pybind11::arg("name"),
+               pybind11::arg("ranks"));
+    // Python, as FSDP2, gets the type that it asks for, complex too; DDP calls allocateTensor in C++.
+    pybind11::class_<ShoalBackend, c10d::Backend, Ref<ShoalBackend>>(module, "ShoalBackend")
+        .def(
+            "allocate_tensor",
+            [](ShoalBackend &backend, long size, at::ScalarType dtype, at::Device device) {
+                WithoutGil released;
+                return backend.allocate(size, at::TensorOptions().dtype(dtype).device(device));
+            },
+            pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"), pybind11::arg("device"));
+    module.def("finish", [] { Completer::instance().finish(); }, "Ends the threads that complete futures; at exit.");
+    module.def("empty", &shared_bytes, "A tensor of bytes that the host's other ranks map.", pybind11::arg("bytes"));
+}

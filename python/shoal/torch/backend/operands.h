@@ -1,0 +1,188 @@
+// Tensors as the library wants them: what is refused, what is copied to lie in one vector, and what is copied back.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+namespace {
+
+using at::Tensor;
+using Tensors = std::vector<Tensor>;
+
+void check_tensor(const Tensor &tensor)
+{
+    TORCH_CHECK_VALUE(tensor.defined(), "shoal: a tensor is not defined");
+    TORCH_CHECK_VALUE(tensor.is_cpu(), "shoal: a tensor is on ", tensor.device(),
+                      ", but this back-end serves CPU tensors; for both write init_process_group(\"cpu:shoal,cuda:nccl\")");
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "shoal: a tensor is sparse; only dense tensors can be sent");
+}
+
+void check_types(const Tensors &tensors, at::ScalarType type)
+{
+    for (const Tensor &tensor : tensors) {
+        check_tensor(tensor);
+        TORCH_CHECK_TYPE(tensor.scalar_type() == type, "shoal: the tensors of one call have different types, ", type, " and ",
+                         tensor.scalar_type());
+    }
+}
+
+const Tensor &only(const Tensors &tensors)
+{
+    TORCH_CHECK_VALUE(tensors.size() == 1, "shoal: one tensor is wanted here, not ", tensors.size());
+    check_tensor(tensors[0]);
+    return tensors[0];
+}
+
+// Whether memory holds the elements as they are, in their order.
+bool is_plain(const Tensor &tensor)
+{
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+Tensor plain(const Tensor &tensor)
+{
+    return tensor.resolve_conj().resolve_neg().contiguous();
+}
+
+// Whether tensors lie one behind another; those without elements lie anywhere.
+bool is_row(const Tensors &tensors)
+{
+    const char *at = nullptr;
+    for (const Tensor &tensor : tensors) {
+        if (!tensor.numel())
+            continue;
+        if (!is_plain(tensor) || (at && tensor.data_ptr() != at))
+            return false;
+        at = static_cast<const char *>(tensor.data_ptr()) + tensor.nbytes();
+    }
+    return true;
+}
+
+int64_t sum_of_lengths(const Tensors &tensors)
+{
+    int64_t sum = 0;
+    for (const Tensor &tensor : tensors)
+        sum += tensor.numel();
+    return sum;
+}
+
+bool are_equal_lengths(const Tensors &tensors)
+{
+    return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor &t) { return t.numel() == tensors[0].numel(); });
+}
+
+// The operands of one call: memory in the order that the library wants, whatever the tensors are like. Where they are not so,
+// copies serve; bring_back writes to the tensors what arrived in copies.
+class Operands {
+  public:
+    void *input(const Tensor &tensor)
+    {
+        return keep(plain(tensor));
+    }
+    void *input(const Tensors &tensors)
+    {
+        return is_row(tensors) ? keep(tensors) : keep(flat(tensors, true));
+    }
+    void *output(const Tensor &tensor, bool has_contents = false)
+    {
+        outputs.push_back(tensor);
+        if (is_plain(tensor))
+            return keep(tensor);
+        const Tensor copy = has_contents ? plain(tensor) : at::empty(tensor.sizes(), tensor.options());
+        copies_.emplace_back(Tensors{tensor}, copy);
+        return keep(copy);
+    }
+    void *output(const Tensors &tensors)
+    {
+        outputs.insert(outputs.end(), tensors.begin(), tensors.end());
+        if (is_row(tensors))
+            return keep(tensors);
+        const Tensor copy = flat(tensors, false);
+        copies_.emplace_back(tensors, copy);
+        return keep(copy);
+    }
+
+    void bring_back()
+    {
+        c10::InferenceMode inference; // no gradients, and tensors of inference may be written to
+        for (const auto &[tensors, copy] : copies_) {
+            const Tensor row = copy.view(-1);
+            int64_t at = 0;
+            for (const Tensor &tensor : tensors) {
+                tensor.copy_(row.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+                at += tensor.numel();
+            }
+        }
+    }
+    // What the library may touch may go; what the caller asked for stays.
+    void let_go()
+    {
+        alive_.clear();
+        copies_.clear();
+    }
+
+    Tensors outputs;
+
+  private:
+    void *keep(const Tensor &tensor)
+    {
+        alive_.push_back(tensor);
+        return tensor.data_ptr();
+    }
+    void *keep(const Tensors &tensors)
+    {
+        alive_.insert(alive_.end(), tensors.begin(), tensors.end());
+        const auto first = std::find_if(tensors.begin(), tensors.end(), [](const Tensor &tensor) { return tensor.numel() > 0; });
+        return first == tensors.end() ? nullptr : first->data_ptr();
+    }
+    static Tensor flat(const Tensors &tensors, bool has_contents)
+    {
+        at::NoGradGuard no_grad;
+        const Tensor row = at::empty({sum_of_lengths(tensors)}, tensors[0].options());
+        int64_t at = 0;
+        for (const Tensor &tensor : tensors) {
+            if (has_contents)
+                row.narrow(0, at, tensor.numel()).copy_(tensor.reshape(-1));
+            at += tensor.numel();
+        }
+        return row;
+    }
+
+    Tensors alive_;
+    std::vector<std::pair<Tensors, Tensor>> copies_;
+};
+
+// Elements in each rank's part of a tensor that is cut along its first dimension; empty splits: into equal parts.
+std::vector<size_t> split_counts(const Tensor &tensor, const std::vector<int64_t> &splits, int size, size_t factor)
+{
+    const int64_t rows = tensor.dim() ? tensor.size(0) : 1;
+    if (splits.empty()) {
+        TORCH_CHECK_VALUE(rows % size == 0, "shoal: a tensor of ", rows, " rows cannot be cut into ", size, " equal parts");
+        return std::vector<size_t>(size, tensor.numel() / size * factor);
+    }
+    TORCH_CHECK_VALUE(static_cast<int>(splits.size()) == size, "shoal: ", splits.size(), " splits for ", size, " ranks");
+    const int64_t row = rows ? tensor.numel() / rows : 0;
+    std::vector<size_t> counts;
+    int64_t sum = 0;
+    for (const int64_t split : splits) {
+        TORCH_CHECK_VALUE(split >= 0, "shoal: a split of ", split, " rows");
+        counts.push_back(static_cast<size_t>(split * row) * factor);
+        sum += split;
+    }
+    TORCH_CHECK_VALUE(sum == rows, "shoal: the splits add up to ", sum, " rows, but the tensor has ", rows);
+    return counts;
+}
+
+std::vector<size_t> lengths(const Tensors &tensors, size_t factor)
+{
+    std::vector<size_t> counts;
+    for (const Tensor &tensor : tensors)
+        counts.push_back(static_cast<size_t>(tensor.numel()) * factor);
+    return counts;
+}
+
+} // namespace

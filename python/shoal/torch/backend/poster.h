@@ -1,0 +1,160 @@
+// Posting: what all calls of the back-end do alike, and what torch asks of it beside calls.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <shoal/shoal.h>
+
+#include "communicator.h"
+#include "work.h"
+
+namespace {
+
+// torch 2.4 has asyncOp in some structs of options, later versions in all. Without it nobody knows: a work is waited for.
+template <class Options, class = void>
+struct HasAsync : std::false_type {
+};
+template <class Options>
+struct HasAsync<Options, std::void_t<decltype(std::declval<Options>().asyncOp)>> : std::true_type {
+};
+
+template <class Options>
+bool is_async(const Options &options)
+{
+    if constexpr (HasAsync<Options>::value)
+        return options.asyncOp;
+    else
+        return true;
+}
+
+// A group's calls: their deadline, who waits for them, and those between startCoalescing and endCoalescing.
+class Poster : public c10d::Backend {
+  public:
+    Poster(std::shared_ptr<Communicator> group, int rank, int size, milliseconds timeout)
+        : Backend(rank, size), group_(std::move(group)), timeout_(timeout)
+    {
+    }
+
+    const std::string getBackendName() const override
+    {
+        return "shoal";
+    }
+
+    void startCoalescing() override
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        coalesced_.emplace(); // anew where the last one was never ended: torch does not end it when an exception leaves it
+    }
+
+    Ref<c10d::Work> endCoalescing() override
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        TORCH_CHECK_VALUE(coalesced_, "shoal: coalescing has not begun");
+        auto work = c10::make_intrusive<JointWork>(rank_, std::move(*coalesced_));
+        coalesced_.reset();
+        return work;
+    }
+
+    void setTimeout(milliseconds timeout)
+    {
+        timeout_ = timeout;
+    }
+
+    void abort()
+    {
+        group_->abort();
+    }
+
+    void shutdown()
+    {
+        group_->close();
+    }
+
+    void setSequenceNumberForGroup() override
+    {
+    }
+
+    uint64_t getSequenceNumberForGroup() override
+    {
+        return sequence_;
+    }
+
+    Ref<Options> getBackendOptions()
+    {
+        return c10::make_intrusive<Options>(getBackendName(), timeout_.load());
+    }
+
+  protected:
+    // Messages come without options; whether they will be waited for at once nobody knows.
+    struct Message {
+        milliseconds timeout = c10d::kUnsetTimeout;
+    };
+
+    template <class Options, class Post>
+    Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
+                          Post post)
+    {
+        return start(type, title, inputs, o, std::move(operands), 1, post);
+    }
+
+    // Posts a call; waits for it where the caller would do so at once.
+    template <class Options, class Post>
+    Ref<c10d::Work> start(c10d::OpType type, const char *title, at::TensorList inputs, const Options &o, Operands operands,
+                          double scale, Post post)
+    {
+        const bool waits = !is_async(o) && !is_coalescing();
+        shoal_options options = SHOAL_OPTIONS_INIT;
+        options.timeout_ms = deadline_ms(o.timeout.count() <= 0 ? timeout_.load() : o.timeout);
+        options.wait_ms = waits ? static_cast<uint32_t>(kSlice.count()) : 0;
+        options.scale = scale;
+        auto outcome = std::make_shared<Outcome>();
+        outcome->group = group_;
+        outcome->title = title;
+        outcome->operands = std::move(operands);
+        WithoutGil released;
+        auto work = c10::make_intrusive<ShoalWork>(rank_, type, std::move(outcome), inputs);
+        shoal_request *request = nullptr;
+        const shoal_status status = group_->with([&](shoal_comm *comm) { return post(comm, &options, &request); });
+        if (status != SHOAL_OK)
+            throw_status(*group_, title, status);
+        work->posted(request);
+        sequence_++;
+        if (waits)
+            work->wait_on(kNoTimeout, true);
+        else
+            collect(work);
+        return work;
+    }
+
+    const std::shared_ptr<Communicator> group_;
+    std::atomic<milliseconds> timeout_;
+
+  private:
+    bool is_coalescing()
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        return coalesced_.has_value();
+    }
+
+    void collect(const Ref<c10d::Work> &work)
+    {
+        std::lock_guard<std::mutex> lock(coalescing_mutex_);
+        if (coalesced_)
+            coalesced_->push_back(work);
+    }
+
+    std::atomic<uint64_t> sequence_{0};
+    std::mutex coalescing_mutex_;
+    std::optional<std::vector<Ref<c10d::Work>>> coalesced_;
+};
+
+} // namespace
