@@ -263,8 +263,7 @@ void shoal_control_wake(struct shoal_control *control)
 bool shoal_control_is_root(const struct shoal_control *control)
 {
     const struct shoal_control_state *state = &control->core.state;
-    return shoal_control_state_life(state, state->rank) == SHOAL_CONTROL_ALIVE &&
-           shoal_control_state_parent(state, state->rank) < 0;
+    return shoal_control_state_root(state) == state->rank;
 }
 
 bool shoal_control_is_lost(const struct shoal_control *control, int rank)

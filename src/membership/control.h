@@ -10,8 +10,11 @@
  *
  * The tree mends itself by a rule that each rank applies alone: my parent is my nearest ancestor that is neither lost, gone nor
  * stopped; if there is none, the lowest such rank below mine; if there is none, one that is only stopped; if there is none, I
- * am the root. So every rank but the lowest has a way to a lower one. A connection once made is kept until one side ends: a
+ * have no parent. So every rank but the lowest has a way to a lower one. A connection once made is kept until one side ends: a
  * path too many harms nobody, for all that travels is state, and known states and notices are dropped.
+ *
+ * The root, which decides where one rank has to, is the lowest rank that is alive and not stopped. A stopped rank that goes on
+ * is the root again.
  *
  * It is no data path: the connections carry some bytes a second, and a notice is at most 2 KiB. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_H
@@ -84,7 +87,7 @@ bool shoal_control_publish(struct shoal_control *control, enum shoal_control_wei
 /* Has handler.woken called. Any thread, async-signal-safe. */
 void shoal_control_wake(struct shoal_control *control);
 
-/* Whether this rank stays and has no parent: exactly one rank thinks so while all know the same. For the handler. */
+/* Whether this rank is the root: exactly one rank that runs thinks so while all know the same. For the handler. */
 bool shoal_control_is_root(const struct shoal_control *control);
 
 /* Any thread; one atomic load. */

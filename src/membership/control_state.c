@@ -159,6 +159,17 @@ int shoal_control_state_parent(const struct shoal_control_state *state, int rank
     return parent >= 0 ? parent : nearest_above(state, rank, true);
 }
 
+int shoal_control_state_root(const struct shoal_control_state *state)
+{
+    for (int stopped_too = 0; stopped_too < 2; stopped_too++) {
+        for (int r = 0; r < state->size; r++) {
+            if (is_usable(state, r, stopped_too))
+                return r;
+        }
+    }
+    return -1;
+}
+
 int shoal_control_state_passed(const struct shoal_control_state *state, int rank)
 {
     int count = 0;

@@ -56,8 +56,10 @@ bool shoal_control_state_next(const struct shoal_control_state *state, uint64_t 
 enum shoal_control_life shoal_control_state_life(const struct shoal_control_state *state, int rank);
 bool shoal_control_state_is_stopped(const struct shoal_control_state *state, int rank);
 
-/* The rule of the tree (control.h) for any rank, as far as this one knows; -1: it is the root. */
+/* The rule of the tree (control.h) for any rank, as far as this one knows; -1: it has none. */
 int shoal_control_state_parent(const struct shoal_control_state *state, int rank);
+/* The lowest rank that is alive and not stopped; where all are stopped, the lowest that is alive; -1: nobody is left. */
+int shoal_control_state_root(const struct shoal_control_state *state);
 /* How many of its ancestors a rank may have to give up before it comes to its parent. */
 int shoal_control_state_passed(const struct shoal_control_state *state, int rank);
 /* Whether a rank was lost without a word: SHOAL_CONTROL_UNREACHABLE_MS had to pass. Any thread. */

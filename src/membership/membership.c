@@ -15,6 +15,8 @@
 #define CLOSED_MAX 256
 /* After this time shoal_membership_agree gives up: the control thread does not run, so it cannot report a decision. */
 #define AGREE_S 5
+/* The thread did not run for so long: others may have taken this rank for stopped, and decided. */
+#define HELD_UP_MS (2 * SHOAL_CONTROL_HEARTBEAT_MS)
 
 /* Ranks that are cut off hear no root. They notice it after the first two times, and are told a cause within ten seconds. */
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
@@ -48,7 +50,9 @@ struct shoal_membership {
     struct shoal_membership_comm *members;
     struct shoal_causes causes;
     bool is_root;
-    uint64_t heir_ns; /* when this rank became the root in the place of another; 0: it is none, or was so from the beginning */
+    /* When this rank became the root in the place of another, or went on as the root; 0: it is none, or always was. */
+    uint64_t heir_ns;
+    uint64_t turned_ns; /* the last turn of the thread; 0: none */
     struct left early[EARLY_MAX];
     unsigned early_count;        /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
@@ -105,9 +109,11 @@ static void decide(struct shoal_membership *membership, uint64_t comm, const str
 static void note_root(struct shoal_membership *membership, uint64_t now_ns)
 {
     const bool is_root = shoal_control_is_root(membership->control);
-    if (is_root != membership->is_root)
+    const bool was_held_up = membership->turned_ns && now_ns - membership->turned_ns > HELD_UP_MS * SHOAL_NS_PER_MS;
+    if (is_root != membership->is_root || was_held_up)
         membership->heir_ns = is_root ? now_ns : 0;
     membership->is_root = is_root;
+    membership->turned_ns = now_ns;
 }
 
 /* A rank that reads the decision may exit at once, and its host's control tree with it. So a decision for all is sent, at the

@@ -819,6 +819,29 @@ static void control_a_stopped_rank_is_alive_again(void **state)
     free_world(world);
 }
 
+/* Who decides for all must run. */
+static void control_a_stopped_root_has_an_heir(void **state)
+{
+    struct world *world = make_world(4);
+    (void)state;
+    const pid_t child = fork_rank(world, 0, run_on);
+    open_ranks(world, 0);
+    assert_true(await_root(world, 0));
+    kill(child, SIGSTOP);
+    for (int r = 1; r < 4; r++)
+        assert_true(await_words(&world->ranks[r], 0, "stopped", 6000));
+    assert_true(await_root(world, 1));
+    end_rank(&world->ranks[1], false);
+    assert_true(await_root(world, 2));
+    kill(child, SIGCONT);
+    for (int r = 2; r < 4; r++)
+        assert_true(await_words(&world->ranks[r], 0, "alive", SOON_MS));
+    assert_true(await_root(world, 0));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    free_world(world);
+}
+
 /* Rank 3's only neighbour is rank 1: nobody else has a connection to it that could close. */
 static void control_a_rank_that_is_lost_with_its_neighbours_is_found(void **state)
 {
@@ -1382,6 +1405,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(control_a_stopped_rank_is_not_lost_and_holds_up_nobody),
         cmocka_unit_test(control_a_stopped_rank_is_alive_again),
+        cmocka_unit_test(control_a_stopped_root_has_an_heir),
         cmocka_unit_test(control_a_rank_that_is_lost_with_its_neighbours_is_found),
         cmocka_unit_test(control_a_stopped_rank_with_much_to_hear_is_not_lost),
         cmocka_unit_test(control_a_host_that_answers_no_more_is_lost),

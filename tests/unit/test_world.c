@@ -1,5 +1,5 @@
 /* One first cause for all ranks of a world, whose ranks are threads of this process: also where the root of the control tree
- * gets no processor, and where it ends as soon as it knows. */
+ * gets no processor, where it is a process that is stopped, and where it ends as soon as it knows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,11 +9,16 @@
 
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "membership/causes.h"
 #include "membership/control_tree.h"
 #include "membership/membership.h"
 
@@ -22,6 +27,7 @@
 #define OTHER_COMM 78
 #define HELD_UP_US 1200000 /* less than the 2 s that others wait for the root */
 #define SOON_US 1600000    /* this, too */
+#define STOPPED_MS 8000
 
 struct rank {
     struct shoal_bootstrap bootstrap;
@@ -35,17 +41,21 @@ struct rank {
 };
 
 static struct rank ranks[RANKS];
-static struct shoal_control_contact contacts[RANKS];
-static pthread_barrier_t meeting;
+
+/* What the exchange needs; shared with a forked rank. */
+static struct meeting {
+    pthread_barrier_t all;
+    struct shoal_control_contact contacts[RANKS];
+} * meeting;
 
 static enum shoal_status meet(void *state, struct shoal_log *log, const char *name, const void *mine, void *all, size_t bytes,
                               uint32_t timeout_ms)
 {
     struct rank *rank = state;
     (void)log, (void)name, (void)timeout_ms;
-    memcpy(&contacts[rank->bootstrap.rank], mine, bytes);
-    pthread_barrier_wait(&meeting);
-    memcpy(all, contacts, bytes * RANKS);
+    memcpy(&meeting->contacts[rank->bootstrap.rank], mine, bytes);
+    pthread_barrier_wait(&meeting->all);
+    memcpy(all, meeting->contacts, bytes * RANKS);
     return SHOAL_OK;
 }
 
@@ -124,10 +134,21 @@ static void run_ranks(int first, void *(*work)(void *))
         pthread_join(threads[r], NULL);
 }
 
-static void open_ranks(void)
+static void make_meeting(void)
+{
+    pthread_barrierattr_t shared;
+    meeting = mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(meeting != MAP_FAILED);
+    pthread_barrierattr_init(&shared);
+    pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&meeting->all, &shared, RANKS);
+    pthread_barrierattr_destroy(&shared);
+}
+
+static void make_ranks(void)
 {
     char error[256];
-    pthread_barrier_init(&meeting, NULL, RANKS);
+    make_meeting();
     for (int r = 0; r < RANKS; r++) {
         struct rank *rank = &ranks[r];
         memset(rank, 0, sizeof *rank);
@@ -140,15 +161,32 @@ static void open_ranks(void)
         rank->other = rank->member;
         rank->other.comm = OTHER_COMM;
     }
+}
+
+static void open_ranks(void)
+{
+    make_ranks();
     run_ranks(0, open_one);
     for (int r = 0; r < RANKS; r++)
         assert_non_null(ranks[r].world);
 }
 
-static void close_ranks(void)
+static void close_ranks(int first)
 {
-    run_ranks(0, close_one);
-    pthread_barrier_destroy(&meeting);
+    run_ranks(first, close_one);
+    pthread_barrier_destroy(&meeting->all);
+    munmap(meeting, sizeof *meeting);
+}
+
+static void await_words(const struct rank *rank, int of, const char *words)
+{
+    char text[128] = "";
+    for (int ms = 0; ms < STOPPED_MS && !strstr(text, words); ms++) {
+        shoal_membership_describe(rank->world, of, text, sizeof text);
+        usleep(1000);
+    }
+    if (!strstr(text, words))
+        fail_msg("rank %d is said to be: %s", of, text);
 }
 
 /* Ranks 1 and 2 hear each other through the root alone. */
@@ -163,7 +201,7 @@ static void a_root_that_is_held_up_makes_no_two_causes(void **state)
     assert_true(atomic_load(&ranks[1].is_told) && atomic_load(&ranks[2].is_told));
     assert_int_equal(ranks[1].told.reporter, 1);
     assert_int_equal(ranks[2].told.reporter, 1);
-    close_ranks();
+    close_ranks(0);
 }
 
 static void a_root_tells_the_others_before_its_own_host(void **state)
@@ -174,12 +212,42 @@ static void a_root_tells_the_others_before_its_own_host(void **state)
     run_ranks(0, agree_one);
     assert_true(atomic_load(&ranks[0].is_told));
     assert_false(atomic_load(&ranks[0].was_told_first));
-    close_ranks();
+    close_ranks(0);
+}
+
+/* Rank 1 decides in its place, and nobody waits for it. */
+static void a_stopped_root_is_not_waited_for(void **state)
+{
+    (void)state;
+    make_ranks();
+    const pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        open_one(&ranks[0]);
+        for (;;)
+            pause();
+    }
+    run_ranks(1, open_one);
+    kill(child, SIGSTOP);
+    for (int r = 1; r < RANKS; r++)
+        await_words(&ranks[r], 0, "stopped");
+    const uint64_t start_ns = shoal_clock_ns();
+    run_ranks(1, agree_one);
+    assert_true(shoal_clock_ns() - start_ns < SHOAL_CAUSES_SETTLE_MS * SHOAL_NS_PER_MS);
+    for (int r = 1; r < RANKS; r++) {
+        assert_true(atomic_load(&ranks[r].is_told));
+        assert_int_equal(ranks[r].told.reporter, 1);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    shoal_log_fini(&ranks[0].log);
+    close_ranks(1);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stopped_root_is_not_waited_for), /* first: it forks */
         cmocka_unit_test(a_root_that_is_held_up_makes_no_two_causes),
         cmocka_unit_test(a_root_tells_the_others_before_its_own_host),
     };
