@@ -123,7 +123,7 @@ class Operation(Sized):
 
 @begins()
 class MemoryUsage(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("control_bytes", c_size_t), ("window_bytes", c_size_t), ("local_bytes", c_size_t)]
+    _fields_ = [("struct_bytes", c_size_t), ("control_bytes", c_size_t), ("staging_bytes", c_size_t), ("local_bytes", c_size_t)]
 
 
 # enum shoal_finding_level
