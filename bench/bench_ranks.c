@@ -75,7 +75,7 @@ static bool open_worker(struct crowd *crowd, int rank)
 
 static bool open_crowd(struct crowd *crowd)
 {
-    static const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=1", NULL};
+    static const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=1", NULL};
     static uint16_t host[SHOAL_RANKS_MAX];
     char error[256];
     for (int r = 0; r < crowd->size; r++)

@@ -44,7 +44,7 @@ def row_text(row):
     cells = [row["hosts"], size_text(row["bytes"]), time_text(row["time_us"]),
              *(f"{row[name]:.3f}" for name in ("algbw_gb_s", "busbw_gb_s")), share,
              *(f"{100 * row[name]:.0f}%" for name in ("sending", "working", "messaging", "waiting")),
-             f"{row['pieces_simulated']} of {row['pieces']}", row["algorithm"]]
+             f"{row['chunks_simulated']} of {row['chunks']}", row["algorithm"]]
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -58,7 +58,7 @@ def model_text(row):
 
 def page(name, title, command, rows):
     head = ["hosts", "size", "time", "algbw GB/s", "busbw GB/s", "of the wire's bound", "sending", "working", "messaging",
-            "waiting", "pieces simulated", "algorithm"]
+            "waiting", "chunks simulated", "algorithm"]
     lines = [f"# {title}, predicted", "", f"`{command}`, by `dev/sim.py {name}`", "", f"![times](sim-{name}.svg)", "",
              model_text(rows[0]), "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join(lines + [row_text(row) for row in rows] + [

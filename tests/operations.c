@@ -631,7 +631,7 @@ enum shoal_status operation_call(const struct operation_side *side, struct shoal
 
 /* ---- Drawing ------------------------------------------------------------------------------------------------------------- */
 
-/* Every border there is: of what goes beside the records, of lines, of small pieces. */
+/* Every border there is: of what goes beside the records, of lines, of small chunks. */
 static size_t draw_bytes(uint64_t *random, size_t room)
 {
     static const size_t bytes[] = {0, 8, 16, 24, 40, 4088, 4096, 4104, 12296, 16376, 16384, 16392, 40000, 81920};

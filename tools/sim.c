@@ -13,7 +13,7 @@ static const char help_text[] =
     "allowed (reduce-scatter), the root is rank 0.\n"
     "\n"
     "Predicts how long a collective takes on hosts that need not be there. It runs the plans that would run there, with the\n"
-    "same choice of algorithm, pieces and slots, on a model of cores and of a network. Nothing is measured, and the answer is\n"
+    "same choice of algorithm, chunks and slots, on a model of cores and of a network. Nothing is measured, and the answer is\n"
     "the same everywhere; it is as good as the numbers of the model: --explain-model says what to measure for them.\n"
     "\n"
     "LIST is one number, several with commas between (1,2,6), or ranges (1-256), which go up by --factor. Sizes take K, M, G\n"
@@ -27,7 +27,7 @@ static const char help_text[] =
     "    --operands plain|shared  ordinary memory, or from shoal_mem_alloc, which ranks of a host map (plain)\n"
     "    --algorithm NAME         a row of `shoal info --algorithms`, such as ring or mesh, instead of the table's choice,\n"
     "                             where it can serve\n"
-    "    --every-piece            simulate all pieces, also when the time from one to the next has settled\n"
+    "    --every-chunk            simulate all chunks, also when the time from one to the next has settled\n"
     "    --rate RATE              payload that a host's adapter sends, and receives at the same time (25gbit)\n"
     "    --latency TIME           one way (30us)\n"
     "    --message-us US          CPU time of a message, where it is sent and again where it is heard (2)\n"
@@ -54,7 +54,7 @@ static const char help_text[] =
     "    shoal sim allreduce --hosts 16 --bytes 1K-1G --factor 8 --algorithm ring\n"
     "    shoal sim --explain-model --rate 10gbit --latency 50us\n"
     "\n"
-    "Environment: SHOAL_PIECE_BYTES, SHOAL_DEPTH, SHOAL_DIRECT_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
+    "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_DIRECT_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
     "\n"
     "Exit codes: 0 success, 1 failure, 2 the arguments make no sense.\n";
 

@@ -17,7 +17,7 @@ enum option {
     OPTION_TYPE,
     OPTION_OPERANDS,
     OPTION_ALGORITHM,
-    OPTION_EVERY_PIECE,
+    OPTION_EVERY_CHUNK,
     OPTION_FORMAT,
     OPTION_PLOT,
     OPTION_EXPLAIN
@@ -32,7 +32,8 @@ static const struct tool_option options_known[] = {
     {"--dtype", OPTION_TYPE, "TYPE"}, /* as other tools have it */
     {"--operands", OPTION_OPERANDS, "plain|shared"},
     {"--algorithm", OPTION_ALGORITHM, "NAME"},
-    {"--every-piece", OPTION_EVERY_PIECE, NULL},
+    {"--every-chunk", OPTION_EVERY_CHUNK, NULL},
+    {"--every-piece", OPTION_EVERY_CHUNK, NULL}, /* its former name */
     SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
     {"--plot", OPTION_PLOT, "FILE"},
@@ -240,8 +241,8 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
     case OPTION_PLOT:
         options->plot = args->value;
         return true;
-    case OPTION_EVERY_PIECE:
-        options->question.every_piece = 1;
+    case OPTION_EVERY_CHUNK:
+        options->question.every_chunk = 1;
         return true;
     case OPTION_EXPLAIN:
         return options->explains_model = true;

@@ -45,7 +45,7 @@ void sim_header_print(const struct sim_options *options)
     const struct shoal_simulation *question = &options->question;
     if (options->format == SIM_CSV)
         puts("collective,hosts,ranks,bytes,dtype,operands,algorithm,time_us,algbw_gb_s,busbw_gb_s,bound_us,share_of_bound,"
-             "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,pieces,pieces_simulated,piece_us,"
+             "sent_bytes,received_bytes,sending,receiving,working,messaging,waiting,chunks,chunks_simulated,chunk_us,"
              "rate_gbit_s,latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,"
              "burst_bytes,burst_gbit_s,pause_us,one_machine");
     if (options->format != SIM_TABLE)
@@ -56,23 +56,23 @@ void sim_header_print(const struct sim_options *options)
     sim_parameters_print(question);
     puts(
         "# of bound: the time the wire alone needs, over the time; sent: payload, per host; sending: of the busiest adapter's\n"
-        "#   time; working, messaging, waiting: of the ranks' time; pieces: simulated of all; GB = 10^9");
+        "#   time; working, messaging, waiting: of the ranks' time; chunks: simulated of all; GB = 10^9");
     printf("%6s %6s %10s %14s %8s %8s %8s %10s %8s %8s %9s %8s %11s  algorithm\n", "hosts", "ranks", "size", "time us", "algbw",
-           "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting", "pieces");
+           "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting", "chunks");
     fflush(stdout);
 }
 
 static void table_print(const struct sim_options *options, const struct sim_row *row)
 {
     const struct shoal_simulated *answer = &row->answer;
-    char size[24], sent[24], bound[16] = "-", pieces[48];
+    char size[24], sent[24], bound[16] = "-", chunks[48];
     if (answer->bound_us > 0)
         snprintf(bound, sizeof bound, "%.1f%%", 100 * share_of_bound(answer));
-    snprintf(pieces, sizeof pieces, "%zu/%zu", answer->pieces_simulated, answer->pieces);
+    snprintf(chunks, sizeof chunks, "%zu/%zu", answer->chunks_simulated, answer->chunks);
     printf("%6zu %6zu %10s %14.2f %8.3f %8.3f %8s %10s %7.1f%% %7.1f%% %8.1f%% %7.1f%% %11s  %s\n", row->hosts,
            row->hosts * options->question.ranks_per_host, sim_size_print((double)answer->bytes, size), answer->time_us,
            answer->algbw_gb_s, answer->busbw_gb_s, bound, sim_size_print(answer->sent_bytes, sent), 100 * answer->sending,
-           100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, pieces, answer->algorithm);
+           100 * answer->working, 100 * answer->messaging, 100 * answer->waiting, chunks, answer->algorithm);
 }
 
 /* As spreadsheets read it. */
@@ -150,9 +150,9 @@ static void record_print(const struct sim_options *options, const struct sim_row
         {"working", NULL, answer->working},
         {"messaging", NULL, answer->messaging},
         {"waiting", NULL, answer->waiting},
-        {"pieces", NULL, (double)answer->pieces},
-        {"pieces_simulated", NULL, (double)answer->pieces_simulated},
-        {"piece_us", NULL, answer->piece_us},
+        {"chunks", NULL, (double)answer->chunks},
+        {"chunks_simulated", NULL, (double)answer->chunks_simulated},
+        {"chunk_us", NULL, answer->chunk_us},
     };
     const size_t count = RESULT_FIELDS + sim_model_fields(model, row->hosts, fields + RESULT_FIELDS);
     sim_fields_print(fields, count, options->format == SIM_JSON);
@@ -239,7 +239,7 @@ void sim_model_print(const struct shoal_simulation *model)
     memory_print(model);
     puts(
         "How it goes on from there:\n"
-        "    Ranks run the plans that `shoal explain` prints, in the pieces and slots that the settings give, all from one\n"
+        "    Ranks run the plans that `shoal explain` prints, in the chunks and slots that the settings give, all from one\n"
         "    moment on. Each operation begins with a record to each partner elsewhere, and to the ranks of the host.\n"
         "    A rank does one thing at a time: it works, sends, hears, or waits. With --cores ranks of a host take turns.\n"
         "    Each host has one adapter for all its ranks. It sends what comes first, --frame bytes of a host's messages, then\n"
@@ -248,5 +248,5 @@ void sim_model_print(const struct shoal_simulation *model)
         "not\n"
         "    wait. With --one-machine all ranks take turns on the same --cores.\n"
         "    Not in it: other traffic, losses, caches, a memory bus that ranks share, the time to sleep and to wake.\n"
-        "    Once the time from piece to piece has settled to 0.2% the rest is taken to go on so; --every-piece does not.");
+        "    Once the time from chunk to chunk has settled to 0.2% the rest is taken to go on so; --every-chunk does not.");
 }

@@ -342,7 +342,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *co
                                                            const size_t *output_offsets, enum shoal_type type,
                                                            const struct shoal_options *options);
 
-/* Several tensors in one operation: one announcement, one request, one deadline, and pieces that run across the borders
+/* Several tensors in one operation: one announcement, one request, one deadline, and chunks that run across the borders
  * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
  * ranks. No output may overlap an operand of another tensor. The array is read during the call only. Peers are given the data
  * through staging buffers, also from shared memory. */
@@ -665,7 +665,7 @@ struct shoal_simulation {
     size_t bytes; /* of the larger operand, as in struct shoal_question */
     enum shoal_type type;
     int shared;                  /* are operands in memory from shoal_mem_alloc? */
-    int every_piece;             /* simulate all pieces, also when the time from one to the next has settled */
+    int every_chunk;             /* simulate all chunks, also when the time from one to the next has settled */
     const char *const *settings; /* as in struct shoal_context_options */
     double rate_gbit_s;          /* of each host's adapter, payload, out and in at the same time */
     double latency_us;           /* one way */
@@ -703,18 +703,18 @@ struct shoal_simulated {
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
     double messaging; /* in which it sends and hears messages */
     double waiting;   /* in which it waits, for others or for a core */
-    size_t pieces;
-    size_t pieces_simulated; /* the others were taken to follow each other as these did */
-    double piece_us;         /* from one piece to the next, where not all were simulated; else 0 */
+    size_t chunks;
+    size_t chunks_simulated; /* the others were taken to follow each other as these did */
+    double chunk_us;         /* from one chunk to the next, where not all were simulated; else 0 */
 };
 #define SHOAL_SIMULATED_INIT                                                           \
     {                                                                                  \
         sizeof(struct shoal_simulated), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
-/* Predicts how long a call would take on machines that need not be there: runs the plans that would run there, with the pieces,
+/* Predicts how long a call would take on machines that need not be there: runs the plans that would run there, with the chunks,
  * slots and algorithms that the settings give, on a model of hosts and their network. The same question has the same answer on
- * every machine. Takes microseconds to minutes: thousands of ranks have millions of messages for each piece.
+ * every machine. Takes microseconds to minutes: thousands of ranks have millions of messages for each chunk.
  * ERR_ARGUMENT when the question makes no sense, ERR_UNSUPPORTED when no plan serves such machines, ERR_MEMORY; then one line
  * on out, which may be NULL, says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out,

@@ -33,7 +33,7 @@ static const struct {
 } ranges[] = {
     {"SHOAL_DEPTH", 1, 16},
     {"SHOAL_DIRECT_BYTES", 0, 16384},
-    {"SHOAL_PIECE_BYTES", 4096, UINT64_C(64) << 20},
+    {"SHOAL_CHUNK_BYTES", 4096, UINT64_C(64) << 20},
     {"SHOAL_PORT", 0, 65535},
     {"SHOAL_TIMEOUT_MS", 1, UINT32_MAX},
     {"SHOAL_WARN_MS", 1, UINT32_MAX},
@@ -61,8 +61,17 @@ static const struct choice {
     {"SHOAL_DUMP_SIGNAL", dump_signals, NULL},
 };
 
+/* Settings that were renamed: the former name still works, where the present one is not set. */
+static const struct {
+    const char *former, *present;
+} renamed[] = {
+    {"SHOAL_PIECE_BYTES", "SHOAL_CHUNK_BYTES"},
+};
+
 /* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */
 static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_LIBRARY", "SHOAL_TORCH_SHIM", "SHOAL_TORCH_CACHE", NULL};
+
+_Static_assert(SHOAL_COUNT_OF(renamed) <= 64, "a bit of former_names for each");
 
 #define PREFIX "SHOAL_"
 
@@ -234,8 +243,34 @@ static const char *find_nearest(const char *name)
     return nearest;
 }
 
+/* The place of a former name in `renamed`; -1: it is none. */
+static int find_former(const char *name)
+{
+    for (size_t i = 0; i < SHOAL_COUNT_OF(renamed); i++) {
+        if (strcmp(renamed[i].former, name) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+/* What the environment says of a setting: under its present name, else under a former one, which is noted; NULL: nothing. */
+static const char *find_value(struct shoal_settings *settings, const char *name)
+{
+    const char *value = getenv(name);
+    for (size_t i = 0; !(value && *value) && i < SHOAL_COUNT_OF(renamed); i++) {
+        if (strcmp(renamed[i].present, name) != 0)
+            continue;
+        value = getenv(renamed[i].former);
+        if (value && *value)
+            settings->former_names |= UINT64_C(1) << i;
+    }
+    return value && *value ? value : NULL;
+}
+
 static const struct row *find_row(const char *name)
 {
+    const int former = find_former(name);
+    name = former >= 0 ? renamed[former].present : name;
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
         if (strcmp(rows[i].name, name) == 0)
             return &rows[i];
@@ -249,6 +284,9 @@ static enum shoal_status assign_override(struct shoal_settings *settings, const 
     const char *equals = strchr(text, '=');
     snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - text) : 0, text);
     const struct row *row = find_row(name);
+    const int former = find_former(name);
+    if (former >= 0)
+        settings->former_names |= UINT64_C(1) << former;
     if (row)
         return assign(settings, row, equals + 1, error, error_bytes);
     const char *nearest = find_nearest(name);
@@ -273,15 +311,28 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
     return false;
 }
 
+bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
+                                const char **present_out)
+{
+    while (*at < SHOAL_COUNT_OF(renamed) && !(settings->former_names >> *at & 1))
+        ++*at;
+    if (*at == SHOAL_COUNT_OF(renamed))
+        return false;
+    *former_out = renamed[*at].former;
+    *present_out = renamed[*at].present;
+    ++*at;
+    return true;
+}
+
 enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides, char *error,
                                       size_t error_bytes)
 {
     struct shoal_settings settings;
     memset(&settings, 0, sizeof settings);
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        const char *value = getenv(rows[i].name);
+        const char *value = find_value(&settings, rows[i].name);
         SHOAL_TRY(assign(&settings, &rows[i], rows[i].preset, error, error_bytes));
-        if (value && *value)
+        if (value)
             SHOAL_TRY(assign(&settings, &rows[i], value, error, error_bytes));
     }
     for (size_t i = 0; overrides && overrides[i]; i++)
@@ -295,9 +346,9 @@ void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)
     char error[256];
     memset(settings_out, 0, sizeof *settings_out);
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        const char *value = getenv(rows[i].name);
+        const char *value = find_value(settings_out, rows[i].name);
         (void)assign(settings_out, &rows[i], rows[i].preset, error, sizeof error);
-        if (value && *value && assign(settings_out, &rows[i], value, error, sizeof error) != SHOAL_OK)
+        if (value && assign(settings_out, &rows[i], value, error, sizeof error) != SHOAL_OK)
             tell(arg, error);
     }
 }

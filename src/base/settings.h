@@ -36,8 +36,8 @@
       "auto: libfabric writes into staging buffers on other hosts where it can itself; no: all is sent as messages")           \
     X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, where a firewall leaves only some") \
     X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: what the network brings is delayed and reordered, by this seed; 0: not")   \
-    X(PIECE_BYTES, piece_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through staging buffers")    \
-    X(DEPTH, depth, NUMBER, "4", 1, "how many pieces are under way at once, 1 to 16")                                          \
+    X(CHUNK_BYTES, chunk_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through staging buffers")    \
+    X(DEPTH, depth, NUMBER, "4", 1, "how many chunks are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
       "up to so many bytes of a rank travel beside its arrival record, 0 to 16K; of an all-reduce by many ranks, fewer")       \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
@@ -60,10 +60,11 @@ struct shoal_settings {
 #define SHOAL_SETTING_FIELD(name, field, kind, preset, agreed, text) SHOAL_SETTING_FIELD_##kind(field)
     SHOAL_SETTINGS_LIST(SHOAL_SETTING_FIELD)
 #undef SHOAL_SETTING_FIELD
-    uint64_t rules_hash; /* of the rules that `algorithms` stands for: set by who reads them; part of the hash */
+    uint64_t former_names; /* bits: which renamed settings were given by their former names */
+    uint64_t rules_hash;   /* of the rules that `algorithms` stands for: set by who reads them; part of the hash */
 };
 
-/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>), then overrides (a NULL-terminated list of
+/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a NULL-terminated list of
  * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is
  * allowed. */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
@@ -94,6 +95,11 @@ uint64_t shoal_settings_hash(const struct shoal_settings *settings);
 /* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at
  * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
 bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
+
+/* The next former name by which a value was given when these settings were loaded; false at the end. *at begins as 0. Both names
+ * are static. */
+bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
+                                const char **present_out);
 
 /* "40000-40099", or one port; empty: both become 0. False when it is no such text. */
 bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out);

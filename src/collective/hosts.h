@@ -17,10 +17,10 @@
  *   RESULTS  the blocks of the led slices in the end, put by others or worked out here; local ranks copy them from there
  *
  * Clear-to-send. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host
- * are done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this piece. That
- * rank waits for the clear-to-send before its first put. So nothing is owed between hosts from one piece to the next, and any
+ * are done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this chunk. That
+ * rank waits for the clear-to-send before its first put. So nothing is owed between hosts from one chunk to the next, and any
  * algorithm may follow any other. It costs one crossing at the start of an operation, beside the work inside the host; later
- * pieces find their clear-to-sends there, for they are given as soon as the slot is free. */
+ * chunks find their clear-to-sends there, for they are given as soon as the slot is free. */
 #ifndef SHOAL_COLLECTIVE_HOSTS_H
 #define SHOAL_COLLECTIVE_HOSTS_H
 

@@ -47,7 +47,7 @@ static void stage(struct shoal_plan *plan, const struct shoal_view *view, int ra
     }
 }
 
-/* A peer that signals in this piece has read all that it read in the pieces before: waiting for its block is waiting for its
+/* A peer that signals in this chunk has read all that it read in the chunks before: waiting for its block is waiting for its
  * credit too. */
 static void await_inputs(struct shoal_plan *plan, const struct shoal_view *view, int rank, bool needs_credits)
 {

@@ -308,15 +308,15 @@ enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_ki
     return shared == 0 ? SHOAL_REACH_STAGED : shared == all ? SHOAL_REACH_SHARED : SHOAL_REACH_MIXED;
 }
 
-/* ---- Pieces -------------------------------------------------------------------------------------------------------------- */
+/* ---- Chunks -------------------------------------------------------------------------------------------------------------- */
 
-/* Up to so many ranks a block between hosts is large enough: 5 KiB and more of a piece of 256 KiB. */
-#define RANKS_OF_A_PIECE 256
+/* Up to so many ranks a block between hosts is large enough: 5 KiB and more of a chunk of 256 KiB. */
+#define RANKS_OF_A_CHUNK 256
 
-size_t shoal_select_part_bytes(size_t piece_bytes, int size, int hosts)
+size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
 {
-    const size_t pieces = hosts > 1 ? ((size_t)size + RANKS_OF_A_PIECE - 1) / RANKS_OF_A_PIECE : 1;
-    return shoal_max_size(piece_bytes * pieces, (size_t)size * SHOAL_CACHE_LINE);
+    const size_t chunks = hosts > 1 ? ((size_t)size + RANKS_OF_A_CHUNK - 1) / RANKS_OF_A_CHUNK : 1;
+    return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
 /* No row has more than two places for each rank in each of three regions. */
@@ -328,23 +328,23 @@ int shoal_select_parts(int size, int hosts)
     return parts < SHOAL_PLACED_PARTS_MAX ? parts : SHOAL_PLACED_PARTS_MAX;
 }
 
-/* A piece fills all places: of a whole each of its blocks has one, of parts each part. */
-static size_t piece_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
+/* A chunk fills all places: of a whole each of its blocks has one, of parts each part. */
+static size_t chunk_of_places(const struct shoal_plan *plan, size_t part_bytes, size_t element_bytes, bool is_cut)
 {
     const size_t stride = (size_t)plan->parts * part_bytes / (size_t)plan->places / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE;
     return stride / element_bytes * (size_t)(is_cut ? 1 : plan->staging_of);
 }
 
-size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes)
+size_t shoal_select_chunk(const struct shoal_row *row, const struct shoal_plan *plan, size_t chunk_bytes, size_t element_bytes)
 {
     const struct shoal_shape *shape = &shoal_kind_row(row->kind)->shape;
     const size_t size = (size_t)plan->size;
     if (plan->parts == 0)
-        return piece_bytes * (row->is_cut ? size : 1) / element_bytes;
+        return chunk_bytes * (row->is_cut ? size : 1) / element_bytes;
     const bool is_cut = shape->is_input_cut || shape->is_output_cut;
     if (plan->places)
-        return piece_of_places(plan, shoal_select_part_bytes(piece_bytes, plan->size, 2), element_bytes, is_cut);
+        return chunk_of_places(plan, shoal_select_part_bytes(chunk_bytes, plan->size, 2), element_bytes, is_cut);
     const bool in_parts = is_cut && plan->staging_of > 1;
-    const size_t bytes = shoal_select_part_bytes(piece_bytes, plan->size, 1) / (in_parts ? size : 1);
+    const size_t bytes = shoal_select_part_bytes(chunk_bytes, plan->size, 1) / (in_parts ? size : 1);
     return bytes / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE / element_bytes;
 }

@@ -24,7 +24,7 @@ struct shoal_row {
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
     shoal_plan_build_fn build;             /* NULL: the data travel beside the arrival records */
-    bool is_cut; /* the piece is cut among the ranks: without staging buffers a piece may be `size` times larger */
+    bool is_cut; /* the chunk is cut among the ranks: without staging buffers a chunk may be `size` times larger */
     /* NULL: always; of the rows that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
     const char *when; /* for people: when it is chosen */
@@ -89,12 +89,12 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
 /* Parts of a staging buffer that any row may use, at most. */
 int shoal_select_parts(int size, int hosts);
 
-/* Bytes of one part of a staging buffer: room for a piece, or for the smallest piece of each rank's part. The same on all
+/* Bytes of one part of a staging buffer: room for a chunk, or for the smallest chunk of each rank's part. The same on all
  * ranks. Over several hosts it grows with the ranks among which it is cut: else messages would cost more than what they
  * carry. */
-size_t shoal_select_part_bytes(size_t piece_bytes, int size, int hosts);
+size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts);
 
-/* How many elements of a whole, or of each part, one piece of a plan has. */
-size_t shoal_select_piece(const struct shoal_row *row, const struct shoal_plan *plan, size_t piece_bytes, size_t element_bytes);
+/* How many elements of a whole, or of each part, one chunk of a plan has. */
+size_t shoal_select_chunk(const struct shoal_row *row, const struct shoal_plan *plan, size_t chunk_bytes, size_t element_bytes);
 
 #endif

@@ -47,7 +47,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                           struct shoal_transport **transport_out)
 {
     const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
-    const size_t part_bytes = shoal_select_part_bytes(context->settings.piece_bytes, recipe->size, hosts);
+    const size_t part_bytes = shoal_select_part_bytes(context->settings.chunk_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
                                           .membership = recipe->membership,
@@ -222,11 +222,14 @@ static enum shoal_status agree(struct shoal_context *context, struct shoal_boots
 static void name_unknown_variables(struct shoal_context *context)
 {
     char name[SHOAL_SETTING_NAME_MAX];
-    const char *nearest;
-    size_t at = 0;
+    const char *nearest, *present;
+    size_t at = 0, former_at = 0;
     /* relaxed: who comes first says it; nothing else goes by it */
     if (context->log.rank != 0 || atomic_exchange_explicit(&context->has_named_variables, true, memory_order_relaxed))
         return;
+    for (const char *former; shoal_settings_find_former(&context->settings, &former_at, &former, &present);)
+        shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is called %s now; the former name still works", former,
+                       present);
     while (shoal_settings_find_unknown(&at, name, &nearest)) {
         if (nearest)
             shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is no setting; did you mean %s?", name, nearest);

@@ -101,7 +101,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
     engine->kept_bytes = SHOAL_KEPT_BYTES;
-    engine->part_bytes = shoal_select_part_bytes(options->settings->piece_bytes, engine->size, engine->hosts);
+    engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
     const enum shoal_status status = allocate(engine, options->flights);
@@ -719,7 +719,7 @@ static bool start_arrived(struct shoal_engine *engine)
             fail_to_prepare(engine, request, status);
             return true;
         }
-        request->state = request->piece_count ? SHOAL_REQUEST_RUNNING : SHOAL_REQUEST_DONE;
+        request->state = request->chunk_count ? SHOAL_REQUEST_RUNNING : SHOAL_REQUEST_DONE;
     }
     return did;
 }
@@ -762,8 +762,8 @@ static bool progress_once(struct shoal_engine *engine)
         did |= announce_queued(engine);
     if (engine->active_head) {
         did |= start_arrived(engine);
-        if (!engine->is_broken && (engine->piece_active || engine->start_next))
-            did |= shoal_engine_run_pieces(engine);
+        if (!engine->is_broken && (engine->chunk_active || engine->start_next))
+            did |= shoal_engine_run_chunks(engine);
         if (!engine->is_broken)
             did |= retire_done(engine);
     }

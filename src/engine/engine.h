@@ -1,12 +1,12 @@
-/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans piece by
- * piece, and fails as a whole when something fails. It names no algorithm and no transport, and never waits:
+/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans chunk by
+ * chunk, and fails as a whole when something fails. It names no algorithm and no transport, and never waits:
  * shoal_engine_progress does what can be done now. Waiting is the progress engine's (progress.h).
  *
  * All calls come under the progress engine's lock, but those on a request that say otherwise.
  *
  * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
- * have arrived and called the same) -> done. Pieces of running operations take slots in the order of operations, the same on
- * all ranks; at most `depth` pieces are under way. */
+ * have arrived and called the same) -> done. Chunks of running operations take slots in the order of operations, the same on
+ * all ranks; at most `depth` chunks are under way. */
 #ifndef SHOAL_ENGINE_ENGINE_H
 #define SHOAL_ENGINE_ENGINE_H
 
@@ -78,10 +78,10 @@ struct shoal_request {
     struct shoal_cached_plan *cached;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
-    size_t piece_elements; /* of a whole, or of each part */
-    size_t piece_count;
-    size_t pieces_started;
-    size_t pieces_done;
+    size_t chunk_elements; /* of a whole, or of each part */
+    size_t chunk_count;
+    size_t chunks_started;
+    size_t chunks_done;
     uint64_t message_id; /* sends and receives: see messages.c */
     const void *message_source;
     size_t message_offset;
@@ -104,8 +104,8 @@ struct shoal_peer_set {
     uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
 };
 
-/* One run of a plan over one piece. */
-struct shoal_piece {
+/* One run of a plan over one chunk. */
+struct shoal_chunk {
     struct shoal_request *request; /* NULL: the slot is free */
     size_t first;                  /* element of a whole, or of each part */
     uint32_t step;
@@ -114,7 +114,7 @@ struct shoal_piece {
 };
 
 /* Called after each step, for tests. */
-typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t piece, const struct shoal_plan *plan, uint32_t step);
+typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step);
 
 struct shoal_engine_options {
     const char *name;
@@ -174,7 +174,7 @@ struct shoal_engine {
     uint64_t completed_by_all;                       /* what was last known of all peers */
     struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
-    struct shoal_request *start_next;                /* the first active one with pieces to start */
+    struct shoal_request *start_next;                /* the first active one with chunks to start */
     unsigned active_count;
     void **addresses;                                 /* [SHOAL_ACTIVE_MAX][2 * size] */
     struct shoal_descriptor called[SHOAL_ARRIVALS];   /* own calls of late, by sequence */
@@ -188,11 +188,11 @@ struct shoal_engine {
     uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
     uint16_t *nearest;    /* [size] scratch: find_missing has it */
 
-    struct shoal_piece pieces[SHOAL_DEPTH_MAX];
+    struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
-    uint64_t piece_next;                               /* number of the next piece; its slot is this modulo depth */
-    unsigned piece_active;
-    uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's piece */
+    uint64_t chunk_next;                               /* number of the next chunk; its slot is this modulo depth */
+    unsigned chunk_active;
+    uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's chunk */
 
     struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
@@ -332,10 +332,10 @@ extern const char shoal_engine_eager[], shoal_engine_asked[];
 /* Sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 
-/* engine_run.c: pieces and steps. */
+/* engine_run.c: chunks and steps. */
 void shoal_packed_free(struct shoal_packed **list);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
-bool shoal_engine_run_pieces(struct shoal_engine *engine);
+bool shoal_engine_run_chunks(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* What the rank has given for a direct operation, in a row. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);

@@ -99,35 +99,35 @@ static void print_request(const struct shoal_request *request, char *text, size_
 
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
 
-static const struct shoal_piece *oldest_piece(const struct shoal_engine *engine, const struct shoal_request *request)
+static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     for (uint64_t i = engine->depth; i > 0 && request->state == SHOAL_REQUEST_RUNNING; i--) {
-        const struct shoal_piece *piece = &engine->pieces[(engine->piece_next + engine->depth - i) % engine->depth];
-        if (piece->request == request)
-            return piece;
+        const struct shoal_chunk *chunk = &engine->chunks[(engine->chunk_next + engine->depth - i) % engine->depth];
+        if (chunk->request == request)
+            return chunk;
     }
     return NULL;
 }
 
-/* The step in which the request's oldest piece waits, and for which other rank; -1 when it is not that far. */
+/* The step in which the request's oldest chunk waits, and for which other rank; -1 when it is not that far. */
 static void find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out, int *peer_out)
 {
-    const struct shoal_piece *piece = oldest_piece(engine, request);
-    const struct shoal_plan *plan = piece ? &request->cached->plan : NULL;
-    const struct shoal_step *step = piece && piece->step < plan->step_count ? &plan->steps[piece->step] : NULL;
-    *step_out = piece ? (int)piece->step : -1;
+    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
+    const struct shoal_step *step = chunk && chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
+    *step_out = chunk ? (int)chunk->step : -1;
     *peer_out = step && step->kind == SHOAL_STEP_WAIT && step->peer != engine->rank ? step->peer : -1;
 }
 
 /* Whether all that the request waits for is that its data leave. A step that waits for the own rank waits for its puts,
- * and so does a piece after its last step. */
+ * and so does a chunk after its last step. */
 static bool is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_piece *piece = oldest_piece(engine, request);
-    const struct shoal_plan *plan = piece ? &request->cached->plan : NULL;
-    if (!piece || piece->step == plan->step_count)
-        return piece || request->state == SHOAL_REQUEST_DONE;
-    const struct shoal_step *step = &plan->steps[piece->step];
+    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
+    if (!chunk || chunk->step == plan->step_count)
+        return chunk || request->state == SHOAL_REQUEST_DONE;
+    const struct shoal_step *step = &plan->steps[chunk->step];
     return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
 }
 
@@ -268,10 +268,10 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     engine->failure = *failure;
     engine->is_broken = true;
     engine->active_head = engine->queue_head = engine->start_next = NULL;
-    engine->active_count = engine->piece_active = 0;
+    engine->active_count = engine->chunk_active = 0;
     for (unsigned i = 0; i < engine->depth; i++)
-        engine->left_packed[i] = engine->pieces[i].packed;
-    memset(engine->pieces, 0, sizeof engine->pieces);
+        engine->left_packed[i] = engine->chunks[i].packed;
+    memset(engine->chunks, 0, sizeof engine->chunks);
     log_broken(engine, failure);
     complete_list(active, failure->status);
     complete_list(queued, failure->status);
@@ -663,10 +663,10 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
 static bool is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     for (unsigned i = 0; i < engine->depth; i++) {
-        const struct shoal_piece *piece = &engine->pieces[i];
+        const struct shoal_chunk *chunk = &engine->chunks[i];
         const struct shoal_plan *plan = &request->cached->plan;
-        if (piece->request == request && piece->step < plan->step_count && plan->steps[piece->step].kind != SHOAL_STEP_REDUCE &&
-            plan->steps[piece->step].peer == peer)
+        if (chunk->request == request && chunk->step < plan->step_count && plan->steps[chunk->step].kind != SHOAL_STEP_REDUCE &&
+            plan->steps[chunk->step].peer == peer)
             return true;
     }
     return false;
@@ -735,9 +735,9 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
 /* Changes whenever anything moves. */
 static uint64_t progress_mark(const struct shoal_engine *engine)
 {
-    uint64_t mark = engine->done_sequence * 31 + engine->piece_next;
+    uint64_t mark = engine->done_sequence * 31 + engine->chunk_next;
     for (unsigned i = 0; i < engine->depth; i++)
-        mark = mark * 31 + engine->pieces[i].step;
+        mark = mark * 31 + engine->chunks[i].step;
     if (engine->active_head)
         mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
     return mark * 31 + shoal_messages_mark(engine);

@@ -1,4 +1,4 @@
-/* How the engine runs plans: operands to addresses, pieces to slots, steps to bytes. */
+/* How the engine runs plans: operands to addresses, chunks to slots, steps to bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,7 +149,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
             engine->ops->arrival(engine->transport, engine->leader, request->sequence)->descriptor.hints;
     if (request->call.layout && request->call.layout->notices)
         agree_on_count(engine, request);
-    request->piece_count = request->pieces_started = request->pieces_done = 0;
+    request->chunk_count = request->chunks_started = request->chunks_done = 0;
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
         return SHOAL_OK;
     SHOAL_TRY(shoal_engine_find_plan(engine, request));
@@ -159,18 +159,18 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
     request->record->algorithm = request->cached->row->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
-        request->piece_elements = request->piece_count = 1;
+        request->chunk_elements = request->chunk_count = 1;
         return SHOAL_OK;
     }
-    request->piece_elements =
-        shoal_select_piece(request->cached->row, plan, engine->settings->piece_bytes, request->element_bytes);
-    request->piece_count = (request->call.count + request->piece_elements - 1) / request->piece_elements;
+    request->chunk_elements =
+        shoal_select_chunk(request->cached->row, plan, engine->settings->chunk_bytes, request->element_bytes);
+    request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
     return SHOAL_OK;
 }
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
-/* What a block is in the piece at hand: elements [begin, begin + elements) of a part of its operand. */
+/* What a block is in the chunk at hand: elements [begin, begin + elements) of a part of its operand. */
 struct span {
     int part;
     size_t begin;
@@ -178,46 +178,46 @@ struct span {
     size_t staging_at; /* bytes from the start of the staging slot, for staging buffers */
 };
 
-/* Places are as far apart as the longest block of the piece is long; so they are on all ranks. */
-static void find_place(const struct shoal_piece *piece, struct shoal_block block, unsigned of, struct span *span)
+/* Places are as far apart as the longest block of the chunk is long; so they are on all ranks. */
+static void find_place(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
 {
-    const struct shoal_request *request = piece->request;
-    const size_t count = shoal_min_size(request->call.count - piece->first, request->piece_elements);
+    const struct shoal_request *request = chunk->request;
+    const size_t count = shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
     const size_t stride = shoal_place_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
     span->staging_at = (block.place - 1u) * stride * request->element_bytes;
     if (block.run)
         span->elements = block.run * stride;
 }
 
-static struct span find_span(const struct shoal_engine *engine, const struct shoal_piece *piece, struct shoal_block block)
+static struct span find_span(const struct shoal_engine *engine, const struct shoal_chunk *chunk, struct shoal_block block)
 {
-    const struct shoal_request *request = piece->request;
+    const struct shoal_request *request = chunk->request;
     const size_t element = request->element_bytes;
     const int parts = shoal_shape_parts(request->shape, block, engine->size), of = block.of / parts;
     int from, to;
     struct span span = {.part = block.index / of};
     shoal_shape_route(request->shape, block, engine->size, &from, &to);
     const size_t length = shoal_call_length(&request->call, engine->rank, from, to);
-    const size_t left = length > piece->first ? shoal_min_size(length - piece->first, request->piece_elements) : 0;
+    const size_t left = length > chunk->first ? shoal_min_size(length - chunk->first, request->chunk_elements) : 0;
     const size_t begin =
         shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of), (unsigned)of, &span.elements);
-    span.begin = piece->first + begin;
+    span.begin = chunk->first + begin;
     span.staging_at =
-        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->piece_elements : 0) + begin) * element;
+        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->chunk_elements : 0) + begin) * element;
     if (block.run)
         span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
                                          (unsigned)of, &(size_t){0}) -
                         begin;
     if (block.place)
-        find_place(piece, block, (unsigned)of, &span);
+        find_place(chunk, block, (unsigned)of, &span);
     return span;
 }
 
 /* The address of element `at` of the span; *run becomes at most the elements that follow it in a row. */
-static char *find_address(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot, struct shoal_block block,
+static char *find_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                           const struct span *span, size_t at, size_t *run)
 {
-    const struct shoal_request *request = piece->request;
+    const struct shoal_request *request = chunk->request;
     const size_t element = request->element_bytes;
     const enum shoal_operand operand = (enum shoal_operand)block.operand;
     if (operand == SHOAL_OPERAND_STAGING)
@@ -352,22 +352,22 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
 }
 
 /* Where operands are several tensors, from border to border. */
-static void run_reduce(struct shoal_engine *engine, const struct shoal_piece *piece, unsigned slot,
+static void run_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
                        const struct shoal_step *step)
 {
-    const struct shoal_request *request = piece->request;
+    const struct shoal_request *request = chunk->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const size_t elements = find_span(engine, piece, blocks[0]).elements;
+    const size_t elements = find_span(engine, chunk, blocks[0]).elements;
     for (size_t at = 0, run; at < elements; at += run) {
         run = elements - at;
         for (unsigned i = 0; i < step->source_count; i++) {
-            const struct span span = find_span(engine, piece, blocks[i]);
-            engine->sources[i] = find_address(engine, piece, slot, blocks[i], &span, at, &run);
+            const struct span span = find_span(engine, chunk, blocks[i]);
+            engine->sources[i] = find_address(engine, chunk, slot, blocks[i], &span, at, &run);
         }
         for (unsigned i = 0; i < step->dest_count; i++) {
             const struct shoal_block block = blocks[step->source_count + i];
-            const struct span span = find_span(engine, piece, block);
-            engine->dests[i] = find_address(engine, piece, slot, block, &span, at, &run);
+            const struct span span = find_span(engine, chunk, block);
+            engine->dests[i] = find_address(engine, chunk, slot, block, &span, at, &run);
         }
         reduce_run(engine, request, step, run);
     }
@@ -387,7 +387,7 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* Of several tensors, or scaled: what is put, in a row, until the piece ends. */
+/* Of several tensors, or scaled: what is put, in a row, until the chunk ends. */
 struct shoal_packed {
     struct shoal_packed *next;
     _Alignas(SHOAL_CACHE_LINE) char data[];
@@ -403,50 +403,50 @@ void shoal_packed_free(struct shoal_packed **list)
 }
 
 /* NULL: no memory. */
-static const char *pack_block(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot, struct shoal_block block,
+static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
                               const struct span *span)
 {
-    const size_t element = piece->request->element_bytes;
+    const size_t element = chunk->request->element_bytes;
     struct shoal_packed *packed =
         aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + span->elements * element, SHOAL_CACHE_LINE));
     if (!packed)
         return NULL;
     for (size_t at = 0, run; at < span->elements; at += run) {
         run = span->elements - at;
-        const char *from = find_address(engine, piece, slot, block, span, at, &run);
+        const char *from = find_address(engine, chunk, slot, block, span, at, &run);
         memcpy(packed->data + at * element, from, run * element);
     }
-    if (is_scaled_on_reading(engine, piece->request) && block.operand == SHOAL_OPERAND_INPUT) {
+    if (is_scaled_on_reading(engine, chunk->request) && block.operand == SHOAL_OPERAND_INPUT) {
         void *const data = packed->data;
         const void *source = data;
-        engine->kernels->reduce[piece->request->call.type][SHOAL_SCALED_SUM](&data, 1, &source, 1, span->elements,
-                                                                             piece->request->call.scale, SHOAL_STORES_CACHED);
+        engine->kernels->reduce[chunk->request->call.type][SHOAL_SCALED_SUM](&data, 1, &source, 1, span->elements,
+                                                                             chunk->request->call.scale, SHOAL_STORES_CACHED);
     }
-    packed->next = piece->packed;
-    piece->packed = packed;
+    packed->next = chunk->packed;
+    chunk->packed = packed;
     return packed->data;
 }
 
-static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot,
+static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                                  const struct shoal_step *step)
 {
-    const struct shoal_request *request = piece->request;
+    const struct shoal_request *request = chunk->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const struct span from = find_span(engine, piece, blocks[0]), to = find_span(engine, piece, blocks[1]);
+    const struct span from = find_span(engine, chunk, blocks[0]), to = find_span(engine, chunk, blocks[1]);
     size_t run = from.elements;
-    const char *source = find_address(engine, piece, slot, blocks[0], &from, 0, &run);
+    const char *source = find_address(engine, chunk, slot, blocks[0], &from, 0, &run);
     const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
     const bool is_apart = run < from.elements || (is_input && is_scaled_on_reading(engine, request));
-    if (is_apart && !(source = piece->is_packed ? piece->packed->data : pack_block(engine, piece, slot, blocks[0], &from)))
+    if (is_apart && !(source = chunk->is_packed ? chunk->packed->data : pack_block(engine, chunk, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
     const enum shoal_status status =
         engine->ops->put(engine->transport, step->peer, slot, to.staging_at, source, from.elements * request->element_bytes);
-    piece->is_packed = is_apart && status == SHOAL_PENDING;
+    chunk->is_packed = is_apart && status == SHOAL_PENDING;
     return status;
 }
 
 /* True when the step is done; false when it has to wait, or when it failed (then the engine is broken). */
-static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot, const struct shoal_step *step)
+static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
     enum shoal_status status = SHOAL_OK;
     switch ((enum shoal_step_kind)step->kind) {
@@ -457,90 +457,90 @@ static bool run_step(struct shoal_engine *engine, struct shoal_piece *piece, uns
         engine->must_flush = true;
         return true;
     case SHOAL_STEP_REDUCE:
-        run_reduce(engine, piece, slot, step);
+        run_reduce(engine, chunk, slot, step);
         return true;
     case SHOAL_STEP_PUT:
-        status = run_put(engine, piece, slot, step);
+        status = run_put(engine, chunk, slot, step);
         engine->must_flush = true;
         break;
     }
     if (status != SHOAL_OK && status != SHOAL_PENDING) {
         struct shoal_failure failure;
-        shoal_engine_begin_failure(engine, piece->request, status, step->peer, &failure);
+        shoal_engine_begin_failure(engine, chunk->request, status, step->peer, &failure);
         shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
         shoal_engine_fail(engine, &failure);
     }
     return status == SHOAL_OK;
 }
 
-/* ---- Pieces -------------------------------------------------------------------------------------------------------------- */
+/* ---- Chunks -------------------------------------------------------------------------------------------------------------- */
 
-static void end_piece(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot)
+static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot)
 {
-    struct shoal_request *request = piece->request;
+    struct shoal_request *request = chunk->request;
     uint64_t *base = &engine->slot_base[slot * (unsigned)engine->size];
     for (int r = 0; r < engine->size; r++)
         base[r] += request->cached->plan.signals_in[r];
-    shoal_packed_free(&piece->packed);
-    piece->request = NULL;
-    engine->piece_active--;
-    if (++request->pieces_done == request->piece_count)
+    shoal_packed_free(&chunk->packed);
+    chunk->request = NULL;
+    engine->chunk_active--;
+    if (++request->chunks_done == request->chunk_count)
         request->state = SHOAL_REQUEST_DONE;
 }
 
-static bool run_piece(struct shoal_engine *engine, struct shoal_piece *piece, unsigned slot)
+static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot)
 {
-    const struct shoal_plan *plan = &piece->request->cached->plan;
-    const uint32_t before = piece->step;
-    while (piece->step < plan->step_count && run_step(engine, piece, slot, &plan->steps[piece->step])) {
+    const struct shoal_plan *plan = &chunk->request->cached->plan;
+    const uint32_t before = chunk->step;
+    while (chunk->step < plan->step_count && run_step(engine, chunk, slot, &plan->steps[chunk->step])) {
         if (SHOAL_UNLIKELY(engine->on_step != NULL))
-            engine->on_step(engine->on_step_arg, piece->request->sequence, piece->first / piece->request->piece_elements, plan,
-                            piece->step);
-        piece->step++;
+            engine->on_step(engine->on_step_arg, chunk->request->sequence, chunk->first / chunk->request->chunk_elements, plan,
+                            chunk->step);
+        chunk->step++;
     }
-    const bool did = piece->step != before;
-    if (engine->is_broken || piece->step < plan->step_count || !has_left(engine, slot))
+    const bool did = chunk->step != before;
+    if (engine->is_broken || chunk->step < plan->step_count || !has_left(engine, slot))
         return did;
-    end_piece(engine, piece, slot);
+    end_chunk(engine, chunk, slot);
     return true;
 }
 
-/* Gives free slots to the next pieces, in order. */
-static bool start_pieces(struct shoal_engine *engine)
+/* Gives free slots to the next chunks, in order. */
+static bool start_chunks(struct shoal_engine *engine)
 {
     bool did = false;
     while (engine->start_next) {
         struct shoal_request *request = engine->start_next;
         if (request->state == SHOAL_REQUEST_ANNOUNCED)
             return did;
-        if (request->state == SHOAL_REQUEST_DONE || request->pieces_started == request->piece_count) {
+        if (request->state == SHOAL_REQUEST_DONE || request->chunks_started == request->chunk_count) {
             engine->start_next = request->next;
             continue;
         }
-        struct shoal_piece *piece = &engine->pieces[engine->piece_next % engine->depth];
-        if (piece->request)
+        struct shoal_chunk *chunk = &engine->chunks[engine->chunk_next % engine->depth];
+        if (chunk->request)
             return did;
-        piece->request = request;
-        piece->is_packed = false;
-        piece->first = request->pieces_started++ * request->piece_elements;
-        piece->step = 0;
-        engine->piece_next++;
-        engine->piece_active++;
+        chunk->request = request;
+        chunk->is_packed = false;
+        chunk->first = request->chunks_started++ * request->chunk_elements;
+        chunk->step = 0;
+        engine->chunk_next++;
+        engine->chunk_active++;
         did = true;
     }
     return did;
 }
 
-bool shoal_engine_run_pieces(struct shoal_engine *engine)
+bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
-    bool did = start_pieces(engine);
+    bool did = start_chunks(engine);
     if (engine->ops->enter && !engine->ops->enter(engine->transport))
         return did; /* shoal_engine_check takes it up */
     /* Oldest first: it is what the others wait for. */
     for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
-        const unsigned slot = (unsigned)((engine->piece_next + engine->depth - i) % engine->depth);
-        if (engine->pieces[slot].request)
-            did |= run_piece(engine, &engine->pieces[slot], slot);
+        const unsigned slot = (unsigned)((engine->chunk_next + engine->depth - i) % engine->depth);
+        if (engine->chunks[slot].request)
+            did |= run_chunk(engine, &engine->chunks[slot], slot);
     }
     if (engine->ops->leave)
         engine->ops->leave(engine->transport);

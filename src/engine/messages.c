@@ -137,7 +137,7 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
     request->message_id = packet->id;
     request->message_offset = 0;
     request->message_phase = TO_ANSWER;
-    request->pieces_done = 0; /* 1: taken by copy */
+    request->chunks_done = 0; /* 1: taken by copy */
     if (!packet->location)
         return;
     request->message_source =
@@ -161,7 +161,7 @@ static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_req
     if (request->message_offset < request->bytes)
         return SHOAL_OK;
     request->message_phase = TO_ANSWER;
-    request->pieces_done = 1;
+    request->chunks_done = 1;
     return SHOAL_OK;
 }
 
@@ -349,9 +349,9 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
         finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case TO_ANSWER:
-        SHOAL_TRY(push(engine, request, (struct shoal_packet){.kind = request->pieces_done ? TAKEN : GO}, NULL));
+        SHOAL_TRY(push(engine, request, (struct shoal_packet){.kind = request->chunks_done ? TAKEN : GO}, NULL));
         request->message_phase = FILLING;
-        if (request->pieces_done)
+        if (request->chunks_done)
             finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case COPYING:

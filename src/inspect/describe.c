@@ -422,20 +422,20 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_row
           out);
 }
 
-static void explain_pieces(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan, FILE *out)
+static void explain_chunks(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan, FILE *out)
 {
     if (inquiry->row->shape.is_empty) {
         fprintf(out, "rank %d:\n", plan->rank);
         return;
     }
-    const size_t piece = shoal_select_piece(row, plan, inquiry->settings.piece_bytes, inquiry->element);
-    const size_t pieces = (inquiry->count + piece - 1) / piece;
-    fprintf(out, "rank %d: %zu piece%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
-            pieces, plural(pieces), piece * inquiry->element, inquiry->is_cut ? " of each part" : "",
+    const size_t chunk = shoal_select_chunk(row, plan, inquiry->settings.chunk_bytes, inquiry->element);
+    const size_t chunks = (inquiry->count + chunk - 1) / chunk;
+    fprintf(out, "rank %d: %zu chunk%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
+            chunks, plural(chunks), chunk * inquiry->element, inquiry->is_cut ? " of each part" : "",
             (unsigned long long)inquiry->settings.depth, plan->parts, plural((size_t)plan->parts));
     if (plan->places)
         fprintf(out, " with %d place%s", plan->places, plural((size_t)plan->places));
-    fputs("; for each piece:\n", out);
+    fputs("; for each chunk:\n", out);
 }
 
 typedef void (*print_plan_fn)(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out);
@@ -458,7 +458,7 @@ static enum shoal_status print_plan(const struct inquiry *inquiry, const struct 
 
 static void explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
 {
-    explain_pieces(inquiry, row, plan, out);
+    explain_chunks(inquiry, row, plan, out);
     shoal_plan_print(plan, out);
 }
 
@@ -471,7 +471,7 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     explain_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0; "
           "copy: reduce of one block\n"
-          "wait 2 #1: for rank 2's first signal of this piece; wait 2 credit: until rank 2 has read the piece before\n",
+          "wait 2 #1: for rank 2's first signal of this chunk; wait 2 credit: until rank 2 has read the chunk before\n",
           out);
     if (inquiry->hosts > 1)
         fputs("@5+2: in place 5 of the staging buffer and the one after it; put: into the staging buffer of a rank elsewhere, "
@@ -555,19 +555,19 @@ static void print_json_choice(const struct inquiry *inquiry, const struct shoal_
     print_json_text("cost", row->cost, out);
 }
 
-static void print_json_pieces(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan,
+static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan,
                               FILE *out)
 {
-    const size_t piece = inquiry->count ? shoal_select_piece(row, plan, inquiry->settings.piece_bytes, inquiry->element) : 0;
+    const size_t chunk = inquiry->count ? shoal_select_chunk(row, plan, inquiry->settings.chunk_bytes, inquiry->element) : 0;
     fprintf(out,
-            "{\"rank\":%d,\"pieces\":%zu,\"piece_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
-            piece ? (inquiry->count + piece - 1) / piece : 1, piece * inquiry->element,
+            "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
+            chunk ? (inquiry->count + chunk - 1) / chunk : 1, chunk * inquiry->element,
             (unsigned long long)inquiry->settings.depth, plan->parts, plan->places);
 }
 
 static void print_json_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
 {
-    print_json_pieces(inquiry, row, plan, out);
+    print_json_chunks(inquiry, row, plan, out);
     shoal_plan_print_json(plan, out);
     fputc('}', out);
 }

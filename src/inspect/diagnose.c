@@ -186,7 +186,7 @@ static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
     const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
     const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
-    const size_t part = shoal_select_part_bytes(diagnosis->settings.piece_bytes, size, hosts);
+    const size_t part = shoal_select_part_bytes(diagnosis->settings.chunk_bytes, size, hosts);
     return diagnosis->settings.depth * shoal_shm_staging_stride(part * (size_t)shoal_select_parts(size, hosts));
 }
 
@@ -195,7 +195,7 @@ static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t stagi
     const uint64_t limit = diagnosis->settings.memory_limit;
     if (limit && limit < staging)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
-                             "raise SHOAL_MEMORY_LIMIT, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
+                             "raise SHOAL_MEMORY_LIMIT, or set SHOAL_CHUNK_BYTES or SHOAL_DEPTH lower",
                              "SHOAL_MEMORY_LIMIT is %llu bytes, but a rank's staging buffer takes %llu",
                              (unsigned long long)limit, (unsigned long long)staging);
     else if (limit > left)
@@ -214,7 +214,7 @@ static void check_memory(struct shoal_diagnosis *diagnosis)
     print_mib(staging * ranks + MIB - 1, wanted);
     if (staging * ranks > left)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
-                             "give the container more memory, or set SHOAL_PIECE_BYTES or SHOAL_DEPTH lower",
+                             "give the container more memory, or set SHOAL_CHUNK_BYTES or SHOAL_DEPTH lower",
                              "staging buffers of %llu rank%s take %s, but only %llu MiB are left", (unsigned long long)ranks,
                              ranks == 1 ? "" : "s", wanted, (unsigned long long)(left / MIB));
     else

@@ -6,8 +6,8 @@
 #include "inspect/predict_script.h"
 #include "inspect/predict_wire.h"
 
-/* Times from piece to piece have settled when they agree to within one part of so many; windows in which they are looked at
- * have at most so many times as many pieces as there are slots; and it is not believed before so many have been done. */
+/* Times from chunk to chunk have settled when they agree to within one part of so many; windows in which they are looked at
+ * have at most so many times as many chunks as there are slots; and it is not believed before so many have been done. */
 #define SETTLED_PARTS 500
 #define WINDOW_DEPTHS 32
 #define FIRST_DEPTHS 6
@@ -17,7 +17,7 @@ struct place {
     bool is_used;
     uint32_t leaving; /* messages of it that have not left */
     uint32_t act;
-    uint64_t piece;
+    uint64_t chunk;
 };
 
 struct rank {
@@ -29,7 +29,7 @@ struct rank {
     unsigned turn;    /* of places in the round */
     uint64_t want_ps; /* while it waits for a core */
     uint32_t next;    /* 1 + the rank that waits after it */
-    uint64_t started; /* pieces */
+    uint64_t started; /* chunks */
     uint64_t done;
     uint32_t inbox_count;
     uint64_t inbox_bytes;
@@ -50,20 +50,20 @@ struct machine {
     struct shoal_events events;
     struct shoal_wire wire;
     unsigned places; /* of a rank: the slots, and one for meeting */
-    uint64_t pieces; /* fewer than there are, once times have settled */
+    uint64_t chunks; /* fewer than there are, once times have settled */
     struct rank *ranks;
     struct place *at;      /* [rank * places + slot] */
-    int32_t **counters;    /* [rank][slot * heard + i], less what pieces before were owed: below 0 while a credit is */
+    int32_t **counters;    /* [rank][slot * heard + i], less what chunks before were owed: below 0 while a credit is */
     struct cores *cores;   /* [hosts] */
-    uint16_t *finished;    /* [piece] ranks that have done it */
-    uint64_t *finished_ps; /* [piece] */
-    uint64_t *lacking_ps;  /* [piece] what token buckets lacked then */
+    uint16_t *finished;    /* [chunk] ranks that have done it */
+    uint64_t *finished_ps; /* [chunk] */
+    uint64_t *lacking_ps;  /* [chunk] what token buckets lacked then */
     size_t finished_capacity;
     uint64_t finished_by_all;
     uint64_t started_most;
     uint64_t skipped;
     uint64_t skipped_ps;
-    uint64_t piece_ps;
+    uint64_t chunk_ps;
     uint64_t end_ps;
     enum shoal_status status;
 };
@@ -147,11 +147,11 @@ static void call_rank(struct machine *machine, int rank)
 
 /* ---- Settling ------------------------------------------------------------------------------------------------------------ */
 
-/* Room for what is known of each piece, as far as pieces have come. */
-static bool has_room(struct machine *machine, uint64_t piece)
+/* Room for what is known of each chunk, as far as chunks have come. */
+static bool has_room(struct machine *machine, uint64_t chunk)
 {
-    const size_t more = (size_t)piece + (size_t)piece / 2 + 64, before = machine->finished_capacity;
-    if (piece < before)
+    const size_t more = (size_t)chunk + (size_t)chunk / 2 + 64, before = machine->finished_capacity;
+    if (chunk < before)
         return true;
     uint16_t *finished = realloc(machine->finished, more * sizeof *finished);
     machine->finished = finished ? finished : machine->finished;
@@ -171,7 +171,7 @@ static uint64_t apart(uint64_t a, uint64_t b)
     return a > b ? a - b : b - a;
 }
 
-/* By how much more token buckets lacked after the last piece than three windows before. As long as they empty, times agree, and
+/* By how much more token buckets lacked after the last chunk than three windows before. As long as they empty, times agree, and
  * will not once they are empty: what they lose in a window is what a window will take longer then. */
 static uint64_t emptied_ps(const struct machine *machine, uint64_t window)
 {
@@ -179,7 +179,7 @@ static uint64_t emptied_ps(const struct machine *machine, uint64_t window)
     return end[0] > *(end - 3 * window) ? end[0] - *(end - 3 * window) : 0;
 }
 
-/* What comes after the last `window` pieces that all have done, where the times of three windows in a row agree; else 0. Slots
+/* What comes after the last `window` chunks that all have done, where the times of three windows in a row agree; else 0. Slots
  * repeat, and what repeats does so with them: a window is so many times the slots. */
 static uint64_t settled_ps(const struct machine *machine, uint64_t window)
 {
@@ -192,33 +192,33 @@ static uint64_t settled_ps(const struct machine *machine, uint64_t window)
     return is_steady && emptied_ps(machine, window) / 3 <= parts ? whole / 3 : 0;
 }
 
-/* What is left once times have settled: all pieces that have begun, the last one, which may be short, and so many that what is
+/* What is left once times have settled: all chunks that have begun, the last one, which may be short, and so many that what is
  * left out are whole windows. */
 static void settle(struct machine *machine)
 {
     const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1;
     if (machine->asked->is_whole || machine->skipped || machine->finished_by_all < FIRST_DEPTHS * depth)
         return;
-    for (uint64_t window = depth; window <= WINDOW_DEPTHS * depth && begun + window <= machine->pieces; window += depth) {
+    for (uint64_t window = depth; window <= WINDOW_DEPTHS * depth && begun + window <= machine->chunks; window += depth) {
         const uint64_t window_ps = settled_ps(machine, window);
         if (!window_ps)
             continue;
-        const uint64_t windows = (machine->pieces - begun) / window;
+        const uint64_t windows = (machine->chunks - begun) / window;
         machine->skipped_ps = windows * window_ps;
-        machine->piece_ps = window_ps / window;
+        machine->chunk_ps = window_ps / window;
         machine->skipped = windows * window;
-        machine->pieces -= machine->skipped;
+        machine->chunks -= machine->skipped;
         return;
     }
 }
 
-static void finish_piece(struct machine *machine, uint64_t piece)
+static void finish_chunk(struct machine *machine, uint64_t chunk)
 {
-    if (!has_room(machine, piece)) {
+    if (!has_room(machine, chunk)) {
         fail(machine, SHOAL_ERR_MEMORY);
         return;
     }
-    machine->finished[piece]++;
+    machine->finished[chunk]++;
     while (machine->finished_by_all < machine->finished_capacity &&
            machine->finished[machine->finished_by_all] == machine->cast.size) {
         machine->lacking_ps[machine->finished_by_all] = shoal_wire_lacking(&machine->wire);
@@ -232,12 +232,12 @@ static void finish_piece(struct machine *machine, uint64_t piece)
 static const struct shoal_script *script_of(const struct machine *machine, int rank, unsigned slot)
 {
     const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
-    return slot == meeting_slot(machine) ? &part->meet : &part->piece;
+    return slot == meeting_slot(machine) ? &part->meet : &part->chunk;
 }
 
 static uint64_t bytes_of(const struct machine *machine, const struct place *place, const struct shoal_act *act)
 {
-    return act->bytes[place->piece + 1 == machine->pieces ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
+    return act->bytes[place->chunk + 1 == machine->chunks ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
 }
 
 static uint64_t message_ps(const struct shoal_model *model, uint64_t messages, uint64_t bytes)
@@ -308,7 +308,7 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
     for (unsigned i = 0; i < part->heard; i++)
         machine->counters[rank][(size_t)slot * part->heard + i] -= (int32_t)part->owed[i];
     own->done++;
-    finish_piece(machine, place->piece);
+    finish_chunk(machine, place->chunk);
 }
 
 /* Runs what is at a place until it has to wait, or the rank is busy. */
@@ -362,21 +362,21 @@ static void begin_hearing(struct machine *machine, int rank)
         end_hearing(machine, rank);
 }
 
-/* Gives free slots to the next pieces, in order. */
-static void start_pieces(struct machine *machine, int rank)
+/* Gives free slots to the next chunks, in order. */
+static void start_chunks(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
-    while (own->has_met && own->started < machine->pieces) {
+    while (own->has_met && own->started < machine->chunks) {
         struct place *place = place_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
         if (place->is_used)
             return;
-        *place = (struct place){.is_used = true, .piece = own->started++};
+        *place = (struct place){.is_used = true, .chunk = own->started++};
         machine->started_most = own->started > machine->started_most ? own->started : machine->started_most;
         own->has_done = true;
     }
 }
 
-/* The turn's place: first that of meeting, then slots from the oldest piece on. */
+/* The turn's place: first that of meeting, then slots from the oldest chunk on. */
 static unsigned slot_of_turn(const struct machine *machine, const struct rank *rank)
 {
     const unsigned depth = machine->asked->depth;
@@ -393,7 +393,7 @@ static void run_rank(struct machine *machine, int rank)
         if (own->is_busy)
             return;
         if (own->turn == 0)
-            start_pieces(machine, rank);
+            start_chunks(machine, rank);
         for (; own->turn < machine->places && !own->is_busy; own->turn += !own->is_busy)
             run_place(machine, rank, slot_of_turn(machine, own));
         if (own->is_busy)
@@ -463,7 +463,7 @@ static enum shoal_status run(struct machine *machine)
     while (machine->status == SHOAL_OK && shoal_events_pop(&machine->events, &id))
         run_event(machine, (int)id);
     for (int rank = 0; rank < machine->cast.size; rank++) {
-        if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->pieces)
+        if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->chunks)
             fail(machine, SHOAL_ERR_INTERNAL);
     }
     return machine->status;
@@ -494,7 +494,7 @@ static enum shoal_status set_up(struct machine *machine)
     const int size = machine->asked->view.size, hosts = machine->asked->hosts;
     machine->places = machine->asked->depth + 1;
     SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
-    machine->pieces = machine->cast.pieces;
+    machine->chunks = machine->cast.chunks;
     SHOAL_TRY(allocate(machine));
     SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts)));
     return shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size);
@@ -556,9 +556,9 @@ static void sum_up(struct machine *machine, struct shoal_forecast *forecast)
         add_host(machine, &load, forecast);
     }
     forecast->time_ps = machine->end_ps + machine->skipped_ps;
-    forecast->piece_ps = machine->piece_ps;
-    forecast->pieces = cast->pieces;
-    forecast->pieces_run = (size_t)machine->pieces;
+    forecast->chunk_ps = machine->chunk_ps;
+    forecast->chunks = cast->chunks;
+    forecast->chunks_run = (size_t)machine->chunks;
 }
 
 enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_forecast *forecast_out)

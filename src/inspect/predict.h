@@ -11,8 +11,8 @@
  *            is on its way for the latency, then waits until the adapter there has received what came before. Between
  *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
  *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
- *   engine   as src/engine/engine_run.c has it: pieces take slots in order, a slot is free again when what was put from it has
- *            left, the oldest piece goes first until it has to wait; a rank hears messages between its rounds.
+ *   engine   as src/engine/engine_run.c has it: chunks take slots in order, a slot is free again when what was put from it has
+ *            left, the oldest chunk goes first until it has to wait; a rank hears messages between its rounds.
  *
  * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking, and that ranks which
  * wait awake take cores from others. */
@@ -50,9 +50,9 @@ struct shoal_case {
     int hosts;
     size_t count; /* elements of a whole, or of each part */
     size_t element_bytes;
-    size_t piece_bytes; /* the setting */
+    size_t chunk_bytes; /* the setting */
     unsigned depth;
-    bool is_whole; /* every piece is simulated, also when their times have settled */
+    bool is_whole; /* every chunk is simulated, also when their times have settled */
 };
 
 /* What a rank does in all. */
@@ -67,9 +67,9 @@ struct shoal_load {
 
 struct shoal_forecast {
     uint64_t time_ps;
-    uint64_t piece_ps; /* from piece to piece, where times have settled; else 0 */
-    size_t pieces;
-    size_t pieces_run;
+    uint64_t chunk_ps; /* from chunk to chunk, where times have settled; else 0 */
+    size_t chunks;
+    size_t chunks_run;
     struct shoal_load total;   /* of all ranks */
     uint64_t sent_bytes_most;  /* of a host */
     uint64_t heard_bytes_most; /* of a host */

@@ -77,7 +77,7 @@ static enum shoal_status append_step(const struct shoal_cast *cast, struct shoal
     case SHOAL_STEP_SIGNAL:
         return append_raise(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
-        if (step->peer == plan->rank) /* for its puts: those of a piece are on the wire long before its last answer comes */
+        if (step->peer == plan->rank) /* for its puts: those of a chunk are on the wire long before its last answer comes */
             return SHOAL_OK;
         return append_wait(script, step->peer, step->value);
     }
@@ -240,18 +240,18 @@ static enum shoal_status build_rounds(struct shoal_cast *cast, int rank)
 
 /* ---- Planned ------------------------------------------------------------------------------------------------------------- */
 
-/* The same on all ranks. A barrier is one piece of nothing. */
-static void count_pieces(struct shoal_cast *cast, const struct shoal_plan *plan, size_t elements[SHOAL_LENGTHS])
+/* The same on all ranks. A barrier is one chunk of nothing. */
+static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan, size_t elements[SHOAL_LENGTHS])
 {
     const struct shoal_case *asked = cast->asked;
     elements[SHOAL_LENGTH_FULL] = elements[SHOAL_LENGTH_LAST] = 0;
-    cast->pieces = asked->view.shape->is_empty;
+    cast->chunks = asked->view.shape->is_empty;
     if (!asked->count)
         return;
-    const size_t piece = shoal_select_piece(asked->row, plan, asked->piece_bytes, asked->element_bytes);
-    cast->pieces = (asked->count + piece - 1) / piece;
-    elements[SHOAL_LENGTH_FULL] = shoal_min_size(piece, asked->count);
-    elements[SHOAL_LENGTH_LAST] = asked->count - (cast->pieces - 1) * piece;
+    const size_t chunk = shoal_select_chunk(asked->row, plan, asked->chunk_bytes, asked->element_bytes);
+    cast->chunks = (asked->count + chunk - 1) / chunk;
+    elements[SHOAL_LENGTH_FULL] = shoal_min_size(chunk, asked->count);
+    elements[SHOAL_LENGTH_LAST] = asked->count - (cast->chunks - 1) * chunk;
 }
 
 static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_plan *plan)
@@ -259,7 +259,7 @@ static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_p
     uint8_t peers[SHOAL_PLAN_RANKS_MAX];
     size_t elements[SHOAL_LENGTHS];
     SHOAL_TRY(plan->status);
-    count_pieces(cast, plan, elements);
+    count_chunks(cast, plan, elements);
     shoal_plan_find_peers(plan, &cast->asked->view, peers);
     SHOAL_TRY(meet(cast, peers, plan->rank));
     for (int peer = 0; peer < cast->size; peer++) {
@@ -268,7 +268,7 @@ static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_p
     }
     SHOAL_TRY(note_owed(cast, plan));
     for (uint32_t i = 0; i < plan->step_count; i++)
-        SHOAL_TRY(append_step(cast, &cast->ranks[plan->rank].piece, plan, &plan->steps[i], elements));
+        SHOAL_TRY(append_step(cast, &cast->ranks[plan->rank].chunk, plan, &plan->steps[i], elements));
     return SHOAL_OK;
 }
 
@@ -308,7 +308,7 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
                   : shoal_row_is_in_rounds(asked->row) ? build_rounds(cast, rank)
                                                        : build_planned(cast, rank));
         trim(&cast->ranks[rank].meet);
-        trim(&cast->ranks[rank].piece);
+        trim(&cast->ranks[rank].chunk);
     }
     return SHOAL_OK;
 }
@@ -317,7 +317,7 @@ void shoal_cast_fini(struct shoal_cast *cast)
 {
     for (int rank = 0; cast->ranks && rank < cast->size; rank++) {
         free(cast->ranks[rank].meet.acts);
-        free(cast->ranks[rank].piece.acts);
+        free(cast->ranks[rank].chunk.acts);
         free(cast->ranks[rank].owed);
     }
     free(cast->ranks);
@@ -345,13 +345,13 @@ static void load_act(struct shoal_cast *cast, int rank, const struct shoal_act *
 
 void shoal_cast_load(struct shoal_cast *cast)
 {
-    const uint64_t once[SHOAL_LENGTHS] = {1, 0}, all[SHOAL_LENGTHS] = {cast->pieces - (cast->pieces > 0), 1};
+    const uint64_t once[SHOAL_LENGTHS] = {1, 0}, all[SHOAL_LENGTHS] = {cast->chunks - (cast->chunks > 0), 1};
     memset(cast->loads, 0, (size_t)cast->size * sizeof *cast->loads);
     for (int rank = 0; rank < cast->size; rank++) {
         const struct shoal_part_of_rank *part = &cast->ranks[rank];
         for (uint32_t i = 0; i < part->meet.count; i++)
             load_act(cast, rank, &part->meet.acts[i], once);
-        for (uint32_t i = 0; i < part->piece.count; i++)
-            load_act(cast, rank, &part->piece.acts[i], all);
+        for (uint32_t i = 0; i < part->chunk.count; i++)
+            load_act(cast, rank, &part->chunk.acts[i], all);
     }
 }

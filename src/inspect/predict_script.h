@@ -1,6 +1,6 @@
 /* Scripts: plans as the simulation runs them. Blocks have become bytes, and steps that only compute and follow each other have
  * become one. A rank has two scripts: how it meets the others, which is all there is where data travel beside the arrival
- * records, and what it does for each piece. */
+ * records, and what it does for each chunk. */
 #ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
 #define SHOAL_INSPECT_PREDICT_SCRIPT_H
 
@@ -17,7 +17,7 @@ enum shoal_act_kind {
     SHOAL_ACT_WAIT
 };
 
-/* A piece, and the last one, which may be shorter. */
+/* A chunk, and the last one, which may be shorter. */
 enum shoal_length { SHOAL_LENGTH_FULL, SHOAL_LENGTH_LAST, SHOAL_LENGTHS };
 
 struct shoal_act {
@@ -35,8 +35,8 @@ struct shoal_script {
 
 struct shoal_part_of_rank {
     struct shoal_script meet;
-    struct shoal_script piece;
-    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from raises its counter in one piece */
+    struct shoal_script chunk;
+    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from raises its counter in one chunk */
     uint16_t heard; /* how many ranks it hears from */
 };
 
@@ -44,7 +44,7 @@ struct shoal_cast {
     const struct shoal_case *asked;
     int size;
     int local; /* ranks of a host */
-    size_t pieces;
+    size_t chunks;
     struct shoal_part_of_rank *ranks; /* [size] */
     uint16_t *index;          /* index[rank * size + peer]: 1 + the peer's place among those that rank hears from; 0: none */
     struct shoal_load *loads; /* [size], filled by shoal_cast_load */
@@ -54,7 +54,7 @@ struct shoal_cast {
 SHOAL_MUST_USE enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_case *asked);
 void shoal_cast_fini(struct shoal_cast *cast);
 
-/* What each rank does over all pieces. */
+/* What each rank does over all chunks. */
 void shoal_cast_load(struct shoal_cast *cast);
 
 static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)

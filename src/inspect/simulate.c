@@ -149,9 +149,9 @@ static void measure(struct inquiry *inquiry)
     asked->hosts = (int)simulation->hosts;
     asked->element_bytes = shoal_type_bytes(simulation->type);
     asked->count = inquiry->row->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
-    asked->piece_bytes = inquiry->settings.piece_bytes;
+    asked->chunk_bytes = inquiry->settings.chunk_bytes;
     asked->depth = (unsigned)inquiry->settings.depth;
-    asked->is_whole = simulation->every_piece;
+    asked->is_whole = simulation->every_chunk;
     const size_t part_bytes = asked->count * asked->element_bytes;
     asked->selection = (struct shoal_selection){.kind = inquiry->kind,
                                                 .size = (int)ranks,
@@ -220,9 +220,9 @@ static void fill_in(const struct inquiry *inquiry, const struct shoal_forecast *
     answer->bound_us = bound_us(inquiry);
     answer->sent_bytes = (double)forecast->sent_bytes_most;
     answer->received_bytes = (double)forecast->heard_bytes_most;
-    answer->pieces = forecast->pieces;
-    answer->pieces_simulated = forecast->pieces_run;
-    answer->piece_us = (double)forecast->piece_ps / (double)SHOAL_PS_PER_US;
+    answer->chunks = forecast->chunks;
+    answer->chunks_simulated = forecast->chunks_run;
+    answer->chunk_us = (double)forecast->chunk_ps / (double)SHOAL_PS_PER_US;
     find_shares(inquiry, forecast, answer);
 }
 

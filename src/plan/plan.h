@@ -1,4 +1,4 @@
-/* A plan: what one rank does for one piece of the vector, as a list of steps. Algorithms (src/collective) append steps; the
+/* A plan: what one rank does for one chunk of the vector, as a list of steps. Algorithms (src/collective) append steps; the
  * checker proves the plans of all ranks together (plan_check.h); the engine runs them. A plan holds no pointer and no byte
  * count: its operands are blocks, so one plan serves every size.
  *
@@ -11,15 +11,15 @@
  *   wait     until the own counter of a peer has been raised so many times; for itself: until all that was put has left
  *
  * Counters. For each slot, each rank has one counter per peer, raised only by that peer and never reset. A plan counts from
- * the start of its piece: "wait(peer)" for the first, second ... time means the first, second ... signal of that peer in this
- * piece. All steps of a piece run in one slot. Signals that a plan does not wait for are credits: they must be
- * announced (shoal_plan_expect_credit), and the next piece in the slot waits for them (shoal_plan_wait_credit) before it
+ * the start of its chunk: "wait(peer)" for the first, second ... time means the first, second ... signal of that peer in this
+ * chunk. All steps of a chunk run in one slot. Signals that a plan does not wait for are credits: they must be
+ * announced (shoal_plan_expect_credit), and the next chunk in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
  * Staging buffers. Each rank's staging slot has `parts`. A block lies either at its index in one of them, which then are each
- * as large as a piece; or the plan divides all parts together into `places`, each as large as a block, and says in which one a
+ * as large as a chunk; or the plan divides all parts together into `places`, each as large as a block, and says in which one a
  * block lies. Part 0 is written by its own rank alone, whatever ran before; others by whom the rank has let. A rank that writes
- * its own staging buffer, or lets others, waits first for the credit of every rank that may have read it in the slot's pieces
+ * its own staging buffer, or lets others, waits first for the credit of every rank that may have read it in the slot's chunks
  * before.
  *
  * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the
@@ -50,7 +50,7 @@ enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_ST
  * block of a staging buffer lies at place - 1, wherever its index would have it. With `run` other than 0 a put moves so many
  * places in a row, whatever they hold; of an input or output so many blocks in a row, as far as there are any.
  *
- * Where an operand is in parts (struct shoal_shape), a piece is the same range of all its parts. Its blocks are named with an
+ * Where an operand is in parts (struct shoal_shape), a chunk is the same range of all its parts. Its blocks are named with an
  * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Staging buffers of such
  * collectives have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold
  * one. Parts may differ in length: a block then has the length of what it holds. Where inputs and outputs are in parts, blocks
@@ -73,7 +73,7 @@ struct shoal_step {
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: how many signals of this piece; 0: what the slot's pieces before owe, of the own rank its puts */
+    uint32_t value; /* wait: how many signals of this chunk; 0: what the slot's chunks before owe, of the own rank its puts */
     uint32_t first_block;
 };
 
@@ -154,7 +154,7 @@ struct shoal_plan {
     uint32_t block_count;
     struct shoal_step *steps;
     struct shoal_block *blocks;
-    uint32_t *signals_in; /* signals_in[peer]: how often the peer raises this rank's counter in one piece, credits included */
+    uint32_t *signals_in; /* signals_in[peer]: how often the peer raises this rank's counter in one chunk, credits included */
     uint32_t step_capacity;
     uint32_t block_capacity;
     enum shoal_status status;
@@ -196,7 +196,7 @@ static inline struct shoal_block shoal_run(struct shoal_block block, int run)
     return block;
 }
 
-/* Staging buffers must be cut alike on all ranks, so that pieces are: a builder whose rank may not name a staging buffer calls
+/* Staging buffers must be cut alike on all ranks, so that chunks are: a builder whose rank may not name a staging buffer calls
  * this. */
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
@@ -218,13 +218,13 @@ void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct 
 /* dest.rank is the peer whose memory is written and whose counter is raised. */
 void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
 void shoal_plan_signal(struct shoal_plan *plan, int peer);
-/* Waits for the peer's next signal of this piece. */
+/* Waits for the peer's next signal of this chunk. */
 void shoal_plan_wait(struct shoal_plan *plan, int peer);
-/* Waits for all that the peer signalled in the slot's pieces before. */
+/* Waits for all that the peer signalled in the slot's chunks before. */
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
-/* Waits until all that was put in this piece may be overwritten. */
+/* Waits until all that was put in this chunk may be overwritten. */
 void shoal_plan_wait_puts(struct shoal_plan *plan);
-/* Announces a signal of the peer for which this piece does not wait. Comes after all waits for that peer. */
+/* Announces a signal of the peer for which this chunk does not wait. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 
 /* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the
@@ -237,7 +237,7 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
-/* Elements from one place of a staging buffer to the next, where a piece has `count` elements (of the longest part) in `of`
+/* Elements from one place of a staging buffer to the next, where a chunk has `count` elements (of the longest part) in `of`
  * blocks. */
 static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
 {

@@ -26,8 +26,8 @@ struct shoal_plan_question {
     int root;
     bool
         in_place; /* where a rank has both, its input and output are the same memory; a whole is the rank's part of the other */
-    unsigned units; /* elements of a piece: of each part, where there are parts; take odd numbers, fewer and more than blocks */
-    /* The operation that follows in the slot, perhaps with pieces of another length; its next is ignored. NULL: the same. */
+    unsigned units; /* elements of a chunk: of each part, where there are parts; take odd numbers, fewer and more than blocks */
+    /* The operation that follows in the slot, perhaps with chunks of another length; its next is ignored. NULL: the same. */
     const struct shoal_plan_question *next;
     const unsigned *lengths; /* NULL, or lengths[from * size + to] <= units: elements of what goes from rank to rank */
 };

@@ -278,9 +278,9 @@ static enum shoal_status setting_out_of_range(struct fault_rank *self)
 
 static enum shoal_status variable_no_size(struct fault_rank *self)
 {
-    setenv("SHOAL_PIECE_BYTES", "12Q", 1);
+    setenv("SHOAL_CHUNK_BYTES", "12Q", 1);
     const enum shoal_status status = make_context(self, NULL);
-    unsetenv("SHOAL_PIECE_BYTES");
+    unsetenv("SHOAL_CHUNK_BYTES");
     return status;
 }
 
@@ -439,6 +439,7 @@ static void set_misspelt(struct fault_rank *self)
     setenv("SHOAL_TIMEOUT", "30", 1);
     setenv("SHOAL_FOLDER_OF_MINE", "/tmp", 1);
     setenv("SHOAL_RUN_TERMINAL", "1", 1);
+    setenv("SHOAL_PIECE_BYTES", "64K", 1); /* a former name */
 }
 
 /* A second world of the same context says nothing more. */
@@ -451,11 +452,12 @@ static void make_two_worlds(struct fault_rank *self)
         fault_allreduce_once(self, second, x, 3);
     shoal_comm_free(second);
     const char *log = self->mine->log;
-    fault_check(self, count_newlines(log) == (self->rank ? 0 : 2), "it says: %s", log);
+    fault_check(self, count_newlines(log) == (self->rank ? 0 : 3), "it says: %s", log);
     if (self->rank == 0)
         fault_check(self,
                     strstr(log, "SHOAL_DEPHT is no setting; did you mean SHOAL_DEPTH?") &&
-                        strstr(log, "SHOAL_TIMEOUT is no setting; did you mean SHOAL_TIMEOUT_MS?"),
+                        strstr(log, "SHOAL_TIMEOUT is no setting; did you mean SHOAL_TIMEOUT_MS?") &&
+                        strstr(log, "SHOAL_PIECE_BYTES is called SHOAL_CHUNK_BYTES now; the former name still works"),
                     "it says: %s", log);
 }
 
@@ -513,7 +515,7 @@ int main(int argc, char **argv)
          BAD(rules_missing, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS", "/no/such/rules.csv", "No such file"}, 1, 0)},
         {"bad_setting_out_of_range", play,
          BAD(setting_out_of_range, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPTH is 17", "1 to 16"}, 1, 0)},
-        {"bad_variable_no_size", play, BAD(variable_no_size, SHOAL_ERR_ARGUMENT, {"SHOAL_PIECE_BYTES", "12Q", "256K"}, 1, 0)},
+        {"bad_variable_no_size", play, BAD(variable_no_size, SHOAL_ERR_ARGUMENT, {"SHOAL_CHUNK_BYTES", "12Q", "256K"}, 1, 0)},
         {"bad_address_null", play, BAD(null_address, SHOAL_ERR_ARGUMENT, {"address is NULL"}, 1, 0)},
         {"bad_address_without_port", play, BAD(address_without_port, SHOAL_ERR_ARGUMENT, {"127.0.0.1", "host:port"}, 1, 0)},
         {"bad_rank_beyond_size", play, BAD(rank_beyond_size, SHOAL_ERR_ARGUMENT, {"rank 2 of 2"}, 1, 0)},

@@ -463,8 +463,8 @@ def wrong_secret(word):
 
 
 def settings_differ(word):
-    texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, SHOAL_PIECE_BYTES="8192"))
-    expect("SHOAL_PIECE_BYTES" in texts[-1], texts[-1])
+    texts = refused(word, ("SHOAL_ERR_AUTH", "SHOAL_ERR_TIMEOUT"), on_last_rank(word, SHOAL_CHUNK_BYTES="8192"))
+    expect("SHOAL_CHUNK_BYTES" in texts[-1], texts[-1])
 
 
 def versions_differ(word):

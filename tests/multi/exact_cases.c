@@ -11,7 +11,7 @@
 #include "reference.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define PIECE_BYTES ((size_t)262144)
+#define CHUNK_BYTES ((size_t)262144)
 #define DIRECT_BYTES ((size_t)16384)
 #define INLINE_BYTES ((size_t)16)
 #define PAGE_BYTES ((size_t)4096)
@@ -140,8 +140,8 @@ static void run_sizes(struct world *world, const struct areas *areas, const size
 
 void exact_large(struct world *world)
 {
-    const size_t bytes[] = {PIECE_BYTES / 2, PIECE_BYTES, PIECE_BYTES * (size_t)world->size, 4 * PIECE_BYTES + PAGE_BYTES};
-    struct areas areas = world_open_areas(world, PIECE_BYTES * 9);
+    const size_t bytes[] = {CHUNK_BYTES / 2, CHUNK_BYTES, CHUNK_BYTES * (size_t)world->size, 4 * CHUNK_BYTES + PAGE_BYTES};
+    struct areas areas = world_open_areas(world, CHUNK_BYTES * 9);
     run_sizes(world, &areas, bytes, COUNT_OF(bytes));
     world_close_areas(world, &areas);
 }
@@ -175,9 +175,9 @@ void exact_huge(struct world *world)
 
 void exact_roots(struct world *world)
 {
-    static const size_t bytes[] = {0, 8, 24, DIRECT_BYTES, DIRECT_BYTES + 8, PIECE_BYTES + 8, 3 * PIECE_BYTES};
+    static const size_t bytes[] = {0, 8, 24, DIRECT_BYTES, DIRECT_BYTES + 8, CHUNK_BYTES + 8, 3 * CHUNK_BYTES};
     static const enum operation_kind kinds[] = {OPERATION_REDUCE, OPERATION_BROADCAST, OPERATION_GATHER, OPERATION_SCATTER};
-    struct areas areas = world_open_areas(world, 4 * PIECE_BYTES);
+    struct areas areas = world_open_areas(world, 4 * CHUNK_BYTES);
     struct operation operation = {.count = 0};
     uint64_t turn = 0;
     for (int root = 0; root < world->size; root++) {
@@ -216,8 +216,8 @@ static void run_parts(struct world *world, const struct areas *areas, enum opera
 
 void exact_parts(struct world *world)
 {
-    const size_t bytes[] = {0, 1, 15, DIRECT_BYTES / (size_t)world->size, DIRECT_BYTES, 30011, PIECE_BYTES + 1};
-    struct areas areas = world_open_areas(world, (PIECE_BYTES + 4096) * 8);
+    const size_t bytes[] = {0, 1, 15, DIRECT_BYTES / (size_t)world->size, DIRECT_BYTES, 30011, CHUNK_BYTES + 1};
+    struct areas areas = world_open_areas(world, (CHUNK_BYTES + 4096) * 8);
     for (size_t k = 0; k < COUNT_OF(kinds_in_parts); k++) {
         for (size_t i = 0; i < COUNT_OF(bytes); i++)
             run_parts(world, &areas, kinds_in_parts[k], bytes[i]);
@@ -863,8 +863,8 @@ void exact_bits(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Pieces of 4 KiB: every border of theirs is reached with little data. */
-void exact_small_pieces(struct world *world)
+/* Chunks of 4 KiB: every border of theirs is reached with little data. */
+void exact_small_chunks(struct world *world)
 {
     const size_t bytes[] = {8192, 12288, 4096 * (size_t)world->size, 40000};
     struct areas areas = world_open_areas(world, POSTED_ROOM * 20);

@@ -11,7 +11,7 @@ void exact_small(struct world *world);
 void exact_large(struct world *world);
 void exact_huge(struct world *world);
 void exact_roots(struct world *world);
-void exact_small_pieces(struct world *world);
+void exact_small_chunks(struct world *world);
 
 /* Parts of different lengths, several tensors. */
 void exact_parts(struct world *world);

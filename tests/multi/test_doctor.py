@@ -142,7 +142,7 @@ def more_ranks_than_cores_are_told():
 
 
 def memory_that_does_not_suffice_is_told():
-    told("error", "memory", "but only", "--ranks", "9999", SHOAL_DEPTH="16", SHOAL_PIECE_BYTES="64M")
+    told("error", "memory", "but only", "--ranks", "9999", SHOAL_DEPTH="16", SHOAL_CHUNK_BYTES="64M")
     told("error", "memory", "SHOAL_MEMORY_LIMIT is 4096 bytes", SHOAL_MEMORY_LIMIT="4K")
     told("warning", "memory", "are left", SHOAL_MEMORY_LIMIT="900000G")
 

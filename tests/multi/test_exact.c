@@ -87,11 +87,11 @@ static const struct {
 int main(void)
 {
     static const char *const settings[][4] = {
-        {"SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
-        {"SHOAL_DEPTH=1", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
-        {"SHOAL_DEPTH=16", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=1000", NULL},
-        {"SHOAL_DIRECT_BYTES=0", "SHOAL_PIECE_BYTES=4096", NULL},
-        {"SHOAL_COUNTER_START=4294967280", "SHOAL_PIECE_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
+        {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
+        {"SHOAL_DEPTH=1", "SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
+        {"SHOAL_DEPTH=16", "SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=1000", NULL},
+        {"SHOAL_DIRECT_BYTES=0", "SHOAL_CHUNK_BYTES=4096", NULL},
+        {"SHOAL_COUNTER_START=4294967280", "SHOAL_CHUNK_BYTES=4096", "SHOAL_DIRECT_BYTES=4096", NULL},
         {"SHOAL_STORES=streaming", NULL},
         {"SHOAL_STORES=cached", NULL},
         {"SHOAL_SPIN_US=0", "SHOAL_YIELD_US=0", NULL},
@@ -103,7 +103,7 @@ int main(void)
     }
     run("small", 3, baseline, exact_small);
     for (size_t i = 0; i < COUNT_OF(settings); i++)
-        run("small settings", 2 + (int)i % 3, settings[i], exact_small_pieces);
+        run("small settings", 2 + (int)i % 3, settings[i], exact_small_chunks);
     run_same_bits(2);
     run_same_bits(3);
     return world_finish();

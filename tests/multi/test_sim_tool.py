@@ -103,7 +103,7 @@ def plots_are_drawings():
         expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
 
 
-LONG = ("sim", "allreduce", "--hosts", "256", "--ranks-per-host", "8", "--bytes", "1G", "--every-piece")
+LONG = ("sim", "allreduce", "--hosts", "256", "--ranks-per-host", "8", "--bytes", "1G", "--every-chunk")
 
 
 def unwritable_plots_are_told_before_the_work():

@@ -197,8 +197,8 @@ def explain_tells_programs_the_same():
     told = json.loads(explain("reduce", "--bytes", "1M", "--format", "json", env={**os.environ, "SHOAL_ALGORITHMS": "reduce=owners"}))
     expect(told["is_by_rule"] and told["why"] == "the rule SHOAL_ALGORITHMS:1", told)
     expect(told["bytes"] == 1 << 20 and told["count"] == 1 << 18 and told["element_bytes"] == 4, told)
-    pieces = told["plans"][0]
-    expect(pieces["pieces"] * pieces["piece_bytes"] >= 1 << 20 and pieces["depth"] == 4, pieces)
+    chunks = told["plans"][0]
+    expect(chunks["chunks"] * chunks["chunk_bytes"] >= 1 << 20 and chunks["depth"] == 4, chunks)
     code, out, err = call(SHOAL, "explain", "allreduce", "--format", "xml")
     expect((code, out) == (2, "") and "--format takes text or json, not 'xml'" in err, code, out, err)
     code, out, err = call(SHOAL, "explain", "allreduce", "--hosts", "3", "--ranks", "2", "--format", "json")
@@ -305,7 +305,7 @@ def explain_shows_plans_over_hosts():
     out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "512K", "--rank", "9")
     expect("all-reduce of 524288 bytes (131072 elements) over 32 ranks on 4 hosts\n" in out, out)
     expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
-    expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each piece:" in out, out)
+    expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each chunk:" in out, out)
     for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
         peer = re.search(r"put .* -> win\[(\d+)\]", line)
         expect(not peer or int(peer.group(1)) in (1, 17, 25), line)

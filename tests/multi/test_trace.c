@@ -1,4 +1,4 @@
-/* The steps that a real run makes are the steps of the printed plan: for each piece of each operation, the text of what ran
+/* The steps that a real run makes are the steps of the printed plan: for each chunk of each operation, the text of what ran
  * equals what shoal_plan_print says of a plan freshly built for the same operands. */
 #include <stdbool.h>
 #include <stdio.h>
@@ -8,34 +8,34 @@
 #include "comm/context.h"
 #include "multi_world.h"
 
-#define PIECES_MAX 64
+#define CHUNKS_MAX 64
 #define TEXT_MAX 8192
 
-/* What ran for one operation, one text per piece, in the form of shoal_plan_print. */
+/* What ran for one operation, one text per chunk, in the form of shoal_plan_print. */
 struct trace {
     struct world *world;
     uint64_t sequence;
-    size_t pieces;
-    uint32_t next_step[PIECES_MAX];
-    size_t used[PIECES_MAX];
-    char text[PIECES_MAX][TEXT_MAX];
+    size_t chunks;
+    uint32_t next_step[CHUNKS_MAX];
+    size_t used[CHUNKS_MAX];
+    char text[CHUNKS_MAX][TEXT_MAX];
 };
 
-static void record(void *arg, uint64_t sequence, size_t piece, const struct shoal_plan *plan, uint32_t step)
+static void record(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step)
 {
     struct trace *trace = arg;
     char line[512];
-    CHECK(trace->world, piece < PIECES_MAX, "piece %zu", piece);
+    CHECK(trace->world, chunk < CHUNKS_MAX, "chunk %zu", chunk);
     CHECK(trace->world, trace->sequence == 0 || sequence == trace->sequence, "a step of another operation");
-    CHECK(trace->world, step == trace->next_step[piece], "piece %zu made step %u instead of %u", piece, step,
-          trace->next_step[piece]);
+    CHECK(trace->world, step == trace->next_step[chunk], "chunk %zu made step %u instead of %u", chunk, step,
+          trace->next_step[chunk]);
     trace->sequence = sequence;
-    trace->next_step[piece]++;
-    trace->pieces = piece >= trace->pieces ? piece + 1 : trace->pieces;
+    trace->next_step[chunk]++;
+    trace->chunks = chunk >= trace->chunks ? chunk + 1 : trace->chunks;
     shoal_plan_print_step(plan, step, line, sizeof line);
-    trace->used[piece] +=
-        (size_t)snprintf(trace->text[piece] + trace->used[piece], TEXT_MAX - trace->used[piece], "%3u  %s\n", step, line);
-    CHECK(trace->world, trace->used[piece] < TEXT_MAX, "the trace is too long");
+    trace->used[chunk] +=
+        (size_t)snprintf(trace->text[chunk] + trace->used[chunk], TEXT_MAX - trace->used[chunk], "%3u  %s\n", step, line);
+    CHECK(trace->world, trace->used[chunk] < TEXT_MAX, "the trace is too long");
 }
 
 /* Whose input and output are shared: one bit per rank each. */
@@ -57,7 +57,7 @@ struct printed {
     const char *algorithm;
     char *text;
     size_t steps;
-    size_t piece_elements;
+    size_t chunk_elements;
 };
 
 static enum shoal_status call(struct world *world, const struct traced *traced, const void *input, void *output)
@@ -111,7 +111,7 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
     fclose(stream);
     printed.algorithm = row->variants[shoal_select_reach(&view, traced->kind, traced->root)];
     printed.steps = plan.step_count;
-    printed.piece_elements = shoal_select_piece(row, &plan, world->context->settings.piece_bytes, 4);
+    printed.chunk_elements = shoal_select_chunk(row, &plan, world->context->settings.chunk_bytes, 4);
     shoal_plan_fini(&plan);
     return printed;
 }
@@ -121,12 +121,12 @@ static void compare(struct world *world, const struct trace *trace, const struct
     struct shoal_operation last = {.struct_bytes = sizeof last};
     const struct printed wanted = print_fresh(world, traced);
     const char *name = shoal_kind_row(traced->kind)->name;
-    const size_t pieces = wanted.steps ? (traced->count + wanted.piece_elements - 1) / wanted.piece_elements : 0;
-    CHECK(world, trace->pieces == pieces, "%s: %zu pieces ran, %zu are in the vector", name, trace->pieces, pieces);
-    for (size_t i = 0; i < trace->pieces; i++) {
-        CHECK(world, trace->next_step[i] == wanted.steps, "%s, piece %zu: %u steps of %zu", name, i, trace->next_step[i],
+    const size_t chunks = wanted.steps ? (traced->count + wanted.chunk_elements - 1) / wanted.chunk_elements : 0;
+    CHECK(world, trace->chunks == chunks, "%s: %zu chunks ran, %zu are in the vector", name, trace->chunks, chunks);
+    for (size_t i = 0; i < trace->chunks; i++) {
+        CHECK(world, trace->next_step[i] == wanted.steps, "%s, chunk %zu: %u steps of %zu", name, i, trace->next_step[i],
               wanted.steps);
-        CHECK(world, strcmp(trace->text[i], wanted.text) == 0, "%s, piece %zu ran\n%sbut the plan is\n%s", name, i,
+        CHECK(world, strcmp(trace->text[i], wanted.text) == 0, "%s, chunk %zu ran\n%sbut the plan is\n%s", name, i,
               trace->text[i], wanted.text);
     }
     OK(world, shoal_last_operation(world->comm, &last));
@@ -179,7 +179,7 @@ static void trace_body(struct world *world)
 
 int main(void)
 {
-    static const char *const settings[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=0", NULL};
+    static const char *const settings[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=0", NULL};
     for (int size = 2; size <= 4; size++) {
         char name[64];
         snprintf(name, sizeof name, "the steps that run are those of the printed plan, %d ranks", size);

@@ -366,9 +366,9 @@ static void assert_results(struct world *world, const struct program *program, u
     }
 }
 
-static const char *const small_pieces[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=2048", NULL};
-static const char *const one_slot[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=1", "SHOAL_DIRECT_BYTES=0", NULL};
-static const char *const many_slots[] = {"SHOAL_PIECE_BYTES=4096", "SHOAL_DEPTH=16", "SHOAL_DIRECT_BYTES=4096",
+static const char *const small_chunks[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=3", "SHOAL_DIRECT_BYTES=2048", NULL};
+static const char *const one_slot[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=1", "SHOAL_DIRECT_BYTES=0", NULL};
+static const char *const many_slots[] = {"SHOAL_CHUNK_BYTES=4096", "SHOAL_DEPTH=16", "SHOAL_DIRECT_BYTES=4096",
                                          "SHOAL_COUNTER_START=4294967290", NULL};
 static const char *const preset[] = {NULL};
 
@@ -398,7 +398,7 @@ static uint64_t run_program(uint64_t seed, int size, int count, const char *cons
 static void engine_runs_random_programs_exactly(void **state)
 {
     (void)state;
-    static const char *const *const settings[] = {small_pieces, one_slot, many_slots, preset};
+    static const char *const *const settings[] = {small_chunks, one_slot, many_slots, preset};
     for (uint64_t seed = 1; seed <= 200; seed++)
         run_program(seed, 2 + (int)(seed % 7), CALLS_MAX, settings[seed % SHOAL_COUNT_OF(settings)]);
 }
@@ -414,7 +414,7 @@ static void draw_hosts(uint64_t seed, int size, int hosts, uint16_t *host)
 
 static void engine_runs_random_programs_over_hosts_exactly(void **state)
 {
-    static const char *const *const settings[] = {small_pieces, one_slot, many_slots, preset};
+    static const char *const *const settings[] = {small_chunks, one_slot, many_slots, preset};
     (void)state;
     for (uint64_t seed = 1; seed <= 200; seed++) {
         const int size = 2 + (int)(seed % 7) + (seed % 20 == 0 ? 16 : 0), hosts = 2 + (int)(seed / 7 % 3);
@@ -436,7 +436,7 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 150; seed++) {
-        const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
+        const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
                                          rules[seed % SHOAL_COUNT_OF(rules)], NULL};
         const int size = 2 + (int)(seed % 9);
         uint16_t host[RANKS_MAX];
@@ -453,9 +453,9 @@ static void engine_runs_many_hosts(void **state)
     uint16_t host[RANKS_MAX];
     (void)state;
     draw_hosts(2, size, size / (is_large ? 8 : 4), host);
-    run_program_on(2, host, size, is_large ? 3 : 8, small_pieces);
+    run_program_on(2, host, size, is_large ? 3 : 8, small_chunks);
     for (size_t i = 0; i < SHOAL_COUNT_OF(rules); i++) {
-        const char *const overrides[] = {"SHOAL_PIECE_BYTES=4096", rules[i], NULL};
+        const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", rules[i], NULL};
         run_program_on(3 + i, host, size, is_large ? 2 : 6, overrides);
     }
 }
@@ -463,16 +463,16 @@ static void engine_runs_many_hosts(void **state)
 static void engine_runs_with_64_ranks(void **state)
 {
     (void)state;
-    run_program(1000, 64, 8, small_pieces);
+    run_program(1000, 64, 8, small_chunks);
 }
 
 static void engine_same_seed_same_trace(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 5; seed++) {
-        const uint64_t hash = run_program(seed, 4, CALLS_MAX, small_pieces);
-        assert_int_equal(hash, run_program(seed, 4, CALLS_MAX, small_pieces));
-        assert_int_not_equal(hash, run_program(seed + 100, 4, CALLS_MAX, small_pieces));
+        const uint64_t hash = run_program(seed, 4, CALLS_MAX, small_chunks);
+        assert_int_equal(hash, run_program(seed, 4, CALLS_MAX, small_chunks));
+        assert_int_not_equal(hash, run_program(seed + 100, 4, CALLS_MAX, small_chunks));
     }
 }
 
@@ -606,7 +606,7 @@ static int count_scalings(unsigned busy_per_million)
     static const uint16_t host[] = {0, 1};
     const struct shoal_sim_options weather = {
         .seed = 7, .size = 2, .delay_ns_max = TICK_NS, .busy_per_million = busy_per_million, .host = host};
-    struct world *world = open_world(&weather, small_pieces);
+    struct world *world = open_world(&weather, small_chunks);
     struct shoal_kernels kernels = *world->ranks[0].engine->kernels;
     scale_for_real = kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM];
     kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM] = count_scaling;
@@ -685,7 +685,7 @@ static void engine_lost_event_ends_in_timeout_everywhere(void **state)
     for (uint64_t seed = 1; seed <= 60; seed++) {
         const int size = 2 + (int)(seed % 4), count = 12;
         const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS};
-        struct world *world = open_world(&weather, small_pieces);
+        struct world *world = open_world(&weather, small_chunks);
         const struct program program = draw_program(seed, size, count);
         uint64_t random = seed * 77;
         post_program(world, &program);
@@ -712,7 +712,7 @@ static void engine_killed_rank_is_named_by_all_others(void **state)
         const int size = 2 + (int)(seed % 6), count = 12, victim = (int)(seed * 5 % (uint64_t)size);
         const struct shoal_sim_options weather = {
             .seed = seed, .size = size, .delay_ns_max = TICK_NS, .detect_ns = 5 * TICK_NS};
-        struct world *world = open_world(&weather, seed % 2 ? small_pieces : one_slot);
+        struct world *world = open_world(&weather, seed % 2 ? small_chunks : one_slot);
         const struct program program = draw_program(seed, size, count);
         uint64_t random = seed * 77;
         post_program(world, &program);

@@ -47,10 +47,10 @@ static void swallow(void *arg, int level, const char *line)
 /* Even ranks and odd ranks call themselves different hosts, with EFA between. */
 static bool is_over_efa;
 
-static const char *const one_host[] = {"SHOAL_PIECE_BYTES=16K", NULL};
-static const char *const even_host[] = {"SHOAL_PIECE_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
+static const char *const one_host[] = {"SHOAL_CHUNK_BYTES=16K", NULL};
+static const char *const even_host[] = {"SHOAL_CHUNK_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
                                         "SHOAL_HOST_ID=even", NULL};
-static const char *const odd_host[] = {"SHOAL_PIECE_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
+static const char *const odd_host[] = {"SHOAL_CHUNK_BYTES=16K", "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
                                        "SHOAL_HOST_ID=odd", NULL};
 
 static void *run_rank(void *arg)
@@ -394,7 +394,8 @@ static void note_done(void *is_done, enum shoal_status status)
     atomic_store((atomic_bool *)is_done, status == SHOAL_OK);
 }
 
-/* A post that waits is done when it returns; where a peer is late it comes back all the same, and the progress thread goes on. */
+/* A post that waits is done when it returns; where a peer is late it comes back all the same, and the progress thread goes
+ * on. */
 static void waiting_post_body(struct rank *rank)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;

@@ -290,7 +290,7 @@ static void check_spans(size_t count, size_t grain, unsigned of)
     assert_int_equal(at, count);
 }
 
-static void plan_spans_cover_the_piece(void **state)
+static void plan_spans_cover_the_chunk(void **state)
 {
     const size_t counts[] = {0, 1, 2, 31, 32, 33, 127, 1000, 65537, (size_t)5 << 32};
     const size_t grains[] = {1, 2, 32, 64};
@@ -318,7 +318,7 @@ int main(void)
         cmocka_unit_test(plan_over_hosts_needs_hosts),
         cmocka_unit_test(plan_refuses_peers_and_parts_that_are_none),
         cmocka_unit_test(plan_without_memory_says_so),
-        cmocka_unit_test(plan_spans_cover_the_piece),
+        cmocka_unit_test(plan_spans_cover_the_chunk),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

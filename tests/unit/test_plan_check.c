@@ -447,21 +447,21 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
     }
 }
 
-/* What a communicator reserves for all its rows is enough for each, and a piece fits. */
+/* What a communicator reserves for all its rows is enough for each, and a chunk fits. */
 static void check_room(const struct group *group, int hosts)
 {
     const struct shoal_plan *plan = &group->plans[0];
     const struct shoal_row *row = shoal_select_find(group->algorithm->kind, group->algorithm->name);
-    const size_t pieces[] = {4096, (size_t)256 << 10};
+    const size_t chunks[] = {4096, (size_t)256 << 10};
 
     assert_true(plan->parts <= shoal_select_parts(group->view.size, hosts));
     for (size_t i = 0; i < 8 && plan->places; i++) {
-        const size_t piece_bytes = pieces[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
-        const size_t piece = shoal_select_piece(row, plan, piece_bytes, element);
-        const size_t stride = shoal_place_stride(piece, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
-        assert_true(piece > 0);
+        const size_t chunk_bytes = chunks[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
+        const size_t chunk = shoal_select_chunk(row, plan, chunk_bytes, element);
+        const size_t stride = shoal_place_stride(chunk, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
+        assert_true(chunk > 0);
         assert_true((size_t)plan->places * stride * element <=
-                    (size_t)plan->parts * shoal_select_part_bytes(piece_bytes, group->view.size, group->view.host ? 2 : 1));
+                    (size_t)plan->parts * shoal_select_part_bytes(chunk_bytes, group->view.size, group->view.host ? 2 : 1));
     }
 }
 
@@ -546,7 +546,7 @@ static bool is_wrong(struct shoal_plan_question first, const struct shoal_plan_q
     return shoal_plan_check(&first, text, bytes) != SHOAL_OK;
 }
 
-/* Whether the operation is found to be wrong when it runs twice, with pieces of one length or of two: then blocks overlap
+/* Whether the operation is found to be wrong when it runs twice, with chunks of one length or of two: then blocks overlap
  * others. */
 static bool is_found_alone(const struct group *group, char *text, size_t bytes)
 {
@@ -1027,7 +1027,7 @@ static void plan_check_text_counts_signals(void **state)
     group_fini(&group);
 }
 
-/* However well ordered: the next piece could not tell whose credit to wait for. */
+/* However well ordered: the next chunk could not tell whose credit to wait for. */
 static void plan_check_finds_staging_written_by_another(void **state)
 {
     static struct group group;

@@ -102,6 +102,43 @@ static void settings_unknown_variables_are_found_once_each(void **state)
         unsetenv(names[i]);
 }
 
+static void settings_former_names_work_and_are_told(void **state)
+{
+    (void)state;
+    struct shoal_settings settings;
+    const char *former, *present, *overrides[] = {"SHOAL_PIECE_BYTES=16K", NULL};
+    char error[256], name[SHOAL_SETTING_NAME_MAX];
+    size_t at = 0;
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
+    setenv("SHOAL_PIECE_BYTES", "8K", 1);
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    assert_int_equal(settings.chunk_bytes, 8192);
+    at = 0;
+    assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
+    assert_string_equal(former, "SHOAL_PIECE_BYTES");
+    assert_string_equal(present, "SHOAL_CHUNK_BYTES");
+    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
+    at = 0;
+    for (const char *nearest; shoal_settings_find_unknown(&at, name, &nearest);)
+        assert_string_not_equal(name, "SHOAL_PIECE_BYTES");
+
+    setenv("SHOAL_CHUNK_BYTES", "32K", 1); /* the present name goes first */
+    at = 0;
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    assert_int_equal(settings.chunk_bytes, 32768);
+    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
+    assert_int_equal(shoal_settings_load(&settings, overrides, error, sizeof error), SHOAL_OK);
+    assert_int_equal(settings.chunk_bytes, 16384);
+    assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
+    unsetenv("SHOAL_CHUNK_BYTES");
+
+    setenv("SHOAL_PIECE_BYTES", "1", 1);
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(error, "SHOAL_CHUNK_BYTES is 1, but may be"));
+    unsetenv("SHOAL_PIECE_BYTES");
+}
+
 static void settings_differences_are_printed_with_both_values(void **state)
 {
     (void)state;
@@ -113,13 +150,13 @@ static void settings_differences_are_printed_with_both_values(void **state)
     assert_true(shoal_agreed_is_same(&there, &here));
     shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
     assert_string_equal(text, "");
-    a.piece_bytes = 8192;
+    a.chunk_bytes = 8192;
     a.counter_start = 5;
     there = shoal_settings_agreed(&a);
     assert_false(shoal_agreed_is_same(&there, &here));
     assert_true(shoal_settings_hash(&a) != shoal_settings_hash(&b));
     shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
-    assert_string_equal(text, "SHOAL_PIECE_BYTES is 8192 there, 262144 here; SHOAL_COUNTER_START is 5 there, 0 here");
+    assert_string_equal(text, "SHOAL_CHUNK_BYTES is 8192 there, 262144 here; SHOAL_COUNTER_START is 5 there, 0 here");
     b = a;
     b.rules_hash++;
     b.timeout_ms++; /* each rank's own */
@@ -197,6 +234,7 @@ int main(void)
         cmocka_unit_test(settings_unknown_names_are_told_what_they_may_mean),
         cmocka_unit_test(spelling_counts_changes),
         cmocka_unit_test(settings_unknown_variables_are_found_once_each),
+        cmocka_unit_test(settings_former_names_work_and_are_told),
         cmocka_unit_test(settings_differences_are_printed_with_both_values),
         cmocka_unit_test(log_file_that_cannot_be_opened_is_said_at_once),
     };

@@ -1,5 +1,5 @@
 /* shoal_simulate: what the model says in cases that can be worked out on paper, that parameters count in the right direction,
- * that pieces which were not simulated would have come as it said, and questions that make no sense. */
+ * that chunks which were not simulated would have come as it said, and questions that make no sense. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -190,7 +190,7 @@ static void simulate_large_vectors_tend_to_the_wire(void **state)
         const double n = (double)(256 * MIB), others = (double)(cases[i].hosts - 1) / (double)cases[i].hosts;
         const bool is_whole = !strcmp(cases[i].collective, "broadcast") || !strcmp(cases[i].collective, "reduce");
         const double carried = is_whole ? 1 : !strcmp(cases[i].collective, "allreduce") ? 2 * others : others;
-        question.latency_us = 5; /* so that four pieces cover a round trip */
+        question.latency_us = 5; /* so that four chunks cover a round trip */
         question.rate_gbit_s = 10;
         const struct shoal_simulated answer = ask(&question);
         assert_near(answer.bound_us, carried * n * 8e-3 / 10, 1e-6);
@@ -440,18 +440,18 @@ static void simulate_runs_every_row(void **state)
     }
 }
 
-/* One element more than a piece has takes longer by the start of another piece, not by a piece. */
-static void simulate_knows_that_the_last_piece_is_short(void **state)
+/* One element more than a chunk has takes longer by the start of another chunk, not by a chunk. */
+static void simulate_knows_that_the_last_chunk_is_short(void **state)
 {
     struct shoal_simulation question = question_of("broadcast", 2, 1, MIB / 16);
     (void)state;
     question.rate_gbit_s = 0.1;
-    while (ask(&question).pieces < 2)
+    while (ask(&question).chunks < 2)
         question.bytes += 64;
     const double long_us = time_us(&question);
     question.bytes = 2 * (question.bytes - 64);
     const struct shoal_simulated two = ask(&question);
-    assert_int_equal(two.pieces, 2);
+    assert_int_equal(two.chunks, 2);
     assert_true(long_us < 0.6 * two.time_us);
 }
 
@@ -510,23 +510,23 @@ static void simulate_ranks_share_cores(void **state)
     assert_near(time_us(&question), 8 * us, 0.02);
 }
 
-/* ---- Pieces that were not simulated -------------------------------------------------------------------------------------- */
+/* ---- Chunks that were not simulated -------------------------------------------------------------------------------------- */
 
 static void assert_settles(struct shoal_simulation question)
 {
     const struct shoal_simulated some = ask(&question);
-    question.every_piece = 1;
+    question.every_chunk = 1;
     const struct shoal_simulated all = ask(&question);
-    if (!(some.pieces_simulated < some.pieces && some.piece_us > 0))
-        fail_msg("%s on %zu hosts has not settled after %zu pieces", question.collective, question.hosts,
-                 some.pieces_simulated);
-    assert_true(all.pieces_simulated == all.pieces && all.piece_us == 0);
-    assert_int_equal(some.pieces, all.pieces);
+    if (!(some.chunks_simulated < some.chunks && some.chunk_us > 0))
+        fail_msg("%s on %zu hosts has not settled after %zu chunks", question.collective, question.hosts,
+                 some.chunks_simulated);
+    assert_true(all.chunks_simulated == all.chunks && all.chunk_us == 0);
+    assert_int_equal(some.chunks, all.chunks);
     assert_near(some.time_us, all.time_us, 0.005);
     assert_near(some.sent_bytes, all.sent_bytes, 0);
 }
 
-/* While buckets empty, pieces follow each other at the burst's rate, steadily, and not for ever. */
+/* While buckets empty, chunks follow each other at the burst's rate, steadily, and not for ever. */
 static void simulate_waits_until_buckets_are_empty(void **state)
 {
     static const char *const collectives[] = {"allreduce", "broadcast", "allgather"};
@@ -686,7 +686,7 @@ int main(void)
         cmocka_unit_test(simulate_counts_what_is_sent),
         cmocka_unit_test(simulate_ends_and_is_never_faster_than_the_wire),
         cmocka_unit_test(simulate_runs_every_row),
-        cmocka_unit_test(simulate_knows_that_the_last_piece_is_short),
+        cmocka_unit_test(simulate_knows_that_the_last_chunk_is_short),
         cmocka_unit_test(simulate_says_the_same_again),
         cmocka_unit_test(simulate_parameters_count_in_their_direction),
         cmocka_unit_test(simulate_more_bytes_take_longer),
