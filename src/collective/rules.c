@@ -38,22 +38,22 @@ SHOAL_PRINTF(2, 3) static enum shoal_status refuse(const struct reader *reader, 
 static void list_kinds(char *text, size_t bytes)
 {
     text[0] = 0;
-    for (int i = 0; shoal_select_row(i); i++) {
-        const struct shoal_row *row = shoal_select_row(i);
+    for (int i = 0; shoal_select_entry(i); i++) {
+        const struct shoal_algorithm *entry = shoal_select_entry(i);
         const size_t used = strlen(text);
-        const bool is_new = i == 0 || shoal_select_row(i - 1)->kind != row->kind;
-        if (is_new && row->kind != SHOAL_KIND_EXCHANGE)
-            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_kind_row(row->kind)->name);
+        const bool is_new = i == 0 || shoal_select_entry(i - 1)->kind != entry->kind;
+        if (is_new && entry->kind != SHOAL_KIND_EXCHANGE)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_kind_row(entry->kind)->name);
     }
 }
 
 static void list_names(enum shoal_kind kind, char *text, size_t bytes)
 {
     text[0] = 0;
-    for (int i = 0; shoal_select_row(i); i++) {
+    for (int i = 0; shoal_select_entry(i); i++) {
         const size_t used = strlen(text);
-        if (shoal_select_row(i)->kind == kind)
-            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_select_row(i)->name);
+        if (shoal_select_entry(i)->kind == kind)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_select_entry(i)->name);
     }
 }
 

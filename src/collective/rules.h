@@ -12,7 +12,7 @@
 
 struct shoal_rule {
     enum shoal_kind kind;
-    char name[24]; /* of a row of that kind */
+    char name[24]; /* of an entry of that kind */
     uint64_t min_bytes;
     uint64_t max_bytes;
     int min_ranks;

@@ -5,7 +5,8 @@
 #include "collective/collective.h"
 #include "collective/rounds.h"
 
-/* ---- When a row fits ----------------------------------------------------------------------------------------------------- */
+/* ---- When an entry fits
+ * ----------------------------------------------------------------------------------------------------- */
 
 /* Two or three ranks, and a root whose output is not shared: handing it slices costs more than it saves. */
 static bool is_root_best(const struct shoal_selection *selection, const struct shoal_view *view, int root)
@@ -33,7 +34,7 @@ static bool is_large_for_sockets(const struct shoal_selection *selection, const 
            selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
 }
 
-/* Of rows that only rules choose. */
+/* Of entries that only rules choose. */
 static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
     (void)selection, (void)view, (void)root;
@@ -60,7 +61,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
-static const struct shoal_row rows[] = {
+static const struct shoal_algorithm entries[] = {
     {SHOAL_KIND_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
      "n written, p*n read per rank; one exchange"},
     {SHOAL_KIND_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
@@ -136,16 +137,16 @@ static const struct shoal_row rows[] = {
      "as an all-gather"},
 };
 
-const struct shoal_row *shoal_select_row(int index)
+const struct shoal_algorithm *shoal_select_entry(int index)
 {
-    return index >= 0 && (size_t)index < SHOAL_COUNT_OF(rows) ? &rows[index] : NULL;
+    return index >= 0 && (size_t)index < SHOAL_COUNT_OF(entries) ? &entries[index] : NULL;
 }
 
-const struct shoal_row *shoal_select_find(enum shoal_kind kind, const char *name)
+const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char *name)
 {
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        if (rows[i].kind == kind && strcmp(rows[i].name, name) == 0)
-            return &rows[i];
+    for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
+        if (entries[i].kind == kind && strcmp(entries[i].name, name) == 0)
+            return &entries[i];
     }
     return NULL;
 }
@@ -189,16 +190,16 @@ static bool can_go_in_rounds(const struct shoal_selection *selection)
     return is_over_hosts(selection) && !selection->is_uneven && selection->bytes <= SHOAL_PAYLOAD_MAX;
 }
 
-bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row)
+bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry)
 {
-    if (shoal_row_is_in_rounds(row))
+    if (shoal_algorithm_is_in_rounds(entry))
         return can_go_in_rounds(selection);
-    if (!row->build)
+    if (!entry->build)
         return can_go_direct(selection);
-    return row->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
+    return entry->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
 }
 
-/* The next rule whose row can serve the call; NULL: none. */
+/* The next rule whose entry can serve the call; NULL: none. */
 static const struct shoal_rule *next_serving_rule(const struct shoal_selection *selection, size_t *at)
 {
     const struct shoal_rule *rule;
@@ -240,18 +241,18 @@ static bool rounds_pay(const struct shoal_selection *selection)
 }
 
 /* NULL: the call does not go in rounds. */
-static const struct shoal_row *find_rounds(const struct shoal_selection *selection)
+static const struct shoal_algorithm *find_rounds(const struct shoal_selection *selection)
 {
     if (!can_go_in_rounds(selection))
         return NULL;
     const struct shoal_rule *rule = shoal_select_has_rules(selection) ? shoal_select_rule(selection) : NULL;
-    const struct shoal_row *row = shoal_select_find(selection->kind, rule ? rule->name : "rounds");
-    if (!row || !shoal_row_is_in_rounds(row))
+    const struct shoal_algorithm *entry = shoal_select_find(selection->kind, rule ? rule->name : "rounds");
+    if (!entry || !shoal_algorithm_is_in_rounds(entry))
         return NULL;
-    return rule || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? row : NULL;
+    return rule || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
 }
 
-bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_row **rounds_out)
+bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
     const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
     *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
@@ -268,39 +269,39 @@ bool shoal_select_is_direct(const struct shoal_selection *selection, const struc
     return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
-const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,
-                                          const struct shoal_rule **rule_out)
+const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
+                                                int root, const struct shoal_rule **rule_out)
 {
     const struct shoal_rule *rule;
     if (rule_out)
         *rule_out = NULL;
     for (size_t at = 0; (rule = next_serving_rule(selection, &at)) != NULL;) {
-        const struct shoal_row *row = shoal_select_find(rule->kind, rule->name);
-        if (!row->build)
+        const struct shoal_algorithm *entry = shoal_select_find(rule->kind, rule->name);
+        if (!entry->build)
             continue;
         if (rule_out)
             *rule_out = rule;
-        return row;
+        return entry;
     }
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
-        const struct shoal_row *row = &rows[i];
-        if (row->kind == selection->kind && row->build && shoal_select_can_serve(selection, row) &&
-            (!row->fits || row->fits(selection, view, root)))
-            return row;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
+        const struct shoal_algorithm *entry = &entries[i];
+        if (entry->kind == selection->kind && entry->build && shoal_select_can_serve(selection, entry) &&
+            (!entry->fits || entry->fits(selection, view, root)))
+            return entry;
     }
     return NULL;
 }
 
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root)
 {
-    const struct shoal_kind_row *row = shoal_kind_row(kind);
+    const struct shoal_kind_row *entry = shoal_kind_row(kind);
     int shared = 0, all = 0;
     for (int r = 0; r < view->size; r++) {
-        if (row->is_input_reached && shoal_shape_gives(&row->shape, r, root)) {
+        if (entry->is_input_reached && shoal_shape_gives(&entry->shape, r, root)) {
             shared += shoal_view_shares_input(view, r);
             all++;
         }
-        if (row->is_output_reached && shoal_shape_takes(&row->shape, r, root)) {
+        if (entry->is_output_reached && shoal_shape_takes(&entry->shape, r, root)) {
             shared += shoal_view_shares_output(view, r);
             all++;
         }
@@ -319,7 +320,7 @@ size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
     return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
-/* No row has more than two places for each rank in each of three regions. */
+/* No entry has more than two places for each rank in each of three regions. */
 int shoal_select_parts(int size, int hosts)
 {
     const int parts = (6 * size + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
@@ -335,12 +336,13 @@ static size_t chunk_of_places(const struct shoal_plan *plan, size_t part_bytes, 
     return stride / element_bytes * (size_t)(is_cut ? 1 : plan->staging_of);
 }
 
-size_t shoal_select_chunk(const struct shoal_row *row, const struct shoal_plan *plan, size_t chunk_bytes, size_t element_bytes)
+size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
+                          size_t element_bytes)
 {
-    const struct shoal_shape *shape = &shoal_kind_row(row->kind)->shape;
+    const struct shoal_shape *shape = &shoal_kind_row(entry->kind)->shape;
     const size_t size = (size_t)plan->size;
     if (plan->parts == 0)
-        return chunk_bytes * (row->is_cut ? size : 1) / element_bytes;
+        return chunk_bytes * (entry->is_cut ? size : 1) / element_bytes;
     const bool is_cut = shape->is_input_cut || shape->is_output_cut;
     if (plan->places)
         return chunk_of_places(plan, shoal_select_part_bytes(chunk_bytes, plan->size, 2), element_bytes, is_cut);

@@ -1,4 +1,4 @@
-/* The table of algorithms and the choice of a row. Choice depends only on what all ranks know: the call, the number of ranks
+/* The table of algorithms and the choice of an entry. Choice depends only on what all ranks know: the call, the number of ranks
  * and hosts, on one host the operands' kinds in the arrival records, the settings and rules that were compared when the
  * communicator was made. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
@@ -7,10 +7,10 @@
 #include "collective/kind.h"
 #include "collective/rules.h"
 
-/* How operands can be reached: for the names of rows that serve all mixtures. */
+/* How operands can be reached: for the names of entries that serve all mixtures. */
 enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };
 
-/* Which communicators a row serves. */
+/* Which communicators an entry serves. */
 enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
 
 /* Over several hosts the direct way needs a message to each rank elsewhere: it serves so many ranks. */
@@ -18,23 +18,23 @@ enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
 
 struct shoal_selection;
 
-struct shoal_row {
+struct shoal_algorithm {
     enum shoal_kind kind;
     const char *name;
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
     shoal_plan_build_fn build;             /* NULL: the data travel beside the arrival records */
     bool is_cut; /* the chunk is cut among the ranks: without staging buffers a chunk may be `size` times larger */
-    /* NULL: always; of the rows that fit the first one is taken. Over several hosts no operands count. */
+    /* NULL: always; of the entries that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
     const char *when; /* for people: when it is chosen */
     const char *cost; /* for people: what it moves; n bytes, p ranks */
 };
 
 /* Without a plan: between hosts the data travel in rounds (rounds.h). */
-static inline bool shoal_row_is_in_rounds(const struct shoal_row *row)
+static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *entry)
 {
-    return !row->build && row->where == SHOAL_WHERE_HOSTS;
+    return !entry->build && entry->where == SHOAL_WHERE_HOSTS;
 }
 
 /* What is asked of the table. */
@@ -56,9 +56,9 @@ size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 /* Whether rules are heeded: not in calls that have nothing to move. */
 bool shoal_select_has_rules(const struct shoal_selection *selection);
 
-/* Whether the call goes without a plan. Known to each rank before anything is exchanged. *rounds_out is the row by which
+/* Whether the call goes without a plan. Known to each rank before anything is exchanged. *rounds_out is the entry by which
  * it then goes in rounds between hosts; NULL: all goes at once, or there is a plan. */
-bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_row **rounds_out);
+bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out);
 
 /* The most bytes that go in rounds where no rule says otherwise. */
 size_t shoal_select_rounds_limit(const struct shoal_selection *selection);
@@ -66,27 +66,27 @@ size_t shoal_select_rounds_limit(const struct shoal_selection *selection);
 /* The next rule that speaks of such a call, from number *at on, which moves behind it; NULL: none. */
 const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at);
 
-/* The first of them whose row can serve the call, NULL: none. */
+/* The first of them whose entry can serve the call, NULL: none. */
 const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection);
 
-/* The row for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not
+/* The entry for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not
  * NULL, is the rule that chose it, or NULL. */
-const struct shoal_row *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view, int root,
-                                          const struct shoal_rule **rule_out);
+const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
+                                                int root, const struct shoal_rule **rule_out);
 
 /* How the operands that the kind lets peers reach are shared. */
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root);
 
-/* Rows in the order of the table: 0, 1, ... until NULL. */
-const struct shoal_row *shoal_select_row(int index);
+/* Entries in the order of the table: 0, 1, ... until NULL. */
+const struct shoal_algorithm *shoal_select_entry(int index);
 
-/* The row of that name, NULL when the kind has none. */
-const struct shoal_row *shoal_select_find(enum shoal_kind kind, const char *name);
+/* The entry of that name, NULL when the kind has none. */
+const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char *name);
 
-/* Whether the row can do the call at all: a rule that names another one is passed over. */
-bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_row *row);
+/* Whether the entry can do the call at all: a rule that names another one is passed over. */
+bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry);
 
-/* Parts of a staging buffer that any row may use, at most. */
+/* Parts of a staging buffer that any entry may use, at most. */
 int shoal_select_parts(int size, int hosts);
 
 /* Bytes of one part of a staging buffer: room for a chunk, or for the smallest chunk of each rank's part. The same on all
@@ -95,6 +95,7 @@ int shoal_select_parts(int size, int hosts);
 size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts);
 
 /* How many elements of a whole, or of each part, one chunk of a plan has. */
-size_t shoal_select_chunk(const struct shoal_row *row, const struct shoal_plan *plan, size_t chunk_bytes, size_t element_bytes);
+size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
+                          size_t element_bytes);
 
 #endif

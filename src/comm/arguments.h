@@ -1,4 +1,4 @@
-/* The arguments of calls: checked once, before anything is done. What is checked follows from the kind's row: who has which
+/* The arguments of calls: checked once, before anything is done. What is checked follows from the kind's entry: who has which
  * operand, and which is in parts. Nothing is changed by a call that is refused. Any thread. */
 #ifndef SHOAL_COMM_ARGUMENTS_H
 #define SHOAL_COMM_ARGUMENTS_H

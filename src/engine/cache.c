@@ -39,18 +39,18 @@ static void evict_plans(struct shoal_engine *engine)
     }
 }
 
-/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another row. */
+/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another entry. */
 static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
-                        const struct shoal_row *row, const uint8_t *shared, size_t bytes)
+                        const struct shoal_algorithm *entry, const uint8_t *shared, size_t bytes)
 {
-    return cached->row == row && cached->root == request->call.root && memcmp(cached->shared, shared, bytes) == 0;
+    return cached->entry == entry && cached->root == request->call.root && memcmp(cached->shared, shared, bytes) == 0;
 }
 
 static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const struct shoal_request *request,
-                                           const struct shoal_row *row, const uint8_t *shared)
+                                           const struct shoal_algorithm *entry, const uint8_t *shared)
 {
     struct shoal_cached_plan **link = &engine->plans;
-    while (*link && !is_plan_for(*link, request, row, shared, 2 * (size_t)engine->size))
+    while (*link && !is_plan_for(*link, request, entry, shared, 2 * (size_t)engine->size))
         link = &(*link)->next;
     struct shoal_cached_plan *cached = *link;
     if (!cached || cached == engine->plans)
@@ -72,7 +72,7 @@ static void find_named(const struct shoal_plan *plan, uint8_t *named)
 }
 
 static enum shoal_status build_plan(struct shoal_engine *engine, const struct shoal_request *request,
-                                    const struct shoal_row *row, const struct shoal_view *view,
+                                    const struct shoal_algorithm *entry, const struct shoal_view *view,
                                     struct shoal_cached_plan **cached_out)
 {
     const size_t flags = 2 * (size_t)engine->size;
@@ -80,7 +80,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     if (!cached)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     shoal_plan_init(&cached->plan, engine->rank, engine->size);
-    row->build(&cached->plan, view, engine->rank, request->call.root);
+    entry->build(&cached->plan, view, engine->rank, request->call.root);
     engine->plans_built++;
     cached->shared = malloc(flags);
     cached->named = calloc(flags, 1);
@@ -90,11 +90,11 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     }
     memcpy(cached->shared, view->shared_input, flags);
     find_named(&cached->plan, cached->named);
-    cached->row = row;
+    cached->entry = entry;
     cached->root = request->call.root;
-    cached->reach = shoal_select_reach(view, row->kind, request->call.root);
+    cached->reach = shoal_select_reach(view, entry->kind, request->call.root);
     shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d staging buffer parts",
-                   engine->name, shoal_kind_row(row->kind)->name, request->bytes, row->variants[cached->reach],
+                   engine->name, shoal_kind_row(entry->kind)->name, request->bytes, entry->variants[cached->reach],
                    cached->plan.step_count, cached->plan.parts);
     cached->next = engine->plans;
     engine->plans = cached;
@@ -124,10 +124,10 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     find_shared(engine, request, shared);
     const struct shoal_view view = {engine->size, engine->transport->host, shared, shared + engine->size, request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
-    struct shoal_cached_plan *cached = find_kept(engine, request, row, shared);
+    const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    struct shoal_cached_plan *cached = find_kept(engine, request, entry, shared);
     if (!cached)
-        SHOAL_TRY(build_plan(engine, request, row, &view, &cached));
+        SHOAL_TRY(build_plan(engine, request, entry, &view, &cached));
     cached->users++;
     request->cached = cached;
     evict_plans(engine);
@@ -165,11 +165,11 @@ static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)
     }
 }
 
-bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_row *row, int root,
+bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
                                 struct shoal_request *request)
 {
     struct shoal_peer_set **link = &engine->peer_sets;
-    while (*link && ((*link)->row != row || (*link)->root != root))
+    while (*link && ((*link)->entry != entry || (*link)->root != root))
         link = &(*link)->next;
     struct shoal_peer_set *peer_set = *link;
     if (!peer_set)
@@ -182,12 +182,13 @@ bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_
     return true;
 }
 
-struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_row *row, int root)
+struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_algorithm *entry,
+                                                  int root)
 {
     struct shoal_peer_set *peer_set = calloc(1, sizeof *peer_set + 2 * (size_t)engine->size);
     if (!peer_set)
         return NULL;
-    peer_set->row = row;
+    peer_set->entry = entry;
     peer_set->root = root;
     peer_set->hears = peer_set->has + engine->size;
     return peer_set;
@@ -232,18 +233,18 @@ bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_s
 }
 
 /* Peers do not depend on whose operands are shared. */
-enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_row *row,
+enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                           struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const int root = request->call.root;
     struct shoal_plan plan;
-    if (shoal_engine_find_peer_set(engine, row, root, request))
+    if (shoal_engine_find_peer_set(engine, entry, root, request))
         return SHOAL_OK;
     shoal_plan_init(&plan, engine->rank, engine->size);
-    row->build(&plan, &view, engine->rank, root);
+    entry->build(&plan, &view, engine->rank, root);
     engine->plans_built++;
-    struct shoal_peer_set *peer_set = plan.status == SHOAL_OK ? shoal_engine_make_peer_set(engine, row, root) : NULL;
+    struct shoal_peer_set *peer_set = plan.status == SHOAL_OK ? shoal_engine_make_peer_set(engine, entry, root) : NULL;
     if (peer_set)
         shoal_plan_find_peers(&plan, &view, peer_set->has);
     for (int r = 0; peer_set && r < engine->size; r++)
@@ -252,8 +253,8 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
     shoal_plan_fini(&plan);
     if (peer_set && shoal_engine_keep_peer_set(engine, peer_set, request))
         return SHOAL_OK;
-    return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", row->name, engine->size,
-                          engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
+    return shoal_log_fail(engine->log, status, "engine", "no plan of %s for %d ranks on %d hosts: %s", entry->name,
+                          engine->size, engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */

@@ -20,10 +20,10 @@ static void name_texts(struct shoal_recorder *recorder)
         shoal_recorder_name(recorder, shoal_kind_row((enum shoal_kind)kind)->name);
     for (size_t i = 0; i < SHOAL_COUNT_OF(others); i++)
         shoal_recorder_name(recorder, others[i]);
-    for (int i = 0; shoal_select_row(i); i++) {
-        shoal_recorder_name(recorder, shoal_select_row(i)->name);
+    for (int i = 0; shoal_select_entry(i); i++) {
+        shoal_recorder_name(recorder, shoal_select_entry(i)->name);
         for (int reach = 0; reach < SHOAL_REACH_END; reach++)
-            shoal_recorder_name(recorder, shoal_select_row(i)->variants[reach]);
+            shoal_recorder_name(recorder, shoal_select_entry(i)->variants[reach]);
     }
 }
 

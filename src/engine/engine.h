@@ -36,7 +36,7 @@ enum shoal_request_state { SHOAL_REQUEST_QUEUED, SHOAL_REQUEST_ANNOUNCED, SHOAL_
 struct shoal_cached_plan {
     struct shoal_cached_plan *next;
     struct shoal_plan plan;
-    const struct shoal_row *row;
+    const struct shoal_algorithm *entry;
     enum shoal_kind kind;
     int root;
     uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
@@ -65,12 +65,12 @@ struct shoal_request {
     struct shoal_arrival arrival; /* own */
     const struct shoal_shape *shape;
     size_t element_bytes;
-    size_t bytes;                      /* of the larger operand; of a message */
-    size_t payload_bytes;              /* what this rank publishes beside its arrival record */
-    bool is_direct;                    /* no plan: data travel beside the records */
-    const struct shoal_row *in_rounds; /* and between hosts in rounds, by that row; NULL: at once */
-    int round;                         /* of them; -1: the ranks of this host are waited for */
-    bool has_sent;                     /* what the round sends */
+    size_t bytes;                            /* of the larger operand; of a message */
+    size_t payload_bytes;                    /* what this rank publishes beside its arrival record */
+    bool is_direct;                          /* no plan: data travel beside the records */
+    const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
+    int round;                               /* of them; -1: the ranks of this host are waited for */
+    bool has_sent;                           /* what the round sends */
     int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
     const struct shoal_peer_set *peer_set; /* NULL: all ranks */
     int next_missing;                      /* the lowest rank that has not been seen to arrive */
@@ -89,17 +89,17 @@ struct shoal_request {
 };
 
 /* With several hosts an operation that has a plan meets only some ranks: those of this host, and the peers elsewhere with
- * whom the plan exchanges. One for each row and root, found when it is first called and kept for the next time (cache.c). */
+ * whom the plan exchanges. One for each entry and root, found when it is first called and kept for the next time (cache.c). */
 struct shoal_peer_set {
     struct shoal_peer_set *next;
-    const struct shoal_row *row;
+    const struct shoal_algorithm *entry;
     int root;
     uint64_t last_sequence; /* of the last operation that used it */
     size_t bytes;
     struct shoal_ranks met;     /* the ranks of `has`, */
     struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
     uint16_t *lists;            /* of both */
-    struct shoal_rounds rounds; /* of a row that goes in rounds */
+    struct shoal_rounds rounds; /* of an entry that goes in rounds */
     uint8_t *hears;             /* [size] whose records come; of ranks elsewhere not all that are sent this rank's */
     uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
 };
@@ -324,7 +324,7 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
 
-/* The recorder shows these as algorithm where no row of the table is meant: not known yet, one rank, no plan, small and large
+/* The recorder shows these as algorithm where no entry of the table is meant: not known yet, one rank, no plan, small and large
  * messages. */
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];
@@ -342,15 +342,16 @@ const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoa
 
 /* cache.c: what is kept from one operation to the next. The request gets a plan. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* The request gets the peer set of those with whom the row's plan exchanges. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_row *row,
+/* The request gets the peer set of those with whom the entry's plan exchanges. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                                          struct shoal_request *request);
 /* The same with one that was made before; false: there is none. */
-SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_row *row, int root,
+SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
                                                struct shoal_request *request);
 /* A peer set that meets nobody yet; NULL: no memory. Then, when its ranks are marked, gives it to the request and keeps it.
  * False: no memory, and the peer set is gone. */
-struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_row *row, int root);
+struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_algorithm *entry,
+                                                  int root);
 SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
                                                struct shoal_request *request);
 void shoal_engine_free_kept(struct shoal_engine *engine);

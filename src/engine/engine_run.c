@@ -136,10 +136,10 @@ enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    const struct shoal_row *row = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
     const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
     SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, parts * engine->part_bytes));
-    return shoal_engine_find_peers(engine, row, request);
+    return shoal_engine_find_peers(engine, entry, request);
 }
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
@@ -157,13 +157,13 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
-    request->record->algorithm = request->cached->row->variants[request->cached->reach];
+    request->record->algorithm = request->cached->entry->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
         request->chunk_elements = request->chunk_count = 1;
         return SHOAL_OK;
     }
     request->chunk_elements =
-        shoal_select_chunk(request->cached->row, plan, engine->settings->chunk_bytes, request->element_bytes);
+        shoal_select_chunk(request->cached->entry, plan, engine->settings->chunk_bytes, request->element_bytes);
     request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
     return SHOAL_OK;
 }

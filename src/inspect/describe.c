@@ -209,11 +209,11 @@ enum shoal_status shoal_print_algorithms(FILE *out)
     static const char *const wheres[] = {"any", "one host", "hosts"};
     fprintf(out, "%-14s %-13s %-8s %s\n%29s %s\n", "collective", "algorithm", "serves", "chosen", "",
             "    cost (n bytes of the larger operand, p ranks, H hosts)");
-    for (int i = 0; shoal_select_row(i); i++) {
-        const struct shoal_row *row = shoal_select_row(i);
-        if (row->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_kind_row(row->kind)->name, row->name, wheres[row->where],
-                    row->when, "", row->cost);
+    for (int i = 0; shoal_select_entry(i); i++) {
+        const struct shoal_algorithm *entry = shoal_select_entry(i);
+        if (entry->kind != SHOAL_KIND_EXCHANGE)
+            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_kind_row(entry->kind)->name, entry->name,
+                    wheres[entry->where], entry->when, "", entry->cost);
     }
     fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
     const enum shoal_status status = shoal_context_configure(&settings, &rules, NULL, error, sizeof error);
@@ -266,10 +266,10 @@ static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
         fprintf(out, "%s\n", survey->library);
     const char *taken = NULL;
     for (int i = 0; i < survey->count; i++) {
-        const struct shoal_fabric_row *row = &survey->rows[i];
-        fprintf(out, "%c %-14s %s%s\n", row->is_taken ? '*' : ' ', row->name, row->text,
-                row->is_usable && row->is_on_request ? "; only on request" : "");
-        taken = row->is_taken ? row->name : taken;
+        const struct shoal_fabric_row *entry = &survey->rows[i];
+        fprintf(out, "%c %-14s %s%s\n", entry->is_taken ? '*' : ' ', entry->name, entry->text,
+                entry->is_usable && entry->is_on_request ? "; only on request" : "");
+        taken = entry->is_taken ? entry->name : taken;
     }
     const char *before = survey->count ? "\n" : "";
     if (taken)
@@ -303,7 +303,7 @@ enum shoal_status shoal_print_providers(FILE *out)
 struct inquiry {
     const struct shoal_question *question;
     enum shoal_kind kind;
-    const struct shoal_kind_row *row;
+    const struct shoal_kind_row *entry;
     struct shoal_settings settings;
     struct shoal_rules rules;
     struct shoal_selection selection;
@@ -324,8 +324,8 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
 {
     const int ranks = inquiry->question->ranks;
     const size_t bytes = inquiry->selection.bytes;
-    fprintf(out, "%s ", inquiry->row->name);
-    if (!inquiry->row->shape.is_empty)
+    fprintf(out, "%s ", inquiry->entry->name);
+    if (!inquiry->entry->shape.is_empty)
         fprintf(out, "of %zu byte%s (%zu element%s%s) ", bytes, plural(bytes), inquiry->count, plural(inquiry->count),
                 inquiry->is_cut ? " for each rank" : "");
     fprintf(out, "over %d rank%s on ", ranks, plural((size_t)ranks));
@@ -335,13 +335,13 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
         fputs("one host\n", out);
 }
 
-/* Why a row that a rule names is passed over. */
-static void explain_unable(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
+/* Why an entry that a rule names is passed over. */
+static void explain_unable(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
-    if (shoal_row_is_in_rounds(row) && inquiry->hosts > 1)
+    if (shoal_algorithm_is_in_rounds(entry) && inquiry->hosts > 1)
         fprintf(out, "it serves parts of one length, together up to %d bytes\n", SHOAL_PAYLOAD_MAX);
-    else if (row->build || shoal_row_is_in_rounds(row))
-        fprintf(out, "it serves %s\n", row->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
+    else if (entry->build || shoal_algorithm_is_in_rounds(entry))
+        fprintf(out, "it serves %s\n", entry->where == SHOAL_WHERE_HOSTS ? "several hosts" : "one host");
     else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
         fprintf(out, "a giver has more than %d bytes\n", SHOAL_PAYLOAD_MAX);
     else
@@ -358,77 +358,78 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
     }
 }
 
-static void explain_why(const struct inquiry *inquiry, const struct shoal_row *row, FILE *out)
+static void explain_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     const struct shoal_selection *selection = &inquiry->selection;
-    if (inquiry->hosts > 1 && row->build && selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE) {
-        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_ELSEWHERE, row->when);
+    if (inquiry->hosts > 1 && entry->build && selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE) {
+        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_ELSEWHERE, entry->when);
         return;
     }
-    if (inquiry->row->shape.is_empty) {
-        fprintf(out, "because: %s\n", row->when);
+    if (inquiry->entry->shape.is_empty) {
+        fprintf(out, "because: %s\n", entry->when);
         return;
     }
-    if (shoal_row_is_in_rounds(row)) {
+    if (shoal_algorithm_is_in_rounds(entry)) {
         const size_t limit = shoal_select_rounds_limit(selection);
         fprintf(out, "because there are %zu byte%s, no more than %zu; %s\n", selection->bytes, plural(selection->bytes), limit,
-                row->when);
+                entry->when);
         return;
     }
     fprintf(out, "because a giver has %zu byte%s, %s than direct's %zu", selection->payload_bytes,
-            plural(selection->payload_bytes), row->build ? "more" : "no more", shoal_select_direct_limit(selection));
-    if (row->fits)
-        fprintf(out, "; %s\n", row->when);
+            plural(selection->payload_bytes), entry->build ? "more" : "no more", shoal_select_direct_limit(selection));
+    if (entry->fits)
+        fprintf(out, "; %s\n", entry->when);
     else
         fprintf(out, " (%s)\n", shoal_select_find(inquiry->kind, "direct")->when);
 }
 
-static void explain_choice(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule,
+static void explain_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
                            enum shoal_reach reach, FILE *out)
 {
     static const char *const reaches[] = {"no operand that peers could use is in shared memory",
                                           "some operands that peers can use are in shared memory",
                                           "all operands that peers can use are in shared memory"};
-    fprintf(out, "algorithm %s, ", row->variants[reach]);
+    fprintf(out, "algorithm %s, ", entry->variants[reach]);
     if (rule)
         fprintf(out, "because of the rule %s:%d\n", inquiry->rules.source, rule->line);
     else
-        explain_why(inquiry, row, out);
-    if (row->build && inquiry->hosts > 1)
+        explain_why(inquiry, entry, out);
+    if (entry->build && inquiry->hosts > 1)
         fprintf(out, "operands: through staging buffers between hosts; inside them, %s\n", reaches[reach]);
-    else if (row->build && inquiry->is_overwritten)
-        fprintf(out, "operands: an %s in place goes through staging buffers\n", inquiry->row->name);
-    else if (row->build)
+    else if (entry->build && inquiry->is_overwritten)
+        fprintf(out, "operands: an %s in place goes through staging buffers\n", inquiry->entry->name);
+    else if (entry->build)
         fprintf(out, "operands: %s\n", reaches[reach]);
-    fprintf(out, "cost: %s\n", row->cost);
+    fprintf(out, "cost: %s\n", entry->cost);
 }
 
-/* rounds: the row by which the call goes in rounds; NULL: at once. */
-static void explain_direct(const struct inquiry *inquiry, const struct shoal_row *rounds, FILE *out)
+/* rounds: the entry by which the call goes in rounds; NULL: at once. */
+static void explain_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
-    const struct shoal_row *row = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
     const bool has_rules = shoal_select_has_rules(&inquiry->selection);
     const struct shoal_rule *rule = has_rules ? shoal_select_rule(&inquiry->selection) : NULL;
     if (has_rules)
         explain_passed_over(inquiry, rule, out);
-    explain_choice(inquiry, row, rule, SHOAL_REACH_STAGED, out);
+    explain_choice(inquiry, entry, rule, SHOAL_REACH_STAGED, out);
     if (rounds) {
         fputs("no plan: a rank sends what its host holds beside its arrival record, in rounds between hosts\n", out);
         return;
     }
-    fputs(inquiry->row->shape.is_empty
+    fputs(inquiry->entry->shape.is_empty
               ? "no plan: every rank publishes an arrival record and waits for those of all others\n"
               : "no plan: who gives publishes data beside its arrival record; who takes reads it there\n",
           out);
 }
 
-static void explain_chunks(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan, FILE *out)
+static void explain_chunks(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan,
+                           FILE *out)
 {
-    if (inquiry->row->shape.is_empty) {
+    if (inquiry->entry->shape.is_empty) {
         fprintf(out, "rank %d:\n", plan->rank);
         return;
     }
-    const size_t chunk = shoal_select_chunk(row, plan, inquiry->settings.chunk_bytes, inquiry->element);
+    const size_t chunk = shoal_select_chunk(entry, plan, inquiry->settings.chunk_bytes, inquiry->element);
     const size_t chunks = (inquiry->count + chunk - 1) / chunk;
     fprintf(out, "rank %d: %zu chunk%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
             chunks, plural(chunks), chunk * inquiry->element, inquiry->is_cut ? " of each part" : "",
@@ -438,27 +439,28 @@ static void explain_chunks(const struct inquiry *inquiry, const struct shoal_row
     fputs("; for each chunk:\n", out);
 }
 
-typedef void (*print_plan_fn)(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out);
+typedef void (*print_plan_fn)(const struct inquiry *inquiry, const struct shoal_algorithm *entry, struct shoal_plan *plan,
+                              FILE *out);
 
 /* Builds a rank's plan and prints it. */
-static enum shoal_status print_plan(const struct inquiry *inquiry, const struct shoal_row *row, int rank, print_plan_fn print,
-                                    FILE *out)
+static enum shoal_status print_plan(const struct inquiry *inquiry, const struct shoal_algorithm *entry, int rank,
+                                    print_plan_fn print, FILE *out)
 {
     uint8_t flags[2 * SHOAL_PLAN_RANKS_MAX];
     const struct shoal_view masked = shoal_view_mask(&inquiry->view, rank, flags);
     struct shoal_plan plan;
     shoal_plan_init(&plan, rank, inquiry->question->ranks);
-    row->build(&plan, &masked, rank, 0);
+    entry->build(&plan, &masked, rank, 0);
     if (plan.status == SHOAL_OK)
-        print(inquiry, row, &plan, out);
+        print(inquiry, entry, &plan, out);
     const enum shoal_status status = plan.status;
     shoal_plan_fini(&plan);
     return status;
 }
 
-static void explain_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
+static void explain_plan(const struct inquiry *inquiry, const struct shoal_algorithm *entry, struct shoal_plan *plan, FILE *out)
 {
-    explain_chunks(inquiry, row, plan, out);
+    explain_chunks(inquiry, entry, plan, out);
     shoal_plan_print(plan, out);
 }
 
@@ -466,9 +468,9 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
     const struct shoal_rule *rule;
-    const struct shoal_row *row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
     explain_passed_over(inquiry, rule, out);
-    explain_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    explain_choice(inquiry, entry, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0; "
           "copy: reduce of one block\n"
           "wait 2 #1: for rank 2's first signal of this chunk; wait 2 credit: until rank 2 has read the chunk before\n",
@@ -481,14 +483,14 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
-            SHOAL_TRY(print_plan(inquiry, row, rank, explain_plan, out));
+            SHOAL_TRY(print_plan(inquiry, entry, rank, explain_plan, out));
     }
     return SHOAL_OK;
 }
 
 static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
 {
-    const struct shoal_row *rounds;
+    const struct shoal_algorithm *rounds;
     explain_call(inquiry, out);
     if (inquiry->question->ranks == 1) {
         fprintf(out, "algorithm alone: a copy, or nothing in place\n");
@@ -517,8 +519,9 @@ static void print_json_text(const char *name, const char *text, FILE *out)
     fputc('"', out);
 }
 
-/* Why the row was chosen, without "because" and, of rules, without what the line tells beside. */
-static void print_json_why(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule, FILE *out)
+/* Why the entry was chosen, without "because" and, of rules, without what the line tells beside. */
+static void print_json_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
+                           FILE *out)
 {
     static const char word[] = "because";
     char *text = NULL;
@@ -527,7 +530,7 @@ static void print_json_why(const struct inquiry *inquiry, const struct shoal_row
     if (memory && rule)
         fprintf(memory, "the rule %s:%d", inquiry->rules.source, rule->line);
     else if (memory)
-        explain_why(inquiry, row, memory);
+        explain_why(inquiry, entry, memory);
     const bool has_text = memory && fclose(memory) == 0;
     const char *at = has_text ? text : "";
     if (strncmp(at, word, strlen(word)) == 0)
@@ -538,36 +541,37 @@ static void print_json_why(const struct inquiry *inquiry, const struct shoal_row
 
 static void print_json_call(const struct inquiry *inquiry, FILE *out)
 {
-    fprintf(out, "{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d", inquiry->row->name, inquiry->question->ranks,
+    fprintf(out, "{\"collective\":\"%s\",\"ranks\":%d,\"hosts\":%d", inquiry->entry->name, inquiry->question->ranks,
             inquiry->hosts);
     fprintf(out, ",\"bytes\":%zu,\"count\":%zu,\"count_is_per_rank\":%s,\"element_bytes\":%zu", inquiry->selection.bytes,
             inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element);
 }
 
-static void print_json_choice(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_rule *rule,
+static void print_json_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
                               enum shoal_reach reach, FILE *out)
 {
     static const char *const reaches[] = {"plain", "some shared", "shared"};
-    fprintf(out, ",\"algorithm\":\"%s\",\"operands\":\"%s\",", row->variants[reach],
+    fprintf(out, ",\"algorithm\":\"%s\",\"operands\":\"%s\",", entry->variants[reach],
             inquiry->is_overwritten ? reaches[0] : reaches[reach]);
-    print_json_why(inquiry, row, rule, out);
+    print_json_why(inquiry, entry, rule, out);
     fprintf(out, ",\"is_by_rule\":%s,", rule ? "true" : "false");
-    print_json_text("cost", row->cost, out);
+    print_json_text("cost", entry->cost, out);
 }
 
-static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_row *row, const struct shoal_plan *plan,
+static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan,
                               FILE *out)
 {
-    const size_t chunk = inquiry->count ? shoal_select_chunk(row, plan, inquiry->settings.chunk_bytes, inquiry->element) : 0;
+    const size_t chunk = inquiry->count ? shoal_select_chunk(entry, plan, inquiry->settings.chunk_bytes, inquiry->element) : 0;
     fprintf(out,
             "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
             chunk ? (inquiry->count + chunk - 1) / chunk : 1, chunk * inquiry->element,
             (unsigned long long)inquiry->settings.depth, plan->parts, plan->places);
 }
 
-static void print_json_plan(const struct inquiry *inquiry, const struct shoal_row *row, struct shoal_plan *plan, FILE *out)
+static void print_json_plan(const struct inquiry *inquiry, const struct shoal_algorithm *entry, struct shoal_plan *plan,
+                            FILE *out)
 {
-    print_json_chunks(inquiry, row, plan, out);
+    print_json_chunks(inquiry, entry, plan, out);
     shoal_plan_print_json(plan, out);
     fputc('}', out);
 }
@@ -576,32 +580,32 @@ static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *o
 {
     const struct shoal_question *question = inquiry->question;
     const struct shoal_rule *rule;
-    const struct shoal_row *row = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
     const char *before = "\n  ";
-    print_json_choice(inquiry, row, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    print_json_choice(inquiry, entry, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs(",\"plans\":[", out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank >= 0 && question->rank != rank)
             continue;
         fputs(before, out);
-        SHOAL_TRY(print_plan(inquiry, row, rank, print_json_plan, out));
+        SHOAL_TRY(print_plan(inquiry, entry, rank, print_json_plan, out));
         before = ",\n  ";
     }
     fputc(']', out);
     return SHOAL_OK;
 }
 
-static void print_json_direct(const struct inquiry *inquiry, const struct shoal_row *rounds, FILE *out)
+static void print_json_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
-    const struct shoal_row *row = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
+    const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
     const bool has_rules = shoal_select_has_rules(&inquiry->selection);
-    print_json_choice(inquiry, row, has_rules ? shoal_select_rule(&inquiry->selection) : NULL, SHOAL_REACH_STAGED, out);
+    print_json_choice(inquiry, entry, has_rules ? shoal_select_rule(&inquiry->selection) : NULL, SHOAL_REACH_STAGED, out);
     fputs(",\"plans\":[]", out);
 }
 
 static enum shoal_status explain_in_json(const struct inquiry *inquiry, FILE *out)
 {
-    const struct shoal_row *rounds;
+    const struct shoal_algorithm *rounds;
     enum shoal_status status = SHOAL_OK;
     print_json_call(inquiry, out);
     if (inquiry->question->ranks == 1)
@@ -647,14 +651,14 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
 static void measure(struct inquiry *inquiry)
 {
     const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_cut ? ranks : 1;
-    if (!inquiry->row->shape.is_empty)
+    if (!inquiry->entry->shape.is_empty)
         inquiry->count = inquiry->question->bytes / inquiry->element / parts;
     inquiry->selection = (struct shoal_selection){.kind = inquiry->kind,
                                                   .size = inquiry->question->ranks,
                                                   .hosts = inquiry->hosts,
                                                   .bytes = inquiry->count * inquiry->element * parts,
                                                   .payload_bytes = inquiry->count * inquiry->element *
-                                                                   (inquiry->row->shape.is_input_cut ? ranks : 1),
+                                                                   (inquiry->entry->shape.is_input_cut ? ranks : 1),
                                                   .direct_bytes = inquiry->settings.direct_bytes,
                                                   .rules = &inquiry->rules};
 }
@@ -683,15 +687,15 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
     struct inquiry inquiry = {
         .question = question, .kind = shoal_kind_find(question->collective), .element = shoal_type_bytes(question->type)};
     enum shoal_status status = SHOAL_ERR_ARGUMENT;
-    inquiry.row = shoal_kind_row(inquiry.kind);
-    inquiry.is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
-    inquiry.is_overwritten = question->in_place && inquiry.row->shape.is_input_cut && inquiry.row->shape.is_output_cut;
-    memset(input, question->shared_input && inquiry.row->is_input_reached && !inquiry.is_overwritten, sizeof input);
-    memset(output, question->shared_output && inquiry.row->is_output_reached, sizeof output);
+    inquiry.entry = shoal_kind_row(inquiry.kind);
+    inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
+    inquiry.is_overwritten = question->in_place && inquiry.entry->shape.is_input_cut && inquiry.entry->shape.is_output_cut;
+    memset(input, question->shared_input && inquiry.entry->is_input_reached && !inquiry.is_overwritten, sizeof input);
+    memset(output, question->shared_output && inquiry.entry->is_output_reached, sizeof output);
     inquiry.hosts = question->struct_bytes < sizeof *question        ? 1
                     : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX ? SHOAL_PLAN_RANKS_MAX
                                                                      : (int)question->hosts;
-    inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.row->shape};
+    inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.entry->shape};
     if (is_question(&inquiry, out)) {
         spread(&inquiry, host);
         measure(&inquiry);

@@ -46,7 +46,7 @@ struct shoal_case {
     struct shoal_model model;
     struct shoal_view view;
     struct shoal_selection selection;
-    const struct shoal_row *row; /* NULL: direct */
+    const struct shoal_algorithm *entry; /* NULL: direct */
     int hosts;
     size_t count; /* elements of a whole, or of each part */
     size_t element_bytes;
@@ -77,7 +77,7 @@ struct shoal_forecast {
     uint64_t receiving_ps_most;
 };
 
-/* ERR_MEMORY; what a builder says of machines that its row does not serve. */
+/* ERR_MEMORY; what a builder says of machines that its entry does not serve. */
 SHOAL_MUST_USE enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_forecast *forecast_out);
 
 /* One product, cut off: the same on every processor, also where products and sums are rounded together. */

@@ -248,7 +248,7 @@ static void count_chunks(struct shoal_cast *cast, const struct shoal_plan *plan,
     cast->chunks = asked->view.shape->is_empty;
     if (!asked->count)
         return;
-    const size_t chunk = shoal_select_chunk(asked->row, plan, asked->chunk_bytes, asked->element_bytes);
+    const size_t chunk = shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
     cast->chunks = (asked->count + chunk - 1) / chunk;
     elements[SHOAL_LENGTH_FULL] = shoal_min_size(chunk, asked->count);
     elements[SHOAL_LENGTH_LAST] = asked->count - (cast->chunks - 1) * chunk;
@@ -278,7 +278,7 @@ static enum shoal_status build_planned(struct shoal_cast *cast, int rank)
     const struct shoal_view masked = shoal_view_mask(&cast->asked->view, rank, flags);
     struct shoal_plan plan;
     shoal_plan_init(&plan, rank, cast->size);
-    cast->asked->row->build(&plan, &masked, rank, 0);
+    cast->asked->entry->build(&plan, &masked, rank, 0);
     const enum shoal_status status = take_plan(cast, &plan);
     shoal_plan_fini(&plan);
     return status;
@@ -304,9 +304,9 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
     if (!cast->ranks || !cast->index || !cast->loads)
         return SHOAL_ERR_MEMORY;
     for (int rank = 0; rank < asked->view.size; rank++) {
-        SHOAL_TRY(!asked->row                          ? build_direct(cast, rank)
-                  : shoal_row_is_in_rounds(asked->row) ? build_rounds(cast, rank)
-                                                       : build_planned(cast, rank));
+        SHOAL_TRY(!asked->entry                                ? build_direct(cast, rank)
+                  : shoal_algorithm_is_in_rounds(asked->entry) ? build_rounds(cast, rank)
+                                                               : build_planned(cast, rank));
         trim(&cast->ranks[rank].meet);
         trim(&cast->ranks[rank].chunk);
     }

@@ -18,7 +18,7 @@ struct inquiry {
     const struct shoal_simulation *simulation;
     FILE *out; /* or NULL */
     enum shoal_kind kind;
-    const struct shoal_kind_row *row;
+    const struct shoal_kind_row *entry;
     struct shoal_settings settings;
     struct shoal_rules rules;
     struct shoal_case asked;
@@ -148,7 +148,7 @@ static void measure(struct inquiry *inquiry)
     asked->model = model_of(simulation);
     asked->hosts = (int)simulation->hosts;
     asked->element_bytes = shoal_type_bytes(simulation->type);
-    asked->count = inquiry->row->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
+    asked->count = inquiry->entry->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
     asked->chunk_bytes = inquiry->settings.chunk_bytes;
     asked->depth = (unsigned)inquiry->settings.depth;
     asked->is_whole = simulation->every_chunk;
@@ -157,7 +157,7 @@ static void measure(struct inquiry *inquiry)
                                                 .size = (int)ranks,
                                                 .hosts = asked->hosts,
                                                 .bytes = part_bytes * parts,
-                                                .payload_bytes = part_bytes * (inquiry->row->shape.is_input_cut ? ranks : 1),
+                                                .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
                                                 .direct_bytes = inquiry->settings.direct_bytes,
                                                 .rules = &inquiry->rules};
 }
@@ -233,9 +233,9 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     struct shoal_forecast forecast = {0};
     const struct shoal_case *asked = &inquiry->asked;
     enum shoal_reach reach = SHOAL_REACH_STAGED;
-    if (asked->row)
+    if (asked->entry)
         reach = shoal_select_reach(&asked->view, inquiry->kind, 0);
-    answer->algorithm = asked->row ? asked->row->variants[reach] : asked->view.size == 1 ? "alone" : "direct";
+    answer->algorithm = asked->entry ? asked->entry->variants[reach] : asked->view.size == 1 ? "alone" : "direct";
     const enum shoal_status status = shoal_predict(asked, &forecast);
     if (status == SHOAL_ERR_MEMORY)
         return refuse(inquiry, status, "no memory for the plans of %d ranks", asked->view.size);
@@ -253,15 +253,15 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     uint16_t host[SHOAL_PLAN_RANKS_MAX];
     const struct shoal_simulation *simulation = inquiry->simulation;
     const int ranks = inquiry->asked.selection.size;
-    memset(input, simulation->shared && inquiry->row->is_input_reached, sizeof input);
-    memset(output, simulation->shared && inquiry->row->is_output_reached, sizeof output);
+    memset(input, simulation->shared && inquiry->entry->is_input_reached, sizeof input);
+    memset(output, simulation->shared && inquiry->entry->is_output_reached, sizeof output);
     for (int rank = 0; rank < ranks; rank++)
         host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
     inquiry->asked.view =
-        (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->row->shape};
+        (struct shoal_view){ranks, inquiry->asked.hosts > 1 ? host : NULL, input, output, &inquiry->entry->shape};
     const struct shoal_selection *selection = &inquiry->asked.selection;
-    if (ranks > 1 && !shoal_select_is_direct(selection, &inquiry->asked.row))
-        inquiry->asked.row = shoal_select_plan(selection, &inquiry->asked.view, 0, NULL);
+    if (ranks > 1 && !shoal_select_is_direct(selection, &inquiry->asked.entry))
+        inquiry->asked.entry = shoal_select_plan(selection, &inquiry->asked.view, 0, NULL);
     return predict(inquiry, answer);
 }
 
@@ -287,8 +287,8 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
     memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
     inquiry.kind = shoal_kind_find(whole.collective);
-    inquiry.row = shoal_kind_row(inquiry.kind);
-    inquiry.is_cut = inquiry.row->shape.is_input_cut || inquiry.row->shape.is_output_cut;
+    inquiry.entry = shoal_kind_row(inquiry.kind);
+    inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
     const enum shoal_status status = simulate(&inquiry, &answer);
     shoal_rules_fini(&inquiry.rules);
     if (status == SHOAL_OK)

@@ -101,17 +101,17 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
     const struct shoal_view view = {world->size, NULL, inputs, outputs, &kind->shape};
     const struct shoal_selection selection = {
         .kind = traced->kind, .size = world->size, .bytes = traced->count * 4 * parts, .payload_bytes = SIZE_MAX};
-    const struct shoal_row *row = shoal_select_plan(&selection, &view, traced->root, NULL);
+    const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, traced->root, NULL);
     shoal_plan_init(&plan, world->rank, world->size);
-    row->build(&plan, &view, world->rank, traced->root);
+    entry->build(&plan, &view, world->rank, traced->root);
     CHECK(world, plan.status == SHOAL_OK, "the plan was not built");
     FILE *stream = open_memstream(&printed.text, &bytes);
     CHECK(world, stream, "no memory");
     shoal_plan_print(&plan, stream);
     fclose(stream);
-    printed.algorithm = row->variants[shoal_select_reach(&view, traced->kind, traced->root)];
+    printed.algorithm = entry->variants[shoal_select_reach(&view, traced->kind, traced->root)];
     printed.steps = plan.step_count;
-    printed.chunk_elements = shoal_select_chunk(row, &plan, world->context->settings.chunk_bytes, 4);
+    printed.chunk_elements = shoal_select_chunk(entry, &plan, world->context->settings.chunk_bytes, 4);
     shoal_plan_fini(&plan);
     return printed;
 }

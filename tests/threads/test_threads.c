@@ -158,9 +158,9 @@ static void run_exchange(struct rank *rank, struct shoal_comm *comm, const struc
 /* Everything by turns but calls and sizes. */
 static void run_in_turn(struct rank *rank, enum operation_kind kind, enum operation_form form, size_t bytes, unsigned turn)
 {
-    const struct operation_row *row = operation_row(kind);
+    const struct operation_row *entry = operation_row(kind);
     const enum shoal_type type = (enum shoal_type)(turn % SHOAL_TYPE_END);
-    const size_t parts = (row->is_input_cut || row->is_output_cut) && bytes > 16 ? (size_t)rank->size : 1;
+    const size_t parts = (entry->is_input_cut || entry->is_output_cut) && bytes > 16 ? (size_t)rank->size : 1;
     struct operation operation = {.kind = kind,
                                   .form = form,
                                   .type = type,
@@ -175,7 +175,7 @@ static void run_in_turn(struct rank *rank, enum operation_kind kind, enum operat
                                   .memory = (enum operation_memory)(turn / 3 % MEMORY_END),
                                   .is_offset = turn % 5 == 0,
                                   .salt = turn};
-    if (!row->is_reduced || !operation_is_legal(type, operation.op))
+    if (!entry->is_reduced || !operation_is_legal(type, operation.op))
         operation.op = SHOAL_SUM;
     while (operation_room(&operation, rank->size) > BYTES)
         operation.count /= 2;

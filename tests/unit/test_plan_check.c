@@ -38,17 +38,17 @@ static const struct algorithm *const on_one_host[] = {&owners,    &broadcast, &r
 
 static const struct algorithm mesh = {"mesh", shoal_mesh_build, SHOAL_KIND_ALLREDUCE, true};
 
-/* All rows of the table that serve several hosts. */
+/* All entries of the table that serve several hosts. */
 #define ROWS_MAX 32
 static struct algorithm on_hosts[ROWS_MAX];
 static size_t on_hosts_count;
 
-static void list_rows(void)
+static void list_entries(void)
 {
-    for (int i = 0; shoal_select_row(i); i++) {
-        const struct shoal_row *row = shoal_select_row(i);
-        if (row->where == SHOAL_WHERE_HOSTS && row->build && on_hosts_count < ROWS_MAX)
-            on_hosts[on_hosts_count++] = (struct algorithm){row->name, row->build, row->kind, true};
+    for (int i = 0; shoal_select_entry(i); i++) {
+        const struct shoal_algorithm *entry = shoal_select_entry(i);
+        if (entry->where == SHOAL_WHERE_HOSTS && entry->build && on_hosts_count < ROWS_MAX)
+            on_hosts[on_hosts_count++] = (struct algorithm){entry->name, entry->build, entry->kind, true};
     }
 }
 
@@ -216,18 +216,18 @@ static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1
 /* Parts of different lengths, as the v-forms have them: of the giver (all-gather), the taker (reduce-scatter), or both. */
 static void check_lengths(struct group *group)
 {
-    static unsigned lengths[RANKS_MAX * RANKS_MAX], row[RANKS_MAX];
+    static unsigned lengths[RANKS_MAX * RANKS_MAX], entry[RANKS_MAX];
     const int size = group->view.size;
     const struct shoal_shape *shape = shape_of(group->algorithm);
 
     if (!is_cut(group->algorithm))
         return;
     for (int i = 0; i < size; i++)
-        row[i] = draw(group->question.units + 1);
+        entry[i] = draw(group->question.units + 1);
     for (int from = 0; from < size; from++) {
         for (int to = 0; to < size; to++)
-            lengths[from * size + to] = !shape->is_input_cut    ? row[from]
-                                        : !shape->is_output_cut ? row[to]
+            lengths[from * size + to] = !shape->is_input_cut    ? entry[from]
+                                        : !shape->is_output_cut ? entry[to]
                                                                 : draw(group->question.units + 1);
     }
     group->question.lengths = lengths;
@@ -368,7 +368,7 @@ static void check_on_hosts(const struct algorithm *algorithm, int size, const ui
     }
 }
 
-static void plan_check_accepts_every_row_on_hosts(void **state)
+static void plan_check_accepts_every_entry_on_hosts(void **state)
 {
     uint16_t host[RANKS_MAX];
 
@@ -399,7 +399,7 @@ static void check_large(int hosts, int ranks_per_host, enum sharing sharing)
     }
 }
 
-static void plan_check_accepts_every_row_on_large_hosts(void **state)
+static void plan_check_accepts_every_entry_on_large_hosts(void **state)
 {
     (void)state;
     for (int sharing = 0; sharing < SHARE_END; sharing++)
@@ -447,17 +447,17 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
     }
 }
 
-/* What a communicator reserves for all its rows is enough for each, and a chunk fits. */
+/* What a communicator reserves for all its entries is enough for each, and a chunk fits. */
 static void check_room(const struct group *group, int hosts)
 {
     const struct shoal_plan *plan = &group->plans[0];
-    const struct shoal_row *row = shoal_select_find(group->algorithm->kind, group->algorithm->name);
+    const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->kind, group->algorithm->name);
     const size_t chunks[] = {4096, (size_t)256 << 10};
 
     assert_true(plan->parts <= shoal_select_parts(group->view.size, hosts));
     for (size_t i = 0; i < 8 && plan->places; i++) {
         const size_t chunk_bytes = chunks[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
-        const size_t chunk = shoal_select_chunk(row, plan, chunk_bytes, element);
+        const size_t chunk = shoal_select_chunk(entry, plan, chunk_bytes, element);
         const size_t stride = shoal_place_stride(chunk, grain, is_cut(group->algorithm) ? 1 : (unsigned)plan->staging_of);
         assert_true(chunk > 0);
         assert_true((size_t)plan->places * stride * element <=
@@ -1138,8 +1138,8 @@ int main(void)
         cmocka_unit_test(plan_check_accepts_allgather),
         cmocka_unit_test(plan_check_accepts_gather_and_scatter_of_each_root),
         cmocka_unit_test(plan_check_accepts_alltoall),
-        cmocka_unit_test(plan_check_accepts_every_row_on_hosts),
-        cmocka_unit_test(plan_check_accepts_every_row_on_large_hosts),
+        cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
+        cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
         cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
         cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
         cmocka_unit_test(plan_check_accepts_any_sequence),
@@ -1163,6 +1163,6 @@ int main(void)
         cmocka_unit_test(plan_check_fits_any_text_buffer),
         cmocka_unit_test(plan_check_without_memory_says_so),
     };
-    list_rows();
+    list_entries();
     return cmocka_run_group_tests_name("plan_check", tests, NULL, NULL);
 }

@@ -328,12 +328,12 @@ static void expect_choice(const char *text, enum shoal_kind kind, int size, size
     const struct shoal_selection selection = {
         .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .direct_bytes = 1024, .rules = &rules};
     const struct shoal_view view = {.size = size, .shape = &shoal_kind_row(kind)->shape};
-    const struct shoal_row *rounds, *row = shoal_select_is_direct(&selection, &rounds)
-                                               ? shoal_select_find(kind, "direct")
-                                               : shoal_select_plan(&selection, &view, 0, NULL);
+    const struct shoal_algorithm *rounds, *entry = shoal_select_is_direct(&selection, &rounds)
+                                                       ? shoal_select_find(kind, "direct")
+                                                       : shoal_select_plan(&selection, &view, 0, NULL);
     assert_null(rounds);
-    if (strcmp(row->name, wanted) != 0)
-        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_kind_row(kind)->name, bytes, size, row->name,
+    if (strcmp(entry->name, wanted) != 0)
+        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_kind_row(kind)->name, bytes, size, entry->name,
                  wanted);
     shoal_rules_fini(&rules);
 }
@@ -401,15 +401,15 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
                                                   .direct_bytes = 1024,
                                                   .rules = &rules};
         const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
-        const struct shoal_row *rounds, *row;
+        const struct shoal_algorithm *rounds, *entry;
         if (shoal_select_is_direct(&selection, &rounds))
-            row = rounds ? rounds : shoal_select_find(wanted->kind, "direct");
+            entry = rounds ? rounds : shoal_select_find(wanted->kind, "direct");
         else
-            row = shoal_select_plan(&selection, &view, 0, NULL);
-        assert_true(!rounds || row == rounds);
-        if (strcmp(row->name, wanted->wanted) != 0)
+            entry = shoal_select_plan(&selection, &view, 0, NULL);
+        assert_true(!rounds || entry == rounds);
+        if (strcmp(entry->name, wanted->wanted) != 0)
             fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text, shoal_kind_row(wanted->kind)->name,
-                     wanted->bytes, wanted->size, wanted->hosts, row->name, wanted->wanted);
+                     wanted->bytes, wanted->size, wanted->hosts, entry->name, wanted->wanted);
     }
     shoal_rules_fini(&rules);
 }

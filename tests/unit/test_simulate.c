@@ -419,23 +419,23 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
     }
 }
 
-static void simulate_runs_every_row(void **state)
+static void simulate_runs_every_entry(void **state)
 {
-    const struct shoal_row *row;
+    const struct shoal_algorithm *entry;
     char rule[128];
     const char *const settings[] = {rule, NULL};
     (void)state;
-    for (int i = 0; (row = shoal_select_row(i)) != NULL; i++) {
-        const struct shoal_kind_row *kind = shoal_kind_row(row->kind);
+    for (int i = 0; (entry = shoal_select_entry(i)) != NULL; i++) {
+        const struct shoal_kind_row *kind = shoal_kind_row(entry->kind);
         struct shoal_simulation question =
-            question_of(kind->name, row->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, row->build ? MIB : 256);
-        if (row->kind > SHOAL_KIND_ALLTOALL)
+            question_of(kind->name, entry->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, entry->build ? MIB : 256);
+        if (entry->kind > SHOAL_KIND_ALLTOALL)
             continue;
-        question.hosts = row->build ? question.hosts : 4;
-        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%s", kind->name, row->name);
+        question.hosts = entry->build ? question.hosts : 4;
+        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);
         question.settings = settings;
         const struct shoal_simulated answer = ask(&question);
-        assert_int_equal(strncmp(answer.algorithm, row->name, strlen(row->name)), 0);
+        assert_int_equal(strncmp(answer.algorithm, entry->name, strlen(entry->name)), 0);
         assert_true(answer.time_us > 0);
     }
 }
@@ -685,7 +685,7 @@ int main(void)
         cmocka_unit_test(simulate_large_vectors_tend_to_the_wire),
         cmocka_unit_test(simulate_counts_what_is_sent),
         cmocka_unit_test(simulate_ends_and_is_never_faster_than_the_wire),
-        cmocka_unit_test(simulate_runs_every_row),
+        cmocka_unit_test(simulate_runs_every_entry),
         cmocka_unit_test(simulate_knows_that_the_last_chunk_is_short),
         cmocka_unit_test(simulate_says_the_same_again),
         cmocka_unit_test(simulate_parameters_count_in_their_direction),
