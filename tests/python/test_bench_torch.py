@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """bench/bench_torch.py: what it measures, writes down and says of it. What the figures are is no matter here."""
 import contextlib
+import functools
 import io
 import json
 import os
@@ -23,6 +24,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_LIBRARY": str(LIBRAR
 K, M = 1 << 10, 1 << 20
 
 
+@functools.cache
 def python_with(module):
     """One that can import a module."""
     why = "no Python here"

@@ -1,26 +1,36 @@
 #!/usr/bin/env python3
 """How the C++ shim comes to be: compiled once for all who ask at a time, kept, and replaced by the one in Python where that
 fails. The compilers here are scripts: one hands out what a real one made before."""
-import concurrent.futures
+import functools
 import os
 import pathlib
 import sys
 import tempfile
 
 import ranks  # first: finds a python that has torch, and tells children where shoal is
+import torch  # noqa: F401
 from tap import Skip, call, expect, run_cases
 
 SHOW = "import shoal.torch; print(shoal.torch.shim())"
 SECONDS_MAX = 120
-UMASK = "002"  # of ordinary users on many systems
+UMASK = 0o002  # of ordinary users on many systems
+
+
+def shows(count, folder, **variables):
+    """Processes that ask for a shim at the same time; returns (exit code, stdout, stderr) of each."""
+    env = {**os.environ, "SHOAL_TORCH_CACHE": str(folder), "SHOAL_TORCH_SHIM": "auto", **variables}
+    with tempfile.TemporaryDirectory() as place:
+        program = pathlib.Path(place, "show.py")
+        program.write_text(SHOW)
+        told = nursery.run([ranks.Program(program, f"process{number}", env, umask=UMASK) for number in range(count)], SECONDS_MAX)
+    return [(code, out, err) for out, err, code in told]
 
 
 def show(folder, **variables):
-    """A process of its own that asks for a shim; returns exit code, stdout, stderr."""
-    env = {**os.environ, "SHOAL_TORCH_CACHE": str(folder), "SHOAL_TORCH_SHIM": "auto", **variables}
-    return call("/bin/sh", "-c", 'umask "$0" && exec "$@"', UMASK, sys.executable, "-c", SHOW, env=env, timeout=SECONDS_MAX)
+    return shows(1, folder, **variables)[0]
 
 
+@functools.cache
 def compiled_shim():
     """The one in the user's cache, made by a real compiler if need be."""
     program = "from shoal.torch import _compile; _compile.load(); print(_compile._cached())"
@@ -39,11 +49,10 @@ def script(folder, text):
 
 def several_ask_and_one_compiles():
     made = compiled_shim()
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor() as pool:
+    with tempfile.TemporaryDirectory() as folder:
         compiler = script(folder, f'echo once >> {folder}/count; sleep 1; for last; do :; done; cp {made} "$last"; chmod 775 "$last"')
         cache = pathlib.Path(folder, "cache")
-        started = [pool.submit(show, cache, CXX=compiler) for _ in range(3)]
-        told = [one.result() for one in started]
+        told = shows(3, cache, CXX=compiler)
         expect(all((code, out) == (0, "c++\n") for code, out, _ in told), *told)
         expect(sum(err.count("compiling the back-end") for _, _, err in told) == 1, *told)
         expect(show(cache, CXX=compiler) == (0, "c++\n", ""), "what is kept is compiled again")
@@ -85,5 +94,6 @@ def what_others_could_have_put_there_is_not_loaded():
 
 
 if __name__ == "__main__":
+    nursery = ranks.Nursery()
     run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
                where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded])

@@ -42,23 +42,36 @@ def environment(shim, **variables):
     return result
 
 
-def start(shim, size, text, arguments=(), **variables):
-    """Runs a program in processes of its own; returns (exit code, stdout, stderr) of each rank."""
+def ranked(shim, size, folder, **variables):
+    """The environment of each rank of a job."""
     port = ranks.free_port()
+    return [environment(shim, RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1",
+                        MASTER_PORT=port, FOLDER=folder, **variables) for rank in range(size)]
+
+
+def start(shim, size, text, arguments=(), **variables):
+    """Runs a program in processes of its own, which import torch themselves; returns (stdout, stderr, exit code) of each rank."""
     running = []
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
         program.write_text(BEGIN + text)
-        for rank in range(size):
-            ranked = environment(shim, RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size,
-                                 MASTER_ADDR="127.0.0.1", MASTER_PORT=port, FOLDER=folder, **variables)
-            running.append(subprocess.Popen([sys.executable, str(program), *arguments], env=ranked, stdin=subprocess.DEVNULL,
+        for its_own in ranked(shim, size, folder, **variables):
+            running.append(subprocess.Popen([sys.executable, str(program), *arguments], env=its_own, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         try:
             return [(*process.communicate(timeout=STARTED_S), process.returncode) for process in running]
         finally:
             for process in running:
                 process.kill()
+
+
+def fork(shim, size, text):
+    """The same by processes that have torch already: of cases that are not about how it is imported."""
+    with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(BEGIN + text)
+        return ranks.nursery.run([ranks.Program(program, f"rank{rank}", its_own)
+                                  for rank, its_own in enumerate(ranked(shim, size, folder))], STARTED_S)
 
 
 def is_clean(results, output=""):
@@ -84,8 +97,8 @@ main()
 )
 
 
-def end_case(name, text):
-    return Case(f"exit {name}", lambda world: is_clean(start(world.shim, 2, text)), sizes=(1,), init=False,
+def end_case(run, name, text):
+    return Case(f"exit {name}", lambda world: is_clean(run(world.shim, 2, text)), sizes=(1,), init=False,
                 timeout_s=STARTED_S + 10)
 
 
@@ -165,7 +178,7 @@ def ranks_of_both_shims(world):
     """A cluster that has a compiler on some hosts only."""
     if ranks.BACKEND != "shoal" or len(ranks.SHIMS) < 2:
         raise Skip("one shim only")
-    is_clean(start(world.shim, 2, OF_BOTH_SHIMS), "of both\n")
+    is_clean(fork(world.shim, 2, OF_BOTH_SHIMS), "of both\n")
 
 
 def beside_nccl(world):
@@ -180,7 +193,7 @@ def a_rank_that_raises(world):
     """A Python exception ends one rank; the others are told its name and end too."""
     if ranks.BACKEND != "shoal":
         raise Skip("Gloo does not name it")
-    results = start(world.shim, 3, INIT + """
+    results = fork(world.shim, 3, INIT + """
 if dist.get_rank() == 1:
     raise KeyError("planted")
 try:
@@ -461,7 +474,8 @@ class Squares(torch.utils.data.Dataset):
 def loader_case(method):
     def body(world):
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-        loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method,
+                                             persistent_workers=method == "spawn")  # else each epoch imports torch anew
         seen = 0
         for _ in range(2):
             for x, y in loader:
@@ -576,10 +590,10 @@ CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in IN_PAIRS]
 CASES += [loader_case(method) for method in ("fork", "spawn")]
 # Those that start programs of their own.
-CASES += [end_case(*row) for row in ENDS]
+CASES += [end_case(start if number == 0 else fork, *row) for number, row in enumerate(ENDS)]
 CASES += [Case(body.__name__, body, sizes=(1,), init=False, timeout_s=STARTED_S + 10) for body in ALONE]
 CASES += [mpirun("mpirun.openmpi", "mpirun"), mpirun("mpirun.mpich", "mpiexec.hydra")]
 CASES += [multiprocessing_case(method) for method in ("spawn", "fork")]
 
 if __name__ == "__main__":
-    ranks.run(CASES)
+    ranks.run(CASES, has_programs=True)

