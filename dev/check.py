@@ -39,6 +39,7 @@ ALLOWED = {
     "engine": {"base", "observe", "plan", "topology", "device", "transport", "transport/shm", "transport/fabric", "collective"},
     "comm": {"base", "observe", "topology", "bootstrap", "transport/shm", "transport/hosts", "engine"},
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
+    "fusion": set(),
 }
 found = []
 

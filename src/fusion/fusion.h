@@ -1,0 +1,44 @@
+/* Words that every file of the gradient engine uses. src/fusion is a client of the public header alone, so nothing of the
+ * library's own headers is here. No state. */
+#ifndef SHOAL_FUSION_FUSION_H
+#define SHOAL_FUSION_FUSION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shoal/gradients.h"
+
+#define FUSION_TRY(call)                               \
+    do {                                               \
+        enum shoal_status fusion_try_status_ = (call); \
+        if (fusion_try_status_ != SHOAL_OK)            \
+            return fusion_try_status_;                 \
+    } while (0)
+
+#define FUSION_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define FUSION_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
+
+/* Parameters, and each rank's share of a buffer, begin at multiples of it. */
+#define FUSION_ALIGNMENT ((size_t)64)
+
+/* Bytes of one line for people, with its end. */
+#define FUSION_TEXT_MAX 512
+
+static inline size_t fusion_min(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline size_t fusion_max(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* n rounded up to a multiple of unit, which need not be a power of two. */
+static inline size_t fusion_round_up(size_t n, size_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+#endif

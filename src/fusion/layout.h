@@ -1,0 +1,44 @@
+/* Which parameter lies where in which buffer. See the public header. Constant once made; any thread.
+ *
+ *     buffer 0   | p7      | p6  | padding |     p5 of another type opens buffer 1
+ *                0         64n   64m       a multiple of 64 * ranks
+ */
+#ifndef SHOAL_FUSION_LAYOUT_H
+#define SHOAL_FUSION_LAYOUT_H
+
+#include "fusion/parameters.h"
+
+struct fusion_place {
+    uint32_t buffer;
+    size_t offset; /* bytes */
+};
+
+struct fusion_buffer {
+    enum shoal_type type;
+    size_t bytes;
+    size_t used_bytes;
+    uint32_t first; /* of `order` */
+    uint32_t count;
+};
+
+struct shoal_gradient_layout {
+    int ranks;
+    struct fusion_parameters parameters;
+    struct fusion_place *places;   /* [parameters.count] */
+    uint32_t *order;               /* [parameters.count]: of buffer 0, then of buffer 1 ... */
+    struct fusion_buffer *buffers; /* [buffer_count] */
+    size_t buffer_count;
+    uint64_t hash;
+};
+
+/* A layout with parameters copied, order and buffers empty, and room for a buffer for each parameter. */
+SHOAL_MUST_USE enum shoal_status fusion_layout_open(const struct shoal_parameter *parameters, size_t count, int ranks,
+                                                    struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes);
+
+/* Fills places, bytes and hash from buffers (type, first, count) and order, which has all parameters once. */
+void fusion_layout_close(struct shoal_gradient_layout *layout);
+
+SHOAL_MUST_USE enum shoal_status fusion_layout_copy(const struct shoal_gradient_layout *layout,
+                                                    struct shoal_gradient_layout **copy_out, char *error, size_t error_bytes);
+
+#endif
