@@ -3,8 +3,8 @@
 
   arrows    a room includes only rooms below it (docs/architecture.md draws them)
   public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
-  symbols   src/shoal.map lists exactly what include/shoal/shoal.h declares, and what a built library exports
-  headers   each header compiles alone, as C11 and (the public one) as C++17
+  symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
+  headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    what users install or run as an example is Python 3.9
   native    what Python knows of the headers is what they say (dev/native.py)
   figures   the tables of README.md are those of docs/figures
@@ -96,7 +96,7 @@ def check_public():
 
 
 def check_symbols():
-    header = (TOP / "include/shoal/shoal.h").read_text()
+    header = "\n".join(path.read_text() for path in sources("include"))
     declared = set(re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", header, re.M | re.S))
     listed = set(re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
     for name in sorted(declared - listed):
@@ -129,9 +129,9 @@ def check_headers():
         result = compiles(path, "c", "c11" if "include" in path.parts else "gnu11", "gcc")
         if result.returncode:
             say(path, 1, "headers", "does not compile alone:\n" + result.stderr.strip())
-    public = TOP / "include/shoal/shoal.h"
-    if shutil.which("g++") and compiles(public, "c++", "c++17", "g++").returncode:
-        say(public, 1, "headers", "does not compile as C++17")
+    for public in sources("include"):
+        if shutil.which("g++") and compiles(public, "c++", "c++17", "g++").returncode:
+            say(public, 1, "headers", "does not compile as C++17")
 
 
 WORDS = [

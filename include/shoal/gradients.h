@@ -288,7 +288,8 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_order(const struct shoa
 /* ---- 5. When something fails --------------------------------------------------------------------------------------------- */
 
 /* A reducer that has failed stays failed: all its calls return the first cause, on every rank. A rank that finds a fault tells
- * the others what it was, so that all name the same parameter and rank. Free it and make a new one to go on with. */
+ * the others what it was, so that all name the same parameter and rank. A rank that is still in the step before learns it
+ * there: ranks may then differ by one step (struct shoal_step_result). Free the reducer and make a new one to go on with. */
 
 /* Fails the reducer here and on every rank, as an exception in the backward pass has to. text is for people: what happened;
  * at most 400 bytes are kept. status is an error. Any thread, also while another one waits in finish. */

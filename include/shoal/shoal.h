@@ -540,6 +540,12 @@ struct shoal_failure {
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context,
                                                               const struct shoal_comm *comm, struct shoal_failure *failure_out);
 
+/* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure tells it, and logs it
+ * as Shoal logs its own, with module in brackets; a NULL module logs nothing. Returns status; with SHOAL_OK, or with NULL for
+ * context or text, it does nothing else. */
+SHOAL_API enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module,
+                                         const char *text);
+
 /* Prints the flight recorder of comm, the last 1,024 operations of this rank, oldest first, one JSON object per line. It is
  * also written, on failure, to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);

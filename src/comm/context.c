@@ -135,6 +135,13 @@ enum shoal_status shoal_context_check(const struct shoal_context *context, const
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)
+{
+    if (status == SHOAL_OK || !context || !text || shoal_context_check(context, "shoal_report") != SHOAL_OK)
+        return status;
+    return module ? shoal_log_fail(&context->log, status, module, "%s", text) : shoal_log_repeat(&context->log, status, text);
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out)

@@ -1,0 +1,269 @@
+/* What ranks compare when a reducer is made, and the one layout they agree on after the first step. All collective. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fusion/hash.h"
+#include "fusion/reducer.h"
+
+/* ---- What a rank tells of itself ----------------------------------------------------------------------------------------- */
+
+#define OPTIONS(X)                                                                                                         \
+    X(op)                                                                                                                  \
+    X(buffer_bytes)                                                                                                        \
+    X(first_buffer_bytes) X(rank_bytes) X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) \
+        X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
+
+static const char *const option_names[] = {
+#define NAME(option) #option,
+    OPTIONS(NAME)
+#undef NAME
+        "max_norm",
+    "a callback", "a given layout", "a given order"};
+
+#define OPTION_COUNT FUSION_COUNT_OF(option_names)
+
+#define TEXT_SHOWN 480 /* of a rank's text, behind its number */
+
+struct agreement {
+    int32_t status; /* of its own arguments */
+    int32_t padding;
+    uint64_t parameter_count;
+    uint64_t parameters_hash;
+    uint64_t layout_hash;
+    uint64_t options[OPTION_COUNT];
+    char text[FUSION_TEXT_MAX]; /* where status is not OK */
+};
+
+static void fill_options(const struct shoal_reducer_options *options, uint64_t *words)
+{
+    size_t i = 0;
+#define WORD(option) words[i++] = (uint64_t)options->option;
+    OPTIONS(WORD)
+#undef WORD
+    memcpy(&words[i++], &options->max_norm, sizeof options->max_norm);
+    words[i++] = options->on_buffer != NULL;
+    words[i++] = options->layout != NULL;
+    words[i] = options->order != NULL;
+}
+
+static uint64_t hash_parameters(const struct fusion_parameters *parameters)
+{
+    uint64_t hash = fusion_hash_word(FUSION_HASH_BEGIN, parameters->count);
+    for (size_t i = 0; i < parameters->count; i++) {
+        const struct shoal_parameter *each = &parameters->items[i];
+        hash = fusion_hash_word(hash, each->count);
+        hash = fusion_hash_word(hash, (uint64_t)each->type);
+        hash = fusion_hash_word(hash, shoal_bytes_hash(each->name, strlen(each->name)));
+    }
+    return hash;
+}
+
+/* ---- The first parameter that differs ------------------------------------------------------------------------------------ */
+
+struct entry {
+    uint64_t count;
+    int64_t type;
+    char name[FUSION_NAME_MAX];
+};
+
+/* A rank's first difference from rank 0; parameter -1: there is none. */
+struct difference {
+    int64_t parameter;
+    char text[FUSION_TEXT_MAX];
+};
+
+static void describe_entry(const struct entry *entry, char *text, size_t text_bytes)
+{
+    snprintf(text, text_bytes, "%" PRIu64 " elements of %s%s%s%s", entry->count, fusion_type_name((enum shoal_type)entry->type),
+             *entry->name ? " (" : "", entry->name, *entry->name ? ")" : "");
+}
+
+static struct entry *list_entries(const struct fusion_parameters *parameters, size_t room)
+{
+    struct entry *entries = calloc(room + 1, sizeof *entries);
+    for (size_t i = 0; entries && i < parameters->count && i < room; i++) {
+        entries[i].count = parameters->items[i].count;
+        entries[i].type = (int64_t)parameters->items[i].type;
+        snprintf(entries[i].name, sizeof entries[i].name, "%s", parameters->items[i].name);
+    }
+    return entries;
+}
+
+static struct difference find_difference(const struct entry *first, size_t first_count, const struct entry *own,
+                                         size_t own_count, int rank)
+{
+    struct difference difference = {-1, ""};
+    char there[256], here[256];
+    const size_t both = fusion_min(first_count, own_count);
+    size_t i = 0;
+    while (i < both && memcmp(&first[i], &own[i], sizeof *first) == 0)
+        i++;
+    if (i == both && first_count == own_count)
+        return difference;
+    difference.parameter = (int64_t)i;
+    snprintf(there, sizeof there, "no such parameter (it has %zu)", first_count);
+    snprintf(here, sizeof here, "no such parameter (it has %zu)", own_count);
+    if (i < first_count)
+        describe_entry(&first[i], there, sizeof there);
+    if (i < own_count)
+        describe_entry(&own[i], here, sizeof here);
+    snprintf(difference.text, sizeof difference.text, "parameter %zu differs: rank 0 has %.180s, rank %d has %.180s", i, there,
+             rank, here);
+    return difference;
+}
+
+static enum shoal_status gather_differences(struct shoal_reducer *reducer, const struct difference *own, char *text,
+                                            size_t text_bytes)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    struct difference *all = calloc((size_t)reducer->size, sizeof *all);
+    int64_t first = INT64_MAX;
+    if (!all)
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status status = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
+    for (int r = 0; r < reducer->size && status == SHOAL_OK; r++) {
+        if (all[r].parameter < 0 || all[r].parameter >= first)
+            continue;
+        first = all[r].parameter;
+        snprintf(text, text_bytes, "%.*s", (int)sizeof all[r].text - 1, all[r].text);
+    }
+    free(all);
+    return status;
+}
+
+/* Every rank gets rank 0's list and looks; the first difference of all is told to all. */
+static enum shoal_status name_difference(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
+                                         size_t first_count, char *text, size_t text_bytes)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    struct entry *own = list_entries(parameters, parameters->count), *first = list_entries(parameters, first_count);
+    enum shoal_status status = own && first ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK)
+        status = shoal_broadcast(reducer->comm, first, first, first_count * sizeof *first, SHOAL_UINT8, 0, &options);
+    if (status == SHOAL_OK) {
+        const struct difference difference = find_difference(first, first_count, own, parameters->count, reducer->rank);
+        status = gather_differences(reducer, &difference, text, text_bytes);
+    }
+    free(own);
+    free(first);
+    return status;
+}
+
+/* ---- Agreement ----------------------------------------------------------------------------------------------------------- */
+
+static void print_option(char *text, size_t text_bytes, size_t index, uint64_t word)
+{
+    double number;
+    memcpy(&number, &word, sizeof number);
+    if (strcmp(option_names[index], "max_norm") == 0)
+        snprintf(text, text_bytes, "%g", number);
+    else
+        snprintf(text, text_bytes, "%" PRIu64, word);
+}
+
+/* False: they differ, text says where. */
+static bool same_options(const struct agreement *all, int size, char *text, size_t text_bytes)
+{
+    char first[32], other[32];
+    for (int r = 1; r < size; r++) {
+        for (size_t i = 0; i < OPTION_COUNT; i++) {
+            if (all[r].options[i] == all[0].options[i])
+                continue;
+            print_option(first, sizeof first, i, all[0].options[i]);
+            print_option(other, sizeof other, i, all[r].options[i]);
+            snprintf(text, text_bytes, "options differ: %s is %s on rank 0, %s on rank %d", option_names[i], first, other, r);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same_layouts(const struct agreement *all, int size, char *text, size_t text_bytes)
+{
+    for (int r = 1; r < size; r++) {
+        if (all[r].layout_hash == all[0].layout_hash)
+            continue;
+        snprintf(text, text_bytes, "layouts differ: that of rank 0 has hash %016" PRIx64 ", that of rank %d %016" PRIx64,
+                 all[0].layout_hash, r, all[r].layout_hash);
+        return false;
+    }
+    return true;
+}
+
+static enum shoal_status judge(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
+                               const struct agreement *all, char *text, size_t text_bytes)
+{
+    for (int r = 0; r < reducer->size; r++) {
+        if (all[r].status == SHOAL_OK)
+            continue;
+        snprintf(text, text_bytes, "rank %d: %.*s", r, TEXT_SHOWN, all[r].text);
+        return (enum shoal_status)all[r].status;
+    }
+    for (int r = 1; r < reducer->size; r++) {
+        if (all[r].parameters_hash == all[0].parameters_hash)
+            continue;
+        const enum shoal_status status = name_difference(reducer, parameters, all[0].parameter_count, text, text_bytes);
+        return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
+    }
+    return same_options(all, reducer->size, text, text_bytes) && same_layouts(all, reducer->size, text, text_bytes)
+               ? SHOAL_OK
+               : SHOAL_ERR_MISMATCH;
+}
+
+enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
+                               enum shoal_status status, const char *text)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    struct agreement *all = calloc((size_t)reducer->size + 1, sizeof *all), *own = all ? &all[reducer->size] : NULL;
+    char verdict[FUSION_TEXT_MAX] = "", line[FUSION_TEXT_MAX + 64];
+    if (!all)
+        return fusion_refuse(reducer, SHOAL_ERR_MEMORY, "no memory for %d ranks", reducer->size);
+    own->status = (int32_t)status;
+    own->parameter_count = parameters->count;
+    own->parameters_hash = hash_parameters(parameters);
+    own->layout_hash = shoal_gradient_layout_hash(reducer->layout);
+    fill_options(&reducer->options, own->options);
+    snprintf(own->text, sizeof own->text, "%s", text);
+    const enum shoal_status met = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
+    const enum shoal_status judged = met == SHOAL_OK ? judge(reducer, parameters, all, verdict, sizeof verdict) : met;
+    free(all);
+    if (met != SHOAL_OK || judged == SHOAL_OK)
+        return judged; /* the library has told why */
+    snprintf(line, sizeof line, "%s: shoal_reducer_create: %s", reducer->name, verdict);
+    return shoal_report(reducer->context, judged, "fusion", line);
+}
+
+/* ---- The layout after the first step ------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_rebuild(struct shoal_reducer *reducer)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const size_t count = reducer->layout->parameters.count;
+    const struct shoal_gradient_layout_options wanted = {sizeof wanted,
+                                                         reducer->size,
+                                                         reducer->options.buffer_bytes,
+                                                         reducer->options.first_buffer_bytes,
+                                                         reducer->options.rank_bytes,
+                                                         reducer->ready_order};
+    struct shoal_gradient_layout *layout = NULL;
+    char error[FUSION_TEXT_MAX];
+    enum shoal_status status =
+        shoal_broadcast(reducer->comm, reducer->ready_order, reducer->ready_order, count, SHOAL_INT32, 0, &options);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, -2);
+        return status;
+    }
+    status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
+    if (status == SHOAL_OK && layout->hash == reducer->layout->hash) {
+        shoal_gradient_layout_free(layout); /* as on all ranks: views stay */
+        return SHOAL_OK;
+    }
+    if (status == SHOAL_OK)
+        status = fusion_install(reducer, layout);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    shoal_gradient_layout_free(layout);
+    return fusion_fail(reducer, status, -1, "no memory for the layout in the order of readiness");
+}

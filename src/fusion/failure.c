@@ -1,0 +1,203 @@
+/* How a fault of one rank reaches the others: it sends them a line on a communicator of its own, then aborts the one of the
+ * buffers, so that what they wait for ends. A rank whose operation was aborted takes that line from the rank that aborted. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fusion/reducer.h"
+
+#define NOTICE_TAG 1
+#define NOTICE_SEND_MS 1000
+#define NOTICE_TAKE_MS 3000
+
+/* What a rank sends to the others. */
+struct notice {
+    int32_t status;
+    char operation[96];
+    char text[412];
+};
+_Static_assert(sizeof(struct notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
+
+static void keep(char *to, size_t bytes, const char *from)
+{
+    snprintf(to, bytes, "%s", from);
+}
+
+enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_status status, const char *format, ...)
+{
+    char text[FUSION_TEXT_MAX], line[FUSION_TEXT_MAX + 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(line, sizeof line, "%s, rank %d: %s", reducer->name, reducer->rank, text);
+    return shoal_report(reducer->context, status, "fusion", line);
+}
+
+/* The first cause stays. With the lock; false: there was one before. */
+static bool claim(struct shoal_reducer *reducer, enum shoal_status status)
+{
+    if (fusion_failed(reducer) != SHOAL_OK)
+        return false;
+    reducer->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    reducer->failure.status = status;
+    reducer->failure.sequence = reducer->steps + 1;
+    atomic_store_explicit(&reducer->failed, (int)status, memory_order_release);
+    pthread_cond_broadcast(&reducer->changed);
+    return true;
+}
+
+void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const char *operation)
+{
+    if (claim(reducer, status))
+        keep(reducer->failure.operation, sizeof reducer->failure.operation, operation);
+}
+
+static void send_notice(struct shoal_reducer *reducer, const struct notice *notice)
+{
+    struct shoal_request **requests = calloc((size_t)reducer->size, sizeof *requests);
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    const uint64_t until_ns = fusion_now_ns() + NOTICE_SEND_MS * UINT64_C(1000000);
+    options.timeout_ms = NOTICE_SEND_MS;
+    for (int peer = 0; requests && peer < reducer->size; peer++) {
+        if (peer != reducer->rank && shoal_send_post(reducer->notice, notice, sizeof *notice, SHOAL_UINT8, peer, NOTICE_TAG,
+                                                     &options, &requests[peer]) != SHOAL_OK)
+            requests[peer] = NULL;
+    }
+    for (int peer = 0; requests && peer < reducer->size; peer++) {
+        const uint64_t now_ns = fusion_now_ns(), left_ns = now_ns < until_ns ? until_ns - now_ns : 0;
+        if (requests[peer] && shoal_request_wait(requests[peer], (uint32_t)(left_ns / 1000000)) != SHOAL_OK)
+            continue; /* the abort reaches it anyway, with a text that says less */
+    }
+    for (int peer = 0; requests && peer < reducer->size; peer++)
+        shoal_request_free(requests[peer]);
+    free(requests);
+}
+
+/* Where two ranks are at fault at once, the one whose abort came first is the cause for all. */
+static bool take_notice(struct shoal_reducer *reducer, int from, struct notice *notice_out)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.timeout_ms = NOTICE_TAKE_MS;
+    if (shoal_recv(reducer->notice, notice_out, sizeof *notice_out, SHOAL_UINT8, from, NOTICE_TAG, &options) != SHOAL_OK)
+        return false;
+    notice_out->operation[sizeof notice_out->operation - 1] = 0;
+    notice_out->text[sizeof notice_out->text - 1] = 0;
+    return true;
+}
+
+/* What the communicator says, and what the rank at fault says where it aborted it. Only one thread does this. */
+static void settle_failure(struct shoal_reducer *reducer, bool is_own)
+{
+    struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
+    struct notice notice;
+    char text[sizeof cause.text];
+    if (shoal_last_failure(reducer->context, reducer->comm, &cause) != SHOAL_OK ||
+        (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
+        return; /* the own text stands */
+    const bool is_told = cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != reducer->rank &&
+                         take_notice(reducer, cause.rank, &notice);
+    const char *operation = is_told ? notice.operation : own->operation;
+    if (is_told)
+        cause.status = (enum shoal_status)notice.status;
+    const int length = is_told ? snprintf(text, sizeof text, "%s", notice.text)
+                               : snprintf(text, sizeof text, "%s, step %llu, %s: %.350s", reducer->name,
+                                          (unsigned long long)reducer->steps + 1, operation, cause.text);
+    (void)length;
+    fusion_lock(reducer);
+    const uint64_t step = own->sequence;
+    char kept[sizeof own->operation];
+    keep(kept, sizeof kept, operation);
+    *own = cause;
+    own->sequence = step;
+    keep(own->operation, sizeof own->operation, kept);
+    keep(own->text, sizeof own->text, text);
+    atomic_store_explicit(&reducer->failed, (int)cause.status, memory_order_release);
+    fusion_unlock(reducer);
+}
+
+static void publish(struct shoal_reducer *reducer, bool is_own)
+{
+    settle_failure(reducer, is_own);
+    fusion_lock(reducer);
+    reducer->is_told = true;
+    const enum shoal_status status = reducer->failure.status;
+    pthread_cond_broadcast(&reducer->changed);
+    fusion_unlock(reducer);
+    if (shoal_report(reducer->context, status, "fusion", reducer->failure.text) == SHOAL_OK)
+        return;
+}
+
+static void describe(struct shoal_reducer *reducer, long parameter, const char *text)
+{
+    struct shoal_failure *failure = &reducer->failure;
+    failure->rank = failure->reporter = reducer->rank;
+    if (parameter >= 0)
+        fusion_parameter_text(&reducer->layout->parameters, (size_t)parameter, failure->operation, sizeof failure->operation);
+    snprintf(failure->text, sizeof failure->text, "%s, step %llu, rank %d: %.400s", reducer->name,
+             (unsigned long long)reducer->steps + 1, reducer->rank, text);
+}
+
+enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
+{
+    char text[FUSION_TEXT_MAX];
+    struct notice notice = {.status = (int32_t)status};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fusion_lock(reducer);
+    const bool is_first = claim(reducer, status);
+    if (is_first) {
+        describe(reducer, parameter, text);
+        keep(notice.operation, sizeof notice.operation, reducer->failure.operation);
+        snprintf(notice.text, sizeof notice.text, "%.*s", (int)sizeof notice.text - 1, reducer->failure.text);
+        reducer->is_own_fault = true; /* nobody else settles it */
+    }
+    fusion_unlock(reducer);
+    if (!is_first)
+        return fusion_failure_status(reducer);
+    send_notice(reducer, &notice);
+    shoal_comm_abort(reducer->comm);
+    publish(reducer, true);
+    return fusion_failed(reducer);
+}
+
+enum shoal_status fusion_failure_status(struct shoal_reducer *reducer)
+{
+    fusion_lock(reducer);
+    const bool is_mine = !reducer->is_told && !reducer->is_own_fault;
+    reducer->is_own_fault |= is_mine; /* so that one thread does it */
+    while (!is_mine && !reducer->is_told)
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    if (is_mine)
+        publish(reducer, false);
+    else
+        return shoal_report(reducer->context, fusion_failed(reducer), NULL, reducer->failure.text);
+    return fusion_failed(reducer);
+}
+
+void shoal_reducer_fail(struct shoal_reducer *reducer, enum shoal_status status, const char *text)
+{
+    if (!reducer)
+        return;
+    if (status == SHOAL_OK || status == SHOAL_PENDING)
+        status = SHOAL_ERR_ABORTED;
+    (void)fusion_fail(reducer, status, -1, "%.400s", text ? text : "the caller gave up");
+}
+
+enum shoal_status shoal_reducer_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure_out)
+{
+    if (!reducer || !failure_out || failure_out->struct_bytes < sizeof *failure_out)
+        return SHOAL_ERR_ARGUMENT;
+    struct shoal_reducer *own = (struct shoal_reducer *)(uintptr_t)reducer;
+    if (fusion_failed(reducer) == SHOAL_OK)
+        return SHOAL_PENDING;
+    (void)fusion_failure_status(own);
+    fusion_lock(own);
+    *failure_out = reducer->failure;
+    fusion_unlock(own);
+    return SHOAL_OK;
+}

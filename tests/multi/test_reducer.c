@@ -1,0 +1,863 @@
+/* The gradient engine between real processes: exact averages whatever the order, the threads and the parts in which gradients
+ * become ready; steps of every kind; and each error, told alike on every rank. */
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "multi_world.h"
+#include "reference.h"
+#include "shoal/gradients.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define PARAMETERS 23
+#define ELEMENTS_MAX 40000
+#define THREADS 3
+
+/* ---- A model and its gradients ------------------------------------------------------------------------------------------- */
+
+static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
+
+struct job {
+    struct world *world;
+    struct shoal_parameter parameters[PARAMETERS];
+    char names[PARAMETERS][24];
+    struct shoal_reducer_options options;
+    struct shoal_reducer *reducer;
+    void *memory[PARAMETERS]; /* the caller's gradients */
+    uint64_t random;          /* this rank's own */
+    uint64_t shared;          /* the same on all ranks */
+    int step;
+};
+
+/* Small whole numbers: sums are exact in every type, averages over 2 and 4 ranks too. */
+static double value_of(int step, int rank, size_t parameter, size_t element)
+{
+    return (double)((element * 7 + parameter * 13 + (size_t)step * 5 + (size_t)rank * 3) % 17) - 8;
+}
+
+static void put(enum shoal_type type, void *memory, size_t i, double value)
+{
+    const float single = (float)value;
+    uint32_t word;
+    memcpy(&word, &single, sizeof word);
+    if (type == SHOAL_FLOAT64)
+        ((double *)memory)[i] = value;
+    else if (type == SHOAL_FLOAT32)
+        ((float *)memory)[i] = single;
+    else if (type == SHOAL_BFLOAT16)
+        ((uint16_t *)memory)[i] = (uint16_t)(word >> 16);
+    else if (value == 0)
+        ((uint16_t *)memory)[i] = 0;
+    else
+        ((uint16_t *)memory)[i] = (uint16_t)((word >> 16 & 0x8000) | ((word >> 23 & 0xff) - 112) << 10 | (word >> 13 & 0x3ff));
+}
+
+static double get(enum shoal_type type, const void *memory, size_t i)
+{
+    if (type == SHOAL_FLOAT64)
+        return ((const double *)memory)[i];
+    if (type == SHOAL_FLOAT32)
+        return (double)((const float *)memory)[i];
+    const uint16_t half = ((const uint16_t *)memory)[i];
+    if (type == SHOAL_BFLOAT16) {
+        const uint32_t word = (uint32_t)half << 16;
+        float single;
+        memcpy(&single, &word, sizeof single);
+        return (double)single;
+    }
+    const double size = (half & 0x7fff) ? ldexp(1024 + (half & 0x3ff), (half >> 10 & 31) - 25) : 0;
+    return half & 0x8000 ? -size : size;
+}
+
+static void open_job(struct job *job, struct world *world, uint64_t seed)
+{
+    memset(job, 0, sizeof *job);
+    job->world = world;
+    job->shared = seed;
+    job->random = seed * 100 + (uint64_t)world->rank + 1;
+    job->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
+    job->options.buffer_bytes = 64 << 10;
+    job->options.first_buffer_bytes = 8 << 10;
+    job->options.rank_bytes = 1024;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t most = i % 5 ? 300 : ELEMENTS_MAX;
+        job->parameters[i] = (struct shoal_parameter){reference_below(&job->shared, most),
+                                                      types[reference_below(&job->shared, 4)], job->names[i]};
+        snprintf(job->names[i], sizeof job->names[i], "layer%zu", i);
+        job->memory[i] = calloc(ELEMENTS_MAX + 1, 8);
+        CHECK(world, job->memory[i], "no memory");
+    }
+}
+
+static enum shoal_status create(struct job *job)
+{
+    return shoal_reducer_create(job->world->context, job->world->comm, job->parameters, PARAMETERS, &job->options,
+                                &job->reducer);
+}
+
+static void close_job(struct job *job)
+{
+    shoal_reducer_free(job->reducer);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        free(job->memory[i]);
+}
+
+/* Where the gradient is computed: in the caller's memory, or now and then in the view. */
+static void *place_of(struct job *job, size_t parameter, bool in_view)
+{
+    return in_view ? shoal_reducer_view(job->reducer, parameter) : job->memory[parameter];
+}
+
+static void compute(struct job *job, size_t parameter, void *memory, double factor)
+{
+    for (size_t i = 0; i < job->parameters[parameter].count; i++)
+        put(job->parameters[parameter].type, memory, i, factor * value_of(job->step, job->world->rank, parameter, i));
+}
+
+static double expect(const struct job *job, size_t parameter, size_t element, uint64_t ranks)
+{
+    double sum = 0;
+    for (int r = 0; r < job->world->size; r++) {
+        if (ranks >> r & 1)
+            sum += value_of(job->step, r, parameter, element);
+    }
+    return sum / job->world->size;
+}
+
+/* The average over those ranks' values, exact. */
+static void check_values(struct job *job, size_t parameter, const void *memory, uint64_t ranks, double factor)
+{
+    for (size_t i = 0; i < job->parameters[parameter].count; i++) {
+        const double found = get(job->parameters[parameter].type, memory, i);
+        CHECK(job->world, found == factor * expect(job, parameter, i, ranks),
+              "step %d, %s, element %zu of %zu, type %d: %g, not %g", job->step, job->names[parameter], i,
+              job->parameters[parameter].count, (int)job->parameters[parameter].type, found,
+              factor * expect(job, parameter, i, ranks));
+    }
+}
+
+#define ALL_RANKS UINT64_MAX
+
+/* ---- Marks in any order, from any thread, whole and in parts ------------------------------------------------------------- */
+
+struct marker {
+    struct job *job;
+    const uint32_t *order;
+    size_t begin, end;
+    uint64_t random;
+    const bool *in_view;
+    enum shoal_status status;
+};
+
+static enum shoal_status mark_in_parts(struct marker *marker, uint32_t parameter, char *memory)
+{
+    struct job *job = marker->job;
+    const size_t count = job->parameters[parameter].count, bytes = shoal_type_bytes(job->parameters[parameter].type);
+    const size_t first = reference_below(&marker->random, count),
+                 second = first + reference_below(&marker->random, count - first);
+    enum shoal_status status = SHOAL_OK;
+    const size_t from[3] = {second, 0, first}, to[3] = {count, first, second};
+    for (size_t k = 0; k < 3 && status == SHOAL_OK; k++)
+        status = shoal_reducer_ready_part(job->reducer, parameter, memory + from[k] * bytes, from[k], to[k] - from[k]);
+    return status;
+}
+
+static void *run_marker(void *arg)
+{
+    struct marker *marker = arg;
+    for (size_t i = marker->begin; i < marker->end && marker->status == SHOAL_OK; i++) {
+        const uint32_t parameter = marker->order[i];
+        char *memory = place_of(marker->job, parameter, marker->in_view[parameter]);
+        if (reference_below(&marker->random, 8) == 0)
+            usleep((useconds_t)reference_below(&marker->random, 2000));
+        marker->status =
+            reference_below(&marker->random, 3) == 0 && marker->job->parameters[parameter].count > 2
+                ? mark_in_parts(marker, parameter, memory)
+                : shoal_reducer_ready(marker->job->reducer, parameter, memory, marker->job->parameters[parameter].count);
+    }
+    return NULL;
+}
+
+static void shuffle(uint64_t *random, uint32_t *order)
+{
+    for (uint32_t i = 0; i < PARAMETERS; i++)
+        order[i] = i;
+    for (size_t i = PARAMETERS; i > 1; i--) {
+        const size_t other = reference_below(random, i);
+        const uint32_t last = order[i - 1];
+        order[i - 1] = order[other];
+        order[other] = last;
+    }
+}
+
+/* Threads are joined before finish. */
+static void mark_all(struct job *job, const bool *in_view)
+{
+    uint32_t order[PARAMETERS];
+    struct marker markers[THREADS];
+    pthread_t threads[THREADS];
+    const size_t used = 1 + reference_below(&job->random, THREADS);
+    shuffle(&job->random, order);
+    for (size_t t = 0; t < used; t++) {
+        markers[t] = (struct marker){
+            job, order, PARAMETERS * t / used, PARAMETERS * (t + 1) / used, reference_random(&job->random), in_view, SHOAL_OK};
+        CHECK(job->world, pthread_create(&threads[t], NULL, run_marker, &markers[t]) == 0, "no thread");
+    }
+    for (size_t t = 0; t < used; t++) {
+        pthread_join(threads[t], NULL);
+        OK(job->world, markers[t].status);
+    }
+}
+
+static void draw_places(struct job *job, bool *in_view)
+{
+    const size_t kind = reference_below(&job->random, 3);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        in_view[i] = kind == 0 || (kind == 1 && reference_below(&job->random, 2));
+}
+
+static void run_step(struct job *job)
+{
+    bool in_view[PARAMETERS];
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE));
+    draw_places(job, in_view);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        compute(job, i, place_of(job, i, in_view[i]), 1);
+    mark_all(job, in_view);
+    OK(job->world, shoal_reducer_finish(job->reducer, &result));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const bool is_in_view = in_view[i] || job->options.results_in_views;
+        check_values(job, i, place_of(job, i, is_in_view), ALL_RANKS, 1);
+        CHECK(job->world, shoal_reducer_is_used(job->reducer, i), "%s is not used", job->names[i]);
+    }
+    CHECK(job->world, result.step == (uint64_t)job->step + 1 && result.active == job->world->size && result.clip == 1,
+          "step %d of %d ranks, clip %g", (int)result.step, result.active, result.clip);
+    job->step++;
+}
+
+static void steps_body(struct world *world)
+{
+    struct job job;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        world->seed = seed;
+        open_job(&job, world, seed);
+        job.options.results_in_views = (int)reference_below(&job.shared, 2);
+        job.options.keeps_layout = (int)reference_below(&job.shared, 2);
+        job.options.has_thread = (int)reference_below(&job.shared, 2);
+        job.options.has_norms = (int)reference_below(&job.shared, 2);
+        job.options.flight_bytes = reference_below(&job.shared, 2) ? 1 : 0;
+        OK(world, create(&job));
+        for (int s = 0; s < 4; s++)
+            run_step(&job);
+        CHECK(world, shoal_reducer_layout_number(job.reducer) <= 2, "the layout was made anew more than once");
+        close_job(&job);
+    }
+}
+
+/* ---- Layout: rank 0's order, once ---------------------------------------------------------------------------------------- */
+
+static void mark_in(struct job *job, const uint32_t *order)
+{
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        compute(job, order[i], job->memory[order[i]], 1);
+        OK(job->world, shoal_reducer_ready(job->reducer, order[i], job->memory[order[i]], job->parameters[order[i]].count));
+    }
+    OK(job->world, shoal_reducer_finish(job->reducer, NULL));
+    for (size_t i = 0; i < PARAMETERS; i++)
+        check_values(job, i, job->memory[i], ALL_RANKS, 1);
+    job->step++;
+}
+
+static void layout_body(struct world *world)
+{
+    struct job job;
+    uint32_t order[PARAMETERS], own[PARAMETERS], seen[PARAMETERS];
+    struct shoal_gradient_layout_options wanted = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
+    struct shoal_gradient_layout *expected;
+    open_job(&job, world, 77);
+    OK(world, create(&job));
+    shuffle(&job.shared, order); /* rank 0's; the others have orders of their own */
+    shuffle(&job.random, own);
+    const uint64_t before = shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer));
+    CHECK(world, shoal_reducer_order(job.reducer, seen) == SHOAL_ERR_STATE, "an order before the first step");
+    mark_in(&job, world->rank ? own : order);
+    OK(world, shoal_reducer_order(job.reducer, seen));
+    CHECK(world, memcmp(seen, world->rank ? own : order, sizeof seen) == 0,
+          "the order of readiness is not the one of the marks");
+    CHECK(world, shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer)) == before, "the layout changed too early");
+    mark_in(&job, own);
+    wanted.ranks = world->size;
+    wanted.buffer_bytes = job.options.buffer_bytes;
+    wanted.first_buffer_bytes = job.options.first_buffer_bytes;
+    wanted.rank_bytes = job.options.rank_bytes;
+    wanted.order = order;
+    OK(world, shoal_gradient_layout_create(job.parameters, PARAMETERS, &wanted, &expected, NULL, 0));
+    const uint64_t renewed = shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer));
+    CHECK(world, renewed == shoal_gradient_layout_hash(expected) && renewed != before, "the layout is not in rank 0's order");
+    CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "number %u", shoal_reducer_layout_number(job.reducer));
+    mark_in(&job, own);
+    CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "it was made anew twice");
+    shoal_reducer_free(job.reducer);
+    job.options.layout = expected; /* as a resumed job has it */
+    OK(world, create(&job));
+    shoal_gradient_layout_free(expected);
+    CHECK(world, shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer)) == renewed, "the given layout was not taken");
+    mark_in(&job, own);
+    mark_in(&job, own);
+    CHECK(world, shoal_reducer_layout_number(job.reducer) == 1, "a given layout was made anew");
+    close_job(&job);
+}
+
+/* ---- Accumulation, unused parameters, norms, uneven steps ---------------------------------------------------------------- */
+
+static void local_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 5);
+    job.options.has_norms = 1;
+    OK(world, create(&job));
+    for (int step = 0; step < 3; step++) {
+        for (int micro = 0; micro < 3; micro++) {
+            OK(world, shoal_reducer_begin(job.reducer, micro < 2 ? SHOAL_STEP_LOCAL : SHOAL_STEP_REDUCE));
+            for (size_t i = 0; i < PARAMETERS; i++) {
+                if (micro < 2 && i % 4 == 0)
+                    continue; /* no gradient in this pass */
+                compute(&job, i, job.memory[i], micro == 2 ? 1 : 2);
+                OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
+            }
+            OK(world, shoal_reducer_finish(job.reducer, NULL));
+        }
+        for (size_t i = 0; i < PARAMETERS; i++)
+            check_values(&job, i, job.memory[i], ALL_RANKS, i % 4 ? 5 : 1);
+        job.step++;
+    }
+    close_job(&job);
+}
+
+/* Parameter i is used by the ranks whose bit is in i. Untouched memory keeps its mark. */
+static void unused_body(struct world *world)
+{
+    struct job job;
+    for (int thread = 0; thread < 2; thread++) {
+        open_job(&job, world, 6);
+        job.options.allows_unused = 1;
+        job.options.has_thread = thread;
+        OK(world, create(&job));
+        for (; job.step < 4; job.step++) {
+            OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+            for (size_t i = 0; i < PARAMETERS; i++) {
+                const bool is_used = (i + (size_t)job.step) >> world->rank & 1;
+                compute(&job, i, job.memory[i], is_used ? 1 : 100);
+                if (is_used)
+                    OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
+                else if (i % 2)
+                    OK(world, shoal_reducer_unused(job.reducer, i));
+            }
+            OK(world, shoal_reducer_finish(job.reducer, NULL));
+            for (size_t i = 0; i < PARAMETERS; i++) {
+                const uint64_t ranks = (i + (size_t)job.step) & (((uint64_t)1 << world->size) - 1);
+                check_values(&job, i, shoal_reducer_view(job.reducer, i), ranks, 1);
+                if (ranks >> world->rank & 1)
+                    check_values(&job, i, job.memory[i], ranks, 1);
+                CHECK(world, shoal_reducer_is_used(job.reducer, i) == (ranks != 0), "%s is %sused", job.names[i],
+                      ranks ? "not " : "");
+            }
+        }
+        close_job(&job);
+    }
+}
+
+/* Squares over all gradients: of every rank's own, and of the averages. */
+static void expect_norms(const struct job *job, double *local, double *averaged)
+{
+    *local = *averaged = 0;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        for (size_t e = 0; e < job->parameters[i].count; e++) {
+            for (int r = 0; r < job->world->size; r++)
+                *local += pow(value_of(job->step, r, i, e), 2) / job->world->size;
+            *averaged += pow(expect(job, i, e, ALL_RANKS), 2);
+        }
+    }
+}
+
+static void norms_body(struct world *world)
+{
+    struct job job;
+    double local, averaged;
+    for (int clips = 0; clips < 3; clips++) {
+        struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+        bool in_view[PARAMETERS] = {false};
+        open_job(&job, world, 8);
+        for (size_t i = 0; i < PARAMETERS; i++)
+            job.parameters[i].type = SHOAL_FLOAT64; /* clipped values are compared with those that double gives */
+        job.options.has_norms = 1;
+        job.options.max_norm = clips == 0 ? 0 : clips == 1 ? 1e9 : 10;
+        OK(world, create(&job));
+        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = 0; i < PARAMETERS; i++)
+            compute(&job, i, job.memory[i], 1);
+        mark_all(&job, in_view);
+        OK(world, shoal_reducer_finish(job.reducer, &result));
+        expect_norms(&job, &local, &averaged);
+        CHECK(world, fabs(result.local_squared - local) <= 1e-9 * local, "local %.17g, not %.17g", result.local_squared, local);
+        CHECK(world, fabs(result.squared - averaged) <= 1e-9 * averaged, "averaged %.17g, not %.17g", result.squared, averaged);
+        const double clip = clips == 2 ? 10 / (sqrt(result.squared) + 1e-6) : 1;
+        CHECK(world, fabs(result.clip - clip) <= 1e-15 * clip, "clip %.17g, not %.17g", result.clip, clip);
+        for (size_t i = 0; i < PARAMETERS; i++)
+            for (size_t e = 0; e < job.parameters[i].count; e++)
+                CHECK(world, ((double *)job.memory[i])[e] == expect(&job, i, e, ALL_RANKS) * result.clip, "%s is not clipped",
+                      job.names[i]);
+        close_job(&job);
+    }
+}
+
+/* One rank's NaN is named on all, and the reducer goes on. */
+static void finite_body(struct world *world)
+{
+    struct job job;
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    open_job(&job, world, 9);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        job.parameters[i] = (struct shoal_parameter){100, types[i % 4], job.names[i]};
+    job.options.checks_finite = 1;
+    OK(world, create(&job));
+    for (int bad = 0; bad < PARAMETERS; bad++) {
+        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            compute(&job, i, job.memory[i], 1);
+            if ((int)i >= bad && (int)i % 3 == bad % 3 && world->rank >= world->size / 2 && bad % 5)
+                memset((char *)job.memory[i] + shoal_type_bytes(job.parameters[i].type) * (size_t)(bad * 4), 0xff,
+                       shoal_type_bytes(job.parameters[i].type)); /* NaN in each type */
+            OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], 100));
+        }
+        OK(world, shoal_reducer_finish(job.reducer, &result));
+        const int rank = bad % 5 ? world->size / 2 : -1, parameter = bad % 5 ? bad : -1;
+        CHECK(world, result.nonfinite_rank == rank && result.nonfinite_parameter == parameter,
+              "rank %d, parameter %d are named, not %d, %d", result.nonfinite_rank, (int)result.nonfinite_parameter, rank,
+              parameter);
+    }
+    close_job(&job);
+}
+
+/* Rank r has 2 + r steps; the others see how many take part. Twice. */
+static void uneven_body(struct world *world)
+{
+    struct job job;
+    for (int by_active = 0; by_active < 2; by_active++) {
+        open_job(&job, world, 10);
+        job.options.is_uneven = 1;
+        job.options.divides_by_active = by_active;
+        job.options.has_thread = by_active;
+        OK(world, create(&job));
+        for (int epoch = 0; epoch < 2; epoch++) {
+            int more = 1;
+            for (int step = 0; more; step++, job.step++) {
+                struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+                bool in_view[PARAMETERS] = {false};
+                if (step < 2 + world->rank) {
+                    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+                    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE)); /* a forward pass without a backward */
+                    for (size_t i = 0; i < PARAMETERS; i++)
+                        compute(&job, i, job.memory[i], 1);
+                    mark_all(&job, in_view);
+                    OK(world, shoal_reducer_finish(job.reducer, &result));
+                } else {
+                    OK(world, shoal_reducer_join(job.reducer, &more, &result));
+                    CHECK(world, more == (step < 1 + world->size), "step %d: more is %d", step, more);
+                }
+                if (!more)
+                    break;
+                const int first = step < 2 ? 0 : step - 1; /* the lowest rank that has a gradient */
+                CHECK(world, result.active == world->size - first, "%d active, not %d", result.active, world->size - first);
+                for (size_t i = 0; i < PARAMETERS && (!by_active || world->size - first != 3); i++)
+                    check_values(&job, i, step < 2 + world->rank ? job.memory[i] : shoal_reducer_view(job.reducer, i),
+                                 ALL_RANKS << first, by_active ? (double)world->size / (world->size - first) : 1);
+            }
+        }
+        close_job(&job);
+    }
+}
+
+/* ---- Callbacks, statistics, comparison ----------------------------------------------------------------------------------- */
+
+struct calls {
+    struct job *job;
+    size_t next;
+    size_t fails_at;
+    int seen[PARAMETERS];
+};
+
+static enum shoal_status on_buffer(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    struct calls *calls = arg;
+    CHECK(calls->job->world, buffer == calls->next, "buffer %zu after %zu", buffer, calls->next);
+    calls->next++;
+    if (buffer == calls->fails_at)
+        return SHOAL_ERR_SYSTEM;
+    for (size_t i = 0; i < count; i++) {
+        calls->seen[parameters[i]]++;
+        check_values(calls->job, parameters[i], calls->job->memory[parameters[i]], ALL_RANKS, 1);
+    }
+    return SHOAL_OK;
+}
+
+static void check_stats(struct job *job)
+{
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct shoal_buffer_times times = SHOAL_BUFFER_TIMES_INIT;
+    size_t bytes = 0, used = 0;
+    const size_t buffers = shoal_gradient_layout_buffers(shoal_reducer_layout(job->reducer));
+    OK(job->world, shoal_reducer_stats(job->reducer, &stats));
+    for (size_t b = 0; b < buffers; b++) {
+        struct shoal_gradient_buffer buffer = SHOAL_GRADIENT_BUFFER_INIT;
+        OK(job->world, shoal_gradient_layout_buffer(shoal_reducer_layout(job->reducer), b, &buffer));
+        OK(job->world, shoal_reducer_buffer_times(job->reducer, b, &times));
+        CHECK(job->world,
+              times.first_us <= times.full_us && times.full_us <= times.posted_us && times.posted_us <= times.done_us &&
+                  times.done_us <= times.out_us && times.out_us <= stats.step_us,
+              "buffer %zu: %g %g %g %g %g of %g us", b, times.first_us, times.full_us, times.posted_us, times.done_us,
+              times.out_us, stats.step_us);
+        bytes += buffer.bytes;
+        used += buffer.used_bytes;
+    }
+    const uint64_t sent = (uint64_t)(2 * (job->world->size - 1)) * (bytes / (size_t)job->world->size);
+    CHECK(job->world, stats.sent_bytes == sent && stats.received_bytes == sent, "%zu bytes sent, not %zu",
+          (size_t)stats.sent_bytes, (size_t)sent);
+    CHECK(job->world, stats.copied_bytes == 2 * used, "%zu bytes copied, not %zu", (size_t)stats.copied_bytes, 2 * used);
+    CHECK(job->world,
+          stats.balance == 1 && fabs(stats.backward_us + stats.exposed_us - stats.step_us) < 1 && stats.flight_buffers > 0,
+          "balance %g, %g + %g us", stats.balance, stats.backward_us, stats.exposed_us);
+    CHECK(job->world, shoal_reducer_ready_us(job->reducer, 0) >= 0 && shoal_reducer_ready_us(job->reducer, PARAMETERS) < 0,
+          "times of readiness");
+    CHECK(job->world, shoal_reducer_buffer_times(job->reducer, buffers, &times) == SHOAL_ERR_ARGUMENT, "a buffer too many");
+}
+
+static void callback_body(struct world *world)
+{
+    struct job job;
+    for (int thread = 0; thread < 2; thread++) {
+        struct calls calls = {.job = &job, .fails_at = SIZE_MAX};
+        struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+        bool in_view[PARAMETERS] = {false};
+        open_job(&job, world, 11);
+        job.options.on_buffer = on_buffer;
+        job.options.on_buffer_arg = &calls;
+        job.options.has_thread = thread;
+        OK(world, create(&job));
+        CHECK(world, shoal_reducer_stats(job.reducer, &stats) == SHOAL_PENDING, "statistics before the first step");
+        for (; job.step < 3; job.step++) {
+            calls.next = 0;
+            OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+            for (size_t i = 0; i < PARAMETERS; i++)
+                compute(&job, i, job.memory[i], 1);
+            mark_all(&job, in_view);
+            OK(world, shoal_reducer_finish(job.reducer, NULL));
+            for (size_t i = 0; i < PARAMETERS; i++)
+                CHECK(world, calls.seen[i] == job.step + 1, "%s was called %d times", job.names[i], calls.seen[i]);
+            check_stats(&job);
+        }
+        close_job(&job);
+    }
+}
+
+/* ---- What is said of an error -------------------------------------------------------------------------------------------- */
+
+static void expect_text(struct world *world, const char *text, const char *said)
+{
+    CHECK(world, strstr(text, said), "\"%s\" does not say \"%s\"", text, said);
+}
+
+static void expect_last(struct world *world, enum shoal_status found, enum shoal_status status, const char *said)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    CHECK(world, found == status, "%s, not %s", shoal_status_name(found), shoal_status_name(status));
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, failure.status == status, "the last failure is %s: %s", shoal_status_name(failure.status), failure.text);
+    expect_text(world, failure.text, said);
+}
+
+static void report_body(struct world *world)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    CHECK(world, shoal_report(world->context, SHOAL_OK, "test", "nothing") == SHOAL_OK, "a status of success");
+    CHECK(world, shoal_report(NULL, SHOAL_ERR_STATE, "test", "nothing") == SHOAL_ERR_STATE, "no context");
+    CHECK(world, shoal_last_failure(world->context, NULL, &failure) == SHOAL_PENDING, "a failure that nobody reported");
+    expect_last(world, shoal_report(world->context, SHOAL_ERR_SYSTEM, "test", "a line of a module"), SHOAL_ERR_SYSTEM,
+                "a line of a module");
+    expect_last(world, shoal_report(world->context, SHOAL_ERR_STATE, NULL, "one that is not logged"), SHOAL_ERR_STATE,
+                "one that is not logged");
+}
+
+static void compare_body(struct world *world)
+{
+    struct job job;
+    uint64_t hashes[PARAMETERS];
+    open_job(&job, world, 12);
+    OK(world, create(&job));
+    for (size_t i = 0; i < PARAMETERS; i++)
+        hashes[i] = shoal_bytes_hash(&i, sizeof i);
+    OK(world, shoal_reducer_compare(job.reducer, hashes));
+    hashes[20] += (uint64_t)world->rank;
+    hashes[7] += world->rank == 2;
+    expect_last(world, shoal_reducer_compare(job.reducer, hashes), SHOAL_ERR_MISMATCH,
+                "parameter 7 (layer7) is not the same on all ranks after step 0: rank 2 differ from most");
+    hashes[7] -= world->rank == 2;
+    hashes[20] -= (uint64_t)world->rank;
+    OK(world, shoal_reducer_compare(job.reducer, hashes));
+    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+    expect_last(world, shoal_reducer_compare(job.reducer, hashes), SHOAL_ERR_STATE, "inside a step");
+    close_job(&job);
+}
+
+/* What one rank gives wrong is told on all of them. */
+static void expect_refused(struct job *job, enum shoal_status status, const char *said)
+{
+    expect_last(job->world, create(job), status, said);
+    close_job(job);
+}
+
+static void lists_body(struct world *world)
+{
+    const bool is_odd = world->rank == 2;
+    struct shoal_gradient_layout *layout;
+    struct shoal_gradient_layout_options wanted = SHOAL_GRADIENT_LAYOUT_OPTIONS_INIT;
+    struct job job;
+    open_job(&job, world, 13);
+    job.parameters[17] = (struct shoal_parameter){is_odd ? 11 : 10, SHOAL_FLOAT32, "head"};
+    expect_refused(&job, SHOAL_ERR_MISMATCH,
+                   "parameter 17 differs: rank 0 has 10 elements of float32 (head), rank 2 has 11 elements of float32 (head)");
+    open_job(&job, world, 13);
+    job.parameters[3].type = is_odd ? SHOAL_BFLOAT16 : SHOAL_FLOAT16;
+    job.parameters[2].name = is_odd || world->rank == 3 ? "other" : "same";
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "parameter 2 differs: rank 0 has");
+    open_job(&job, world, 13);
+    job.parameters[5].type = is_odd ? SHOAL_INT32 : SHOAL_FLOAT32;
+    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: parameter 5 (layer5) has type 5 (int32)");
+    open_job(&job, world, 13);
+    job.options.buffer_bytes = is_odd ? 4096 : 8192;
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: buffer_bytes is 8192 on rank 0, 4096 on rank 2");
+    open_job(&job, world, 13);
+    job.options.max_norm = is_odd ? 1 : 0.5;
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "options differ: max_norm is 0.5 on rank 0, 1 on rank 2");
+    open_job(&job, world, 13);
+    job.options.op = is_odd ? SHOAL_MAX : SHOAL_AVG;
+    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->op is neither SHOAL_AVG nor SHOAL_SUM");
+    open_job(&job, world, 13);
+    job.options.struct_bytes = is_odd ? 8 : job.options.struct_bytes;
+    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->struct_bytes is not set");
+    open_job(&job, world, 13);
+    wanted.ranks = world->size + is_odd;
+    OK(world, shoal_gradient_layout_create(job.parameters, PARAMETERS, &wanted, &layout, NULL, 0));
+    job.options.layout = layout;
+    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 2: options->layout is for 5 ranks, the communicator has 4");
+    shoal_gradient_layout_free(layout);
+    open_job(&job, world, 13);
+    wanted.ranks = world->size;
+    OK(world, shoal_gradient_layout_create(job.parameters, PARAMETERS, &wanted, &layout, NULL, 0));
+    job.parameters[4].count++;
+    job.options.layout = layout;
+    expect_refused(&job, SHOAL_ERR_ARGUMENT, "rank 0: options->layout is of another model: parameter 4 (layer4) has");
+    shoal_gradient_layout_free(layout);
+    open_job(&job, world, 13);
+    uint32_t order[PARAMETERS];
+    for (uint32_t i = 0; i < PARAMETERS; i++)
+        order[i] = is_odd ? PARAMETERS - 1 - i : i;
+    job.options.order = order;
+    expect_refused(&job, SHOAL_ERR_MISMATCH, "layouts differ: that of rank 0 has hash");
+}
+
+/* Lists of different lengths. */
+static void length_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 14);
+    expect_last(world,
+                shoal_reducer_create(world->context, world->comm, job.parameters, world->rank == 1 ? 20 : PARAMETERS,
+                                     &job.options, &job.reducer),
+                SHOAL_ERR_MISMATCH, "parameter 20 differs: rank 0 has ");
+    expect_last(world,
+                shoal_reducer_create(world->context, world->comm, job.parameters, world->rank == 0 ? 20 : PARAMETERS,
+                                     &job.options, &job.reducer),
+                SHOAL_ERR_MISMATCH, "rank 0 has no such parameter (it has 20), rank 1 has ");
+    close_job(&job);
+}
+
+/* Refusals leave the reducer as it was. */
+static void refusals_body(struct world *world)
+{
+    struct job job;
+    int more;
+    open_job(&job, world, 15);
+    job.parameters[3].count = 30;
+    OK(world, create(&job));
+    expect_last(world, shoal_reducer_finish(job.reducer, NULL), SHOAL_ERR_STATE, "no step has begun");
+    expect_last(world, shoal_reducer_ready(job.reducer, 3, job.memory[3], 30), SHOAL_ERR_STATE,
+                "shoal_reducer_ready of parameter 3 (layer3) outside a step");
+    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+    expect_last(world, shoal_reducer_ready(job.reducer, 3, job.memory[3], 31), SHOAL_ERR_ARGUMENT,
+                "parameter 3 (layer3) has 30 elements, its gradient 31");
+    expect_last(world, shoal_reducer_ready(job.reducer, 3, NULL, 30), SHOAL_ERR_ARGUMENT, "at NULL");
+    expect_last(world, shoal_reducer_ready(job.reducer, PARAMETERS, job.memory[3], 30), SHOAL_ERR_ARGUMENT,
+                "there is no parameter 23, as there are 23");
+    expect_last(world, shoal_reducer_ready_part(job.reducer, 3, job.memory[3], 20, 11), SHOAL_ERR_ARGUMENT,
+                "parameter 3 (layer3) has 30 elements, the part is of 11 from 20 on");
+    expect_last(world, shoal_reducer_unused(job.reducer, 3), SHOAL_ERR_STATE, "without allows_unused");
+    expect_last(world, shoal_reducer_join(job.reducer, &more, NULL), SHOAL_ERR_STATE, "without is_uneven");
+    expect_last(world, shoal_reducer_begin(job.reducer, (enum shoal_step)7), SHOAL_ERR_ARGUMENT, "no kind of step 7");
+    CHECK(world, !shoal_reducer_view(job.reducer, PARAMETERS), "a view of nothing");
+    run_step(&job);
+    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+    compute(&job, 0, job.memory[0], 1);
+    OK(world, shoal_reducer_ready(job.reducer, 0, job.memory[0], job.parameters[0].count));
+    expect_last(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE), SHOAL_ERR_STATE,
+                "step 2 was not finished: 1 of 23 gradients are ready in it, after 1 marks");
+    close_job(&job);
+}
+
+/* ---- Faults of one rank, told on every rank ------------------------------------------------------------------------------ */
+
+enum fault { MARKED_TWICE, PART_TWICE, NEVER_MARKED, HALF_MARKED, CALLBACK_FAILS, CALLER_FAILS, FAULTS };
+
+static const struct {
+    enum shoal_status status;
+    const char *text;
+} told[FAULTS] = {
+    [MARKED_TWICE] = {SHOAL_ERR_STATE, "gradients, step 2, rank 1: parameter 4 (layer4) was marked twice"},
+    [PART_TWICE] = {SHOAL_ERR_STATE, "gradients, step 2, rank 1: parameter 5 (layer5) was marked twice"},
+    [NEVER_MARKED] = {SHOAL_ERR_STATE, "gradients, step 2, rank 1: 2 of 23 gradients were not marked when the step ended: "
+                                       "parameter 4 (layer4), parameter 9 (layer9)"},
+    [HALF_MARKED] = {SHOAL_ERR_STATE, "gradients, step 2, rank 1: 1 of 23 gradients were not marked whole when the step ended: "
+                                      "parameter 5 (layer5)"},
+    [CALLBACK_FAILS] = {SHOAL_ERR_SYSTEM, "rank 1: the callback of buffer 1 (parameter "},
+    [CALLER_FAILS] = {SHOAL_ERR_ABORTED, "gradients, step 2, rank 1: the loss was not a number"},
+};
+
+static enum shoal_status mark_with(struct job *job, enum fault fault, bool is_at_fault)
+{
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        enum shoal_status status = SHOAL_OK;
+        const size_t count = job->parameters[i].count;
+        if (is_at_fault && fault == NEVER_MARKED && (i == 4 || i == 9))
+            continue;
+        if (is_at_fault && fault == CALLER_FAILS && i == 12)
+            shoal_reducer_fail(job->reducer, SHOAL_ERR_ABORTED, "the loss was not a number");
+        compute(job, i, job->memory[i], 1);
+        if (is_at_fault && (fault == PART_TWICE || fault == HALF_MARKED) && i == 5) {
+            status = shoal_reducer_ready_part(job->reducer, i, job->memory[i], 0, count / 2);
+            if (status == SHOAL_OK && fault == PART_TWICE)
+                status = shoal_reducer_ready_part(job->reducer, i, job->memory[i], count / 2 - 1, 2);
+        } else {
+            status = shoal_reducer_ready(job->reducer, i, job->memory[i], count);
+        }
+        if (status == SHOAL_OK && is_at_fault && fault == MARKED_TWICE && i == 4)
+            status = shoal_reducer_ready(job->reducer, i, job->memory[i], count);
+        if (status != SHOAL_OK)
+            return status;
+    }
+    return shoal_reducer_finish(job->reducer, NULL);
+}
+
+static enum shoal_status step_with(struct job *job, enum fault fault, bool is_at_fault)
+{
+    const enum shoal_status status = shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE);
+    return status == SHOAL_OK ? mark_with(job, fault, is_at_fault) : status;
+}
+
+/* A rank whose step was over before another's callback failed learns it in the next. */
+static void fault_body(struct world *world)
+{
+    const enum fault fault = *(const enum fault *)world->arg;
+    struct job job;
+    struct calls calls = {.job = &job, .fails_at = SIZE_MAX};
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    open_job(&job, world, 15);
+    job.parameters[5].count = 100;
+    job.options.on_buffer = fault == CALLBACK_FAILS ? on_buffer : NULL;
+    job.options.on_buffer_arg = &calls;
+    OK(world, create(&job));
+    OK(world, step_with(&job, FAULTS, false));
+    job.step++;
+    CHECK(world, shoal_reducer_failure(job.reducer, &failure) == SHOAL_PENDING, "a failure before the fault");
+    OK(world, shoal_barrier(world->comm, NULL)); /* else a rank may learn it in the first step, if it is still there */
+    calls.next = 0;
+    calls.fails_at = world->rank == 1 ? 1 : SIZE_MAX;
+    enum shoal_status status = step_with(&job, fault, world->rank == 1);
+    if (status == SHOAL_OK && fault == CALLBACK_FAILS) {
+        job.step++;
+        calls.next = 0;
+        status = step_with(&job, FAULTS, false);
+    }
+    expect_last(world, status, told[fault].status, told[fault].text);
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    CHECK(world, failure.rank == 1 && failure.status == status, "rank %d is blamed", failure.rank);
+    expect_text(world, failure.text, told[fault].text);
+    if (fault == MARKED_TWICE || fault == NEVER_MARKED)
+        expect_text(world, failure.operation, "parameter 4 (layer4)");
+    expect_last(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE), told[fault].status, told[fault].text);
+    close_job(&job);
+}
+
+/* A rank dies in mid-step: the others name it, and what they were at. */
+static void killed_body(struct world *world)
+{
+    struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    open_job(&job, world, 16);
+    OK(world, create(&job));
+    OK(world, step_with(&job, FAULTS, false));
+    world->board[world->rank] = (uint64_t)getpid();
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 2) { /* ends without a word; with code 0, as the harness wants it */
+        job.step++;
+        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = PARAMETERS / 2; i < PARAMETERS; i++) {
+            compute(&job, i, job.memory[i], 1);
+            OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
+        }
+        _exit(0);
+    }
+    const enum shoal_status status = step_with(&job, FAULTS, false);
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    CHECK(world, status == SHOAL_ERR_PEER_LOST && failure.rank == 2, "%s: %s", shoal_status_name(status), failure.text);
+    expect_text(world, failure.text, "gradients, step 2, buffer ");
+    expect_text(world, failure.text, "parameter ");
+    expect_text(world, failure.text, "rank 2");
+    close_job(&job);
+    _exit(0); /* the world's communicator is broken, too */
+}
+
+int main(void)
+{
+    static const enum fault faults[] = {MARKED_TWICE, PART_TWICE, NEVER_MARKED, HALF_MARKED, CALLBACK_FAILS, CALLER_FAILS};
+    static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
+                                              "marked in half", "a callback fails",    "the caller gives up"};
+    world_run(&(struct world_options){"reducer_steps_are_exact, 2 ranks", 2, NULL, steps_body, NULL});
+    world_run(&(struct world_options){"reducer_steps_are_exact, 4 ranks", 4, NULL, steps_body, NULL});
+    world_run(&(struct world_options){"reducer_steps_are_exact, 1 rank", 1, NULL, steps_body, NULL});
+    world_run(&(struct world_options){"reducer_layout_follows_rank_0_once", 4, NULL, layout_body, NULL});
+    world_run(&(struct world_options){"reducer_local_steps_add_up", 2, NULL, local_body, NULL});
+    world_run(&(struct world_options){"reducer_unused_parameters", 4, NULL, unused_body, NULL});
+    world_run(&(struct world_options){"reducer_norms_and_clipping", 4, NULL, norms_body, NULL});
+    world_run(&(struct world_options){"reducer_names_what_is_not_finite", 4, NULL, finite_body, NULL});
+    world_run(&(struct world_options){"reducer_uneven_steps", 4, NULL, uneven_body, NULL});
+    world_run(&(struct world_options){"reducer_callbacks_and_statistics", 2, NULL, callback_body, NULL});
+    world_run(&(struct world_options){"report_is_the_last_failure", 1, NULL, report_body, NULL});
+    world_run(&(struct world_options){"reducer_compares_parameters", 4, NULL, compare_body, NULL});
+    world_run(&(struct world_options){"reducer_lists_that_differ", 4, NULL, lists_body, NULL});
+    world_run(&(struct world_options){"reducer_lists_of_other_lengths", 2, NULL, length_body, NULL});
+    world_run(&(struct world_options){"reducer_refusals_change_nothing", 2, NULL, refusals_body, NULL});
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "reducer_faults_are_told_on_all_ranks, %s", fault_names[i]);
+        world_run(&(struct world_options){name, 4, NULL, fault_body, &faults[i]});
+    }
+    world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+    return world_finish();
+}
