@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "membership/causes.h"
 #include "membership/control.h"
+#include "membership/survivors.h"
 
 /* Leaves of communicators that this rank has not made yet. */
 #define EARLY_MAX 1024
@@ -22,7 +23,7 @@
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
-enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
+enum notice_kind { CANDIDATE = 1, DECISION, LEFT, SURVIVORS };
 
 struct notice {
     uint64_t comm;
@@ -30,12 +31,16 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure; /* not of LEFT, which ends before it */
+    struct shoal_failure failure; /* not of LEFT, which ends before it; of SURVIVORS a message of survivors.h takes its place */
 };
 
 #define LEFT_BYTES offsetof(struct notice, failure)
 
 _Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
+_Static_assert(LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX <= SHOAL_CONTROL_NOTICE_MAX, "a message of survivors is one notice");
+
+/* What survivors have said is said again after so long, as notices may be lost where there are too many. */
+#define REPEAT_NS SHOAL_NS_PER_S
 
 struct left {
     uint64_t comm, completed;
@@ -45,14 +50,17 @@ struct left {
 struct shoal_membership {
     struct shoal_log *log;
     struct shoal_control *control;
-    pthread_mutex_t lock; /* of what follows; held while the members' functions are called */
-    pthread_cond_t decided;
+    pthread_mutex_t lock;   /* of what follows; held while the members' functions are called */
+    pthread_cond_t decided; /* a first cause, or who survives */
     struct shoal_membership_comm *members;
     struct shoal_causes causes;
     bool is_root;
     /* When this rank became the root in the place of another, or went on as the root; 0: it is none, or always was. */
     uint64_t heir_ns;
     uint64_t turned_ns; /* the last turn of the thread; 0: none */
+    struct shoal_survivors survivors;
+    uint64_t repeat_ns; /* when they say it again */
+    bool is_agreeing;   /* a thread is inside shoal_membership_agree_on_survivors */
     struct left early[EARLY_MAX];
     unsigned early_count;        /* ever */
     uint64_t closed[CLOSED_MAX]; /* communicators that this rank has left */
@@ -145,6 +153,57 @@ static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
     return next_ns == UINT64_MAX ? 0 : next_ns;
 }
 
+/* ---- Survivors, under the lock ------------------------------------------------------------------------------------------- */
+
+static void send_to_survivors(struct shoal_membership *membership, const struct shoal_survivors_message *message)
+{
+    unsigned char data[LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX];
+    const struct notice head = {.kind = SURVIVORS};
+    memcpy(data, &head, LEFT_BYTES);
+    const size_t bytes = shoal_survivors_write(message, membership->survivors.size, data + LEFT_BYTES);
+    const bool is_final = message->kind == SHOAL_SURVIVORS_DECISION || message->kind == SHOAL_SURVIVORS_ADOPTED;
+    (void)shoal_control_publish(membership->control, is_final ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION, data,
+                                LEFT_BYTES + bytes);
+}
+
+/* After what changes anything. */
+static void advance_survivors(struct shoal_membership *membership)
+{
+    struct shoal_survivors *survivors = &membership->survivors;
+    struct shoal_survivors_message message;
+    for (int r = 0; survivors->is_open && r < survivors->size; r++) {
+        if (shoal_control_has_ended(membership->control, r))
+            shoal_survivors_end(survivors, r);
+    }
+    shoal_survivors_step(survivors);
+    while (shoal_survivors_take(survivors, &message))
+        send_to_survivors(membership, &message);
+    if (shoal_survivors_agreed(survivors) || shoal_control_is_lost(membership->control, survivors->rank))
+        pthread_cond_broadcast(&membership->decided);
+}
+
+/* Returns when to look again; 0: only when something comes. */
+static uint64_t turn_survivors(struct shoal_membership *membership, uint64_t now_ns)
+{
+    if (!membership->survivors.is_open)
+        return 0;
+    if (now_ns >= membership->repeat_ns) {
+        shoal_survivors_repeat(&membership->survivors);
+        membership->repeat_ns = now_ns + REPEAT_NS;
+    }
+    advance_survivors(membership);
+    return membership->repeat_ns;
+}
+
+static void hear_survivors(struct shoal_membership *membership, int from, const void *data, size_t bytes)
+{
+    struct shoal_survivors_message message;
+    if (!shoal_survivors_read(data, bytes, membership->survivors.size, &message))
+        return;
+    shoal_survivors_hear(&membership->survivors, from, &message);
+    advance_survivors(membership);
+}
+
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */
 
 static bool was_closed(const struct shoal_membership *membership, uint64_t comm)
@@ -169,12 +228,18 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
 {
     struct shoal_membership *membership = arg;
     struct notice notice = {0};
-    (void)from;
-    if (bytes > sizeof notice || bytes < LEFT_BYTES)
+    if (bytes < LEFT_BYTES)
         return;
-    memcpy(&notice, data, bytes);
+    memcpy(&notice, data, LEFT_BYTES);
+    if (notice.kind == SURVIVORS) {
+        pthread_mutex_lock(&membership->lock);
+        hear_survivors(membership, from, (const char *)data + LEFT_BYTES, bytes - LEFT_BYTES);
+        pthread_mutex_unlock(&membership->lock);
+        return;
+    }
     if (bytes != (notice.kind == LEFT ? LEFT_BYTES : sizeof notice))
         return;
+    memcpy(&notice, data, bytes);
     notice.failure.text[sizeof notice.failure.text - 1] = notice.failure.host[sizeof notice.failure.host - 1] =
         notice.failure.operation[sizeof notice.failure.operation - 1] = 0;
     pthread_mutex_lock(&membership->lock);
@@ -212,9 +277,9 @@ static uint64_t on_turn(void *arg, uint64_t now_ns)
     pthread_mutex_lock(&membership->lock);
     for (struct shoal_membership_comm *member = membership->members; member; member = member->next)
         propose_abort(membership, member);
-    const uint64_t next_ns = decide_due(membership, now_ns);
+    const uint64_t cause_ns = decide_due(membership, now_ns), survivors_ns = turn_survivors(membership, now_ns);
     pthread_mutex_unlock(&membership->lock);
-    return next_ns;
+    return !cause_ns || (survivors_ns && survivors_ns < cause_ns) ? survivors_ns : cause_ns;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -240,6 +305,10 @@ enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap, const
     membership->is_root = bootstrap->rank == 0;
     pthread_mutex_init(&membership->lock, NULL);
     init_condition(&membership->decided);
+    if (!shoal_survivors_init(&membership->survivors, bootstrap->rank, bootstrap->size)) {
+        shoal_membership_close(membership);
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    }
     struct shoal_control_options control = {.log = options->log,
                                             .address = options->address,
                                             .address_bytes = options->address_bytes,
@@ -262,6 +331,7 @@ void shoal_membership_close(struct shoal_membership *membership)
     if (membership->control)
         shoal_control_close(membership->control, true);
     shoal_causes_fini(&membership->causes);
+    shoal_survivors_fini(&membership->survivors);
     pthread_cond_destroy(&membership->decided);
     pthread_mutex_destroy(&membership->lock);
     free(membership);
@@ -358,4 +428,91 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 {
     const struct notice notice = {.comm = comm, .completed = completed, .kind = LEFT, .rank = rank};
     (void)shoal_control_publish(membership->control, SHOAL_CONTROL_NEWS, &notice, LEFT_BYTES);
+}
+
+/* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
+
+static bool is_given_up(const struct shoal_membership *membership)
+{
+    return shoal_control_is_lost(membership->control, membership->survivors.rank);
+}
+
+static enum shoal_status say_given_up(struct shoal_membership *membership)
+{
+    char how[160];
+    const int rank = membership->survivors.rank;
+    shoal_control_describe(membership->control, rank, how, sizeof how);
+    return shoal_log_fail(membership->log, SHOAL_ERR_PEER_LOST, "membership",
+                          "agreement among survivors: the others have given up this rank (%d), which %s: it can only end", rank,
+                          how);
+}
+
+static enum shoal_status say_disagreed(struct shoal_membership *membership, uint32_t timeout_ms)
+{
+    const struct shoal_survivors *survivors = &membership->survivors;
+    char how[160] = "alive", more[40] = "";
+    int count = 0;
+    const int rank = shoal_survivors_missing(survivors, 0);
+    for (int r = rank; r >= 0; r = shoal_survivors_missing(survivors, r + 1))
+        count++;
+    if (rank >= 0)
+        shoal_control_describe(membership->control, rank, how, sizeof how);
+    if (count > 1)
+        snprintf(more, sizeof more, " and %d more", count - 1);
+    return shoal_log_fail(membership->log, SHOAL_ERR_TIMEOUT, "membership",
+                          "agreement among survivors: none after %u ms, waiting for rank %d (%s)%s; all that are left must ask "
+                          "for it: where one does not, ask again without it",
+                          timeout_ms, rank, how, more);
+}
+
+static enum shoal_status say_too_many(struct shoal_membership *membership)
+{
+    return shoal_log_fail(membership->log, SHOAL_ERR_UNSUPPORTED, "membership",
+                          "agreement among survivors: they have more than %d communicators together: ask for fewer at a time",
+                          SHOAL_SURVIVORS_COMMS_MAX);
+}
+
+/* Under the lock. */
+static enum shoal_status await_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
+                                         struct shoal_survivors_view *view)
+{
+    const struct shoal_survivors_view *agreed;
+    struct timespec until;
+    int error = 0;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += timeout_ms % 1000 * (long)SHOAL_NS_PER_MS;
+    until.tv_sec += until.tv_nsec / (long)SHOAL_NS_PER_S;
+    until.tv_nsec %= (long)SHOAL_NS_PER_S;
+    while (!(agreed = shoal_survivors_agreed(&membership->survivors)) && !is_given_up(membership) && error == 0)
+        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
+    if (!agreed)
+        return is_given_up(membership) ? say_given_up(membership) : say_disagreed(membership, timeout_ms);
+    *view = *agreed;
+    shoal_survivors_finish(&membership->survivors);
+    return view->has_too_many ? say_too_many(membership) : SHOAL_OK;
+}
+
+enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
+                                                      struct shoal_survivors_view *view)
+{
+    pthread_mutex_lock(&membership->lock);
+    if (membership->is_agreeing) {
+        pthread_mutex_unlock(&membership->lock);
+        return shoal_log_fail(membership->log, SHOAL_ERR_STATE, "membership",
+                              "agreement among survivors: another thread of this rank is at it");
+    }
+    enum shoal_status status;
+    membership->is_agreeing = true;
+    if (shoal_survivors_propose(&membership->survivors, view)) {
+        membership->repeat_ns = shoal_clock_ns() + REPEAT_NS;
+        advance_survivors(membership);
+        shoal_control_wake(membership->control);
+        status = await_survivors(membership, timeout_ms, view);
+    } else {
+        status = shoal_log_fail(membership->log, SHOAL_ERR_MEMORY, "membership", "agreement among survivors: no memory");
+    }
+    membership->is_agreeing = false;
+    pthread_mutex_unlock(&membership->lock);
+    return status;
 }
