@@ -64,9 +64,9 @@ struct shoal_settings {
     uint64_t rules_hash;   /* of the rules that `algorithms` stands for: set by who reads them; part of the hash */
 };
 
-/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a NULL-terminated list of
- * "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is wrong and what is
- * allowed. */
+/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a
+ * NULL-terminated list of "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is
+ * wrong and what is allowed. */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
                                                      char *error, size_t error_bytes);
 
@@ -96,8 +96,8 @@ uint64_t shoal_settings_hash(const struct shoal_settings *settings);
  * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
 bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
 
-/* The next former name by which a value was given when these settings were loaded; false at the end. *at begins as 0. Both names
- * are static. */
+/* The next former name by which a value was given when these settings were loaded; false at the end. *at begins as 0. Both
+ * names are static. */
 bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
                                 const char **present_out);
 

@@ -316,6 +316,7 @@ FUNCTIONS = {
     "shoal_mem_register": (c_int, [c_void_p, c_void_p, c_size_t, c_int, c_uint64]),
     "shoal_mem_deregister": (c_int, [c_void_p, c_void_p]),
     "shoal_last_failure": (c_int, [c_void_p, c_void_p, POINTER(Failure)]),
+    "shoal_report": (c_int, [c_void_p, c_int, c_char_p, c_char_p]),
     "shoal_flight_print": (None, [c_void_p, c_void_p]),
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
