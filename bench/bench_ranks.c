@@ -26,7 +26,7 @@ struct crowd {
     int size;
     struct shoal_sim *sim;
     struct shoal_settings settings;
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     struct shoal_log log;
     struct worker *workers;
     size_t sim_bytes, engine_bytes; /* of the process, when made */
@@ -63,7 +63,7 @@ static bool open_worker(struct crowd *crowd, int rank)
                                                  .transport = shoal_sim_transport(crowd->sim, rank),
                                                  .kernels = shoal_kernels_find("auto"),
                                                  .settings = &crowd->settings,
-                                                 .rules = &crowd->rules,
+                                                 .tuning = &crowd->tuning,
                                                  .log = &crowd->log,
                                                  .now_ns = now_ns,
                                                  .now_arg = crowd->sim,
@@ -84,7 +84,7 @@ static bool open_crowd(struct crowd *crowd)
     const size_t before = resident_bytes();
     crowd->workers = calloc((size_t)crowd->size, sizeof *crowd->workers);
     if (!crowd->workers || shoal_settings_load(&crowd->settings, overrides, error, sizeof error) != SHOAL_OK ||
-        shoal_rules_load(&crowd->rules, "", error, sizeof error) != SHOAL_OK ||
+        shoal_tuning_load(&crowd->tuning, "", error, sizeof error) != SHOAL_OK ||
         shoal_sim_create(&options, &crowd->sim) != SHOAL_OK)
         return false;
     shoal_log_init(&crowd->log, &crowd->settings, NULL, NULL);

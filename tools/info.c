@@ -37,7 +37,7 @@ static const char help[] =
     "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n"
     "    MASTER_ADDR=10.0.0.2 shoal info --providers     which interface leads there, and what carries data on it\n"
     "\n"
-    "A variable that makes no sense is told on stderr; the table then shows its default, or leaves out the rules.\n"
+    "A variable that makes no sense is told on stderr; the table then shows its default, or leaves out the tuning overrides.\n"
     "\n"
     "Exit codes: 0 success, 1 the output could not be written, 2 the arguments or a variable make no sense.\n"
     "With --providers also 1 where no provider can be taken.\n";

@@ -591,8 +591,9 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_settings(const struct sho
 /* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
 SHOAL_API void shoal_print_topology(FILE *out);
 
-/* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the rules of SHOAL_ALGORITHMS, which
- * come before it. ERR_ARGUMENT when the rules or other variables make no sense; then one line after the table says why. */
+/* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the tuning overrides of SHOAL_ALGORITHMS,
+ * which come before it. ERR_ARGUMENT when the tuning overrides or other variables make no sense; then one line after the table
+ * says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
 
 /* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers

@@ -369,7 +369,7 @@ struct shoal_agreed shoal_settings_agreed(const struct shoal_settings *settings)
         if (rows[i].agreed)
             memcpy(&agreed.values[used++], (const char *)settings + rows[i].offset, sizeof agreed.values[0]);
     }
-    agreed.values[used] = settings->rules_hash;
+    agreed.values[used] = settings->tuning_hash;
     return agreed;
 }
 
@@ -400,8 +400,8 @@ void shoal_agreed_print_difference(const struct shoal_agreed *there, const struc
         b++;
     }
     if (*a != *b && used < bytes)
-        snprintf(text + used, bytes - used, "%sthe rules of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them",
-                 used ? "; " : "");
+        snprintf(text + used, bytes - used,
+                 "%sthe tuning overrides of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them", used ? "; " : "");
 }
 
 const char *shoal_settings_temporary_folder(void)

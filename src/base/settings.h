@@ -41,7 +41,8 @@
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
       "up to so many bytes of a rank travel beside its arrival record, 0 to 16K; of an all-reduce by many ranks, fewer")       \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
-      "algorithms before the table's: rules such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file")          \
+      "algorithms before the table's: tuning overrides such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV "    \
+      "file")                                                                                                                  \
     X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \
     X(STORES, stores, TEXT, "auto", 0, "how staging buffers are written: auto, cached or streaming")                           \
     X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
@@ -61,7 +62,7 @@ struct shoal_settings {
     SHOAL_SETTINGS_LIST(SHOAL_SETTING_FIELD)
 #undef SHOAL_SETTING_FIELD
     uint64_t former_names; /* bits: which renamed settings were given by their former names */
-    uint64_t rules_hash;   /* of the rules that `algorithms` stands for: set by who reads them; part of the hash */
+    uint64_t tuning_hash;  /* of the tuning overrides that `algorithms` stands for: set by who reads them; part of the hash */
 };
 
 /* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a
@@ -77,7 +78,7 @@ void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)
 #define SHOAL_HASH_START UINT64_C(14695981039346656037)
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
-/* What ranks must agree on, as it travels: the values of the rows that say so, and the hash of the rules. */
+/* What ranks must agree on, as it travels: the values of the rows that say so, and the hash of the tuning overrides. */
 #define SHOAL_SETTING_COUNT_AGREED(name, field, kind, preset, agreed, text) +agreed
 struct shoal_agreed {
     uint64_t values[1 SHOAL_SETTINGS_LIST(SHOAL_SETTING_COUNT_AGREED)];

@@ -7,7 +7,7 @@
 #include "transport/transport.h"
 
 struct shoal_kind_row {
-    const char *name; /* "all-reduce": for people, in tables and rules */
+    const char *name; /* "all-reduce": for people, in tables and tuning overrides */
     struct shoal_shape shape;
     bool is_input_reached; /* peers are told where it is, if it is shared; the algorithms of the kind may use it */
     bool is_output_reached;

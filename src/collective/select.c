@@ -34,7 +34,7 @@ static bool is_large_for_sockets(const struct shoal_selection *selection, const 
            selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
 }
 
-/* Of entries that only rules choose. */
+/* Of entries that only tuning overrides choose. */
 static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
     (void)selection, (void)view, (void)root;
@@ -56,7 +56,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
     {                                                 \
         name "-staged", name "-mixed", name "-shared" \
     }
-#define BY_RULE "several hosts, by a rule"
+#define BY_OVERRIDE "several hosts, by a tuning override"
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
 #define DIRECT_WHEN "up to SHOAL_DIRECT_BYTES per giver"
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
@@ -74,7 +74,7 @@ static const struct shoal_algorithm entries[] = {
      "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
     {SHOAL_KIND_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "2(H-1)/H*n sent and received per host, in 2 crossings"},
-    {SHOAL_KIND_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never, BY_RULE,
+    {SHOAL_KIND_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never, BY_OVERRIDE,
      "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
     {SHOAL_KIND_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written per rank, p*n read by root"},
@@ -107,7 +107,7 @@ static const struct shoal_algorithm entries[] = {
      "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
-    {SHOAL_KIND_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_RULE,
+    {SHOAL_KIND_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_OVERRIDE,
      "(H-1)/H*n sent and received per host, in log2 H crossings, rounded up"},
     {SHOAL_KIND_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n/p written per rank, n read by root"},
@@ -129,8 +129,8 @@ static const struct shoal_algorithm entries[] = {
     {SHOAL_KIND_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
     {SHOAL_KIND_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
      "several hosts, where that halves the records", "log2 H crossings; H not a power of two: 2 more"},
-    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL, BY_RULE,
-     "log2 H crossings, rounded up, after meeting"},
+    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
+     BY_OVERRIDE, "log2 H crossings, rounded up, after meeting"},
     {SHOAL_KIND_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
      "one exchange of cache lines"},
     {SHOAL_KIND_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
@@ -153,13 +153,14 @@ const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char
 
 /* ---- The choice ---------------------------------------------------------------------------------------------------------- */
 
-const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at)
+const struct shoal_tuning_override *shoal_select_next_override(const struct shoal_selection *selection, size_t *at)
 {
-    while (selection->rules && *at < selection->rules->count) {
-        const struct shoal_rule *rule = &selection->rules->rules[(*at)++];
-        if (rule->kind == selection->kind && selection->bytes >= rule->min_bytes && selection->bytes <= rule->max_bytes &&
-            selection->size >= rule->min_ranks && selection->size <= rule->max_ranks)
-            return rule;
+    while (selection->tuning && *at < selection->tuning->count) {
+        const struct shoal_tuning_override *override = &selection->tuning->list[(*at)++];
+        if (override->kind == selection->kind && selection->bytes >= override->min_bytes &&
+            selection->bytes <= override->max_bytes && selection->size >= override->min_ranks &&
+            selection->size <= override->max_ranks)
+            return override;
     }
     return NULL;
 }
@@ -199,26 +200,26 @@ bool shoal_select_can_serve(const struct shoal_selection *selection, const struc
     return entry->where == (is_over_hosts(selection) ? SHOAL_WHERE_HOSTS : SHOAL_WHERE_ONE_HOST);
 }
 
-/* The next rule whose entry can serve the call; NULL: none. */
-static const struct shoal_rule *next_serving_rule(const struct shoal_selection *selection, size_t *at)
+/* The next tuning override whose entry can serve the call; NULL: none. */
+static const struct shoal_tuning_override *next_serving_override(const struct shoal_selection *selection, size_t *at)
 {
-    const struct shoal_rule *rule;
-    while ((rule = shoal_select_next_rule(selection, at)) != NULL) {
-        if (shoal_select_can_serve(selection, shoal_select_find(rule->kind, rule->name)))
-            return rule;
+    const struct shoal_tuning_override *override;
+    while ((override = shoal_select_next_override(selection, at)) != NULL) {
+        if (shoal_select_can_serve(selection, shoal_select_find(override->kind, override->name)))
+            return override;
     }
     return NULL;
 }
 
-const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection)
+const struct shoal_tuning_override *shoal_select_override(const struct shoal_selection *selection)
 {
     size_t at = 0;
-    return next_serving_rule(selection, &at);
+    return next_serving_override(selection, &at);
 }
 
-bool shoal_select_has_rules(const struct shoal_selection *selection)
+bool shoal_select_has_overrides(const struct shoal_selection *selection)
 {
-    return selection->rules && selection->rules->count && (selection->bytes || selection->kind == SHOAL_KIND_BARRIER);
+    return selection->tuning && selection->tuning->count && (selection->bytes || selection->kind == SHOAL_KIND_BARRIER);
 }
 
 static int ranks_per_host(const struct shoal_selection *selection)
@@ -245,11 +246,12 @@ static const struct shoal_algorithm *find_rounds(const struct shoal_selection *s
 {
     if (!can_go_in_rounds(selection))
         return NULL;
-    const struct shoal_rule *rule = shoal_select_has_rules(selection) ? shoal_select_rule(selection) : NULL;
-    const struct shoal_algorithm *entry = shoal_select_find(selection->kind, rule ? rule->name : "rounds");
+    const struct shoal_tuning_override *override =
+        shoal_select_has_overrides(selection) ? shoal_select_override(selection) : NULL;
+    const struct shoal_algorithm *entry = shoal_select_find(selection->kind, override ? override->name : "rounds");
     if (!entry || !shoal_algorithm_is_in_rounds(entry))
         return NULL;
-    return rule || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
+    return override || (rounds_pay(selection) && selection->bytes <= shoal_select_rounds_limit(selection)) ? entry : NULL;
 }
 
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
@@ -262,25 +264,25 @@ bool shoal_select_is_direct(const struct shoal_selection *selection, const struc
         return true;
     if (!can_go_direct(selection))
         return false;
-    const bool has_rules = shoal_select_has_rules(selection);
-    const struct shoal_rule *rule = SHOAL_UNLIKELY(has_rules) ? shoal_select_rule(selection) : NULL;
-    if (rule)
-        return !shoal_select_find(rule->kind, rule->name)->build;
+    const bool has_overrides = shoal_select_has_overrides(selection);
+    const struct shoal_tuning_override *override = SHOAL_UNLIKELY(has_overrides) ? shoal_select_override(selection) : NULL;
+    if (override)
+        return !shoal_select_find(override->kind, override->name)->build;
     return is_bare || selection->payload_bytes <= shoal_select_direct_limit(selection);
 }
 
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
-                                                int root, const struct shoal_rule **rule_out)
+                                                int root, const struct shoal_tuning_override **override_out)
 {
-    const struct shoal_rule *rule;
-    if (rule_out)
-        *rule_out = NULL;
-    for (size_t at = 0; (rule = next_serving_rule(selection, &at)) != NULL;) {
-        const struct shoal_algorithm *entry = shoal_select_find(rule->kind, rule->name);
+    const struct shoal_tuning_override *override;
+    if (override_out)
+        *override_out = NULL;
+    for (size_t at = 0; (override = next_serving_override(selection, &at)) != NULL;) {
+        const struct shoal_algorithm *entry = shoal_select_find(override->kind, override->name);
         if (!entry->build)
             continue;
-        if (rule_out)
-            *rule_out = rule;
+        if (override_out)
+            *override_out = override;
         return entry;
     }
     for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {

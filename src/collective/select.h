@@ -1,11 +1,11 @@
 /* The table of algorithms and the choice of an entry. Choice depends only on what all ranks know: the call, the number of ranks
- * and hosts, on one host the operands' kinds in the arrival records, the settings and rules that were compared when the
- * communicator was made. */
+ * and hosts, on one host the operands' kinds in the arrival records, the settings and tuning overrides that were compared when
+ * the communicator was made. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 
 #include "collective/kind.h"
-#include "collective/rules.h"
+#include "collective/tuning.h"
 
 /* How operands can be reached: for the names of entries that serve all mixtures. */
 enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };
@@ -47,32 +47,32 @@ struct shoal_selection {
     size_t direct_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
     bool sends_cheaply;   /* over several hosts: a record costs far less than the way to a host and back */
-    const struct shoal_rules *rules;
+    const struct shoal_tuning *tuning;
 };
 
-/* The most bytes of a giver that go the direct way where no rule says otherwise. */
+/* The most bytes of a giver that go the direct way where no tuning override says otherwise. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection);
 
-/* Whether rules are heeded: not in calls that have nothing to move. */
-bool shoal_select_has_rules(const struct shoal_selection *selection);
+/* Whether tuning overrides are heeded: not in calls that have nothing to move. */
+bool shoal_select_has_overrides(const struct shoal_selection *selection);
 
 /* Whether the call goes without a plan. Known to each rank before anything is exchanged. *rounds_out is the entry by which
  * it then goes in rounds between hosts; NULL: all goes at once, or there is a plan. */
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out);
 
-/* The most bytes that go in rounds where no rule says otherwise. */
+/* The most bytes that go in rounds where no tuning override says otherwise. */
 size_t shoal_select_rounds_limit(const struct shoal_selection *selection);
 
-/* The next rule that speaks of such a call, from number *at on, which moves behind it; NULL: none. */
-const struct shoal_rule *shoal_select_next_rule(const struct shoal_selection *selection, size_t *at);
+/* The next tuning override that speaks of such a call, from number *at on, which moves behind it; NULL: none. */
+const struct shoal_tuning_override *shoal_select_next_override(const struct shoal_selection *selection, size_t *at);
 
 /* The first of them whose entry can serve the call, NULL: none. */
-const struct shoal_rule *shoal_select_rule(const struct shoal_selection *selection);
+const struct shoal_tuning_override *shoal_select_override(const struct shoal_selection *selection);
 
 /* The entry for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not
- * NULL, is the rule that chose it, or NULL. */
+ * NULL, is the tuning override that chose it, or NULL. */
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
-                                                int root, const struct shoal_rule **rule_out);
+                                                int root, const struct shoal_tuning_override **override_out);
 
 /* How the operands that the kind lets peers reach are shared. */
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root);
@@ -83,7 +83,7 @@ const struct shoal_algorithm *shoal_select_entry(int index);
 /* The entry of that name, NULL when the kind has none. */
 const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char *name);
 
-/* Whether the entry can do the call at all: a rule that names another one is passed over. */
+/* Whether the entry can do the call at all: a tuning override that names another one is passed over. */
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry);
 
 /* Parts of a staging buffer that any entry may use, at most. */

@@ -129,7 +129,7 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .transport = transport,
         .kernels = context->kernels,
         .settings = &context->settings,
-        .rules = &context->rules,
+        .tuning = &context->tuning,
         .log = &context->log,
         .progress = &context->progress,
         .anchor = &context->progress.anchor,

@@ -46,13 +46,13 @@ static enum shoal_status fill(struct shoal_context *context)
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_rules *rules,
+enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_tuning *tuning,
                                           const char *const *overrides, char *error, size_t error_bytes)
 {
-    memset(rules, 0, sizeof *rules);
+    memset(tuning, 0, sizeof *tuning);
     SHOAL_TRY(shoal_settings_load(settings, overrides, error, error_bytes));
-    SHOAL_TRY(shoal_rules_load(rules, settings->algorithms, error, error_bytes));
-    settings->rules_hash = rules->hash;
+    SHOAL_TRY(shoal_tuning_load(tuning, settings->algorithms, error, error_bytes));
+    settings->tuning_hash = tuning->hash;
     return SHOAL_OK;
 }
 
@@ -70,7 +70,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
     if (!context)
         return SHOAL_ERR_MEMORY;
     const enum shoal_status parsed =
-        shoal_context_configure(&context->settings, &context->rules, options ? options->settings : NULL, error, sizeof error);
+        shoal_context_configure(&context->settings, &context->tuning, options ? options->settings : NULL, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings, callback, callback_arg);
@@ -114,7 +114,7 @@ void shoal_context_destroy(struct shoal_context *context)
     shoal_shm_endpoint_destroy(context->endpoint);
     pthread_mutex_destroy(&context->opening);
     shoal_log_fini(&context->log);
-    shoal_rules_fini(&context->rules);
+    shoal_tuning_fini(&context->tuning);
     if (context->is_parent)
         munmap((void *)(uintptr_t)context->is_parent, SHOAL_PAGE);
     free(context);

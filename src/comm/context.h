@@ -9,7 +9,7 @@
 struct shoal_context {
     volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
     struct shoal_settings settings;
-    struct shoal_rules rules; /* what settings.algorithms stands for */
+    struct shoal_tuning tuning; /* what settings.algorithms stands for */
     struct shoal_log log;
     struct shoal_shm_endpoint *endpoint;
     struct shoal_progress progress;
@@ -43,9 +43,9 @@ struct shoal_comm {
 SHOAL_MUST_USE enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call);
 SHOAL_MUST_USE enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call);
 
-/* Fills settings and rules as a context's, from the environment and overrides (NULL: none). On ERR_*, error says what is wrong.
- * The caller frees the rules, also after an error. */
-SHOAL_MUST_USE enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_rules *rules,
+/* Fills settings and tuning overrides as a context's, from the environment and overrides (NULL: none). On ERR_*, error says
+ * what is wrong. The caller frees the tuning overrides, also after an error. */
+SHOAL_MUST_USE enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_tuning *tuning,
                                                          const char *const *overrides, char *error, size_t error_bytes);
 
 /* Runs a call whose arguments are right, and waits for it. */

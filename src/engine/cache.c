@@ -39,7 +39,7 @@ static void evict_plans(struct shoal_engine *engine)
     }
 }
 
-/* Rules may tell calls apart by their size: then a plan of the same kind may still be of another entry. */
+/* Tuning overrides may tell calls apart by their size: then a plan of the same kind may still be of another entry. */
 static bool is_plan_for(const struct shoal_cached_plan *cached, const struct shoal_request *request,
                         const struct shoal_algorithm *entry, const uint8_t *shared, size_t bytes)
 {

@@ -89,7 +89,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->ops = options->transport->ops;
     engine->kernels = options->kernels;
     engine->settings = options->settings;
-    engine->rules = options->rules;
+    engine->tuning = options->tuning;
     engine->log = options->log;
     engine->progress = options->progress;
     engine->anchor = options->anchor;
@@ -320,7 +320,7 @@ struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine,
                                     .direct_bytes = engine->settings->direct_bytes,
                                     .is_uneven = request->call.layout && !request->call.layout->tensors,
                                     .sends_cheaply = engine->transport->sends_cheaply,
-                                    .rules = engine->rules};
+                                    .tuning = engine->tuning};
 }
 
 /* A direct operation needs the data of those that give to this rank; a barrier, and whatever has a plan, needs all. So a rank

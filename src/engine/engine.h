@@ -121,7 +121,7 @@ struct shoal_engine_options {
     struct shoal_transport *transport; /* taken: destroyed with the engine */
     const struct shoal_kernels *kernels;
     const struct shoal_settings *settings;
-    const struct shoal_rules *rules; /* of the user, for choosing algorithms; NULL: none */
+    const struct shoal_tuning *tuning; /* of the user, for choosing algorithms; NULL: none */
     struct shoal_log *log;
     struct shoal_progress *progress;         /* for requests; may be NULL in tests */
     const struct shoal_clock_anchor *anchor; /* of ticks; may be NULL where now_ns is not */
@@ -146,7 +146,7 @@ struct shoal_engine {
     const struct shoal_transport_ops *ops;
     const struct shoal_kernels *kernels;
     const struct shoal_settings *settings;
-    const struct shoal_rules *rules;
+    const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;
     struct shoal_engine *next;      /* the progress engine's list */

@@ -192,19 +192,19 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "\ntransports            shared memory within a host, libfabric between hosts (`shoal info --providers`)\n");
 }
 
-/* The heads of the columns that shoal_rules_print fills. */
-static void print_rules(const struct shoal_rules *rules, FILE *out)
+/* The heads of the columns that shoal_tuning_print fills. */
+static void print_overrides(const struct shoal_tuning *tuning, FILE *out)
 {
-    fputs("\nThese rules come first; of those for a call, the first one that can serve it counts:\n", out);
+    fputs("\nThese tuning overrides come first; of those for a call, the first one that can serve it counts:\n", out);
     fprintf(out, "%-14s %-13s %29s %13s\n", "", "", "bytes", "ranks");
     fprintf(out, "%-14s %-13s %14s %14s %6s %6s   %s\n", "collective", "algorithm", "from", "to", "from", "to", "where");
-    shoal_rules_print(rules, out);
+    shoal_tuning_print(tuning, out);
 }
 
 enum shoal_status shoal_print_algorithms(FILE *out)
 {
     struct shoal_settings settings;
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[600];
     static const char *const wheres[] = {"any", "one host", "hosts"};
     fprintf(out, "%-14s %-13s %-8s %s\n%29s %s\n", "collective", "algorithm", "serves", "chosen", "",
@@ -216,12 +216,12 @@ enum shoal_status shoal_print_algorithms(FILE *out)
                     wheres[entry->where], entry->when, "", entry->cost);
     }
     fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
-    const enum shoal_status status = shoal_context_configure(&settings, &rules, NULL, error, sizeof error);
+    const enum shoal_status status = shoal_context_configure(&settings, &tuning, NULL, error, sizeof error);
     if (status != SHOAL_OK)
         fprintf(out, "%s\n", error);
-    else if (rules.count)
-        print_rules(&rules, out);
-    shoal_rules_fini(&rules);
+    else if (tuning.count)
+        print_overrides(&tuning, out);
+    shoal_tuning_fini(&tuning);
     return status;
 }
 
@@ -305,7 +305,7 @@ struct inquiry {
     enum shoal_kind kind;
     const struct shoal_kind_row *entry;
     struct shoal_settings settings;
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     struct shoal_selection selection;
     size_t element;
     bool is_cut;         /* an operand is in parts */
@@ -335,7 +335,7 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
         fputs("one host\n", out);
 }
 
-/* Why an entry that a rule names is passed over. */
+/* Why an entry that a tuning override names is passed over. */
 static void explain_unable(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     if (shoal_algorithm_is_in_rounds(entry) && inquiry->hosts > 1)
@@ -348,13 +348,14 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
 }
 
-/* Rules that speak of the call, but were not taken. */
-static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_rule *taken, FILE *out)
+/* Tuning overrides that speak of the call, but were not taken. */
+static void explain_passed_over(const struct inquiry *inquiry, const struct shoal_tuning_override *taken, FILE *out)
 {
-    const struct shoal_rule *rule;
-    for (size_t at = 0; (rule = shoal_select_next_rule(&inquiry->selection, &at)) != NULL && rule != taken;) {
-        fprintf(out, "the rule %s:%d (%s) cannot serve this call: ", inquiry->rules.source, rule->line, rule->name);
-        explain_unable(inquiry, shoal_select_find(rule->kind, rule->name), out);
+    const struct shoal_tuning_override *override;
+    for (size_t at = 0; (override = shoal_select_next_override(&inquiry->selection, &at)) != NULL && override != taken;) {
+        fprintf(out, "the tuning override %s:%d (%s) cannot serve this call: ", inquiry->tuning.source, override->line,
+                override->name);
+        explain_unable(inquiry, shoal_select_find(override->kind, override->name), out);
     }
 }
 
@@ -383,15 +384,15 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
         fprintf(out, " (%s)\n", shoal_select_find(inquiry->kind, "direct")->when);
 }
 
-static void explain_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
-                           enum shoal_reach reach, FILE *out)
+static void explain_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
+                           const struct shoal_tuning_override *override, enum shoal_reach reach, FILE *out)
 {
     static const char *const reaches[] = {"no operand that peers could use is in shared memory",
                                           "some operands that peers can use are in shared memory",
                                           "all operands that peers can use are in shared memory"};
     fprintf(out, "algorithm %s, ", entry->variants[reach]);
-    if (rule)
-        fprintf(out, "because of the rule %s:%d\n", inquiry->rules.source, rule->line);
+    if (override)
+        fprintf(out, "because of the tuning override %s:%d\n", inquiry->tuning.source, override->line);
     else
         explain_why(inquiry, entry, out);
     if (entry->build && inquiry->hosts > 1)
@@ -407,11 +408,11 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
 static void explain_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
     const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
-    const bool has_rules = shoal_select_has_rules(&inquiry->selection);
-    const struct shoal_rule *rule = has_rules ? shoal_select_rule(&inquiry->selection) : NULL;
-    if (has_rules)
-        explain_passed_over(inquiry, rule, out);
-    explain_choice(inquiry, entry, rule, SHOAL_REACH_STAGED, out);
+    const bool has_overrides = shoal_select_has_overrides(&inquiry->selection);
+    const struct shoal_tuning_override *override = has_overrides ? shoal_select_override(&inquiry->selection) : NULL;
+    if (has_overrides)
+        explain_passed_over(inquiry, override, out);
+    explain_choice(inquiry, entry, override, SHOAL_REACH_STAGED, out);
     if (rounds) {
         fputs("no plan: a rank sends what its host holds beside its arrival record, in rounds between hosts\n", out);
         return;
@@ -467,10 +468,10 @@ static void explain_plan(const struct inquiry *inquiry, const struct shoal_algor
 static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
-    const struct shoal_rule *rule;
-    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
-    explain_passed_over(inquiry, rule, out);
-    explain_choice(inquiry, entry, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    const struct shoal_tuning_override *override;
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &override);
+    explain_passed_over(inquiry, override, out);
+    explain_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0; "
           "copy: reduce of one block\n"
           "wait 2 #1: for rank 2's first signal of this chunk; wait 2 credit: until rank 2 has read the chunk before\n",
@@ -519,16 +520,16 @@ static void print_json_text(const char *name, const char *text, FILE *out)
     fputc('"', out);
 }
 
-/* Why the entry was chosen, without "because" and, of rules, without what the line tells beside. */
-static void print_json_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
-                           FILE *out)
+/* Why the entry was chosen, without "because" and, of tuning overrides, without what the line tells beside. */
+static void print_json_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
+                           const struct shoal_tuning_override *override, FILE *out)
 {
     static const char word[] = "because";
     char *text = NULL;
     size_t bytes = 0;
     FILE *memory = open_memstream(&text, &bytes);
-    if (memory && rule)
-        fprintf(memory, "the rule %s:%d", inquiry->rules.source, rule->line);
+    if (memory && override)
+        fprintf(memory, "the tuning override %s:%d", inquiry->tuning.source, override->line);
     else if (memory)
         explain_why(inquiry, entry, memory);
     const bool has_text = memory && fclose(memory) == 0;
@@ -547,14 +548,14 @@ static void print_json_call(const struct inquiry *inquiry, FILE *out)
             inquiry->count, inquiry->is_cut ? "true" : "false", inquiry->element);
 }
 
-static void print_json_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_rule *rule,
-                              enum shoal_reach reach, FILE *out)
+static void print_json_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
+                              const struct shoal_tuning_override *override, enum shoal_reach reach, FILE *out)
 {
     static const char *const reaches[] = {"plain", "some shared", "shared"};
     fprintf(out, ",\"algorithm\":\"%s\",\"operands\":\"%s\",", entry->variants[reach],
             inquiry->is_overwritten ? reaches[0] : reaches[reach]);
-    print_json_why(inquiry, entry, rule, out);
-    fprintf(out, ",\"is_by_rule\":%s,", rule ? "true" : "false");
+    print_json_why(inquiry, entry, override, out);
+    fprintf(out, ",\"is_by_override\":%s,", override ? "true" : "false");
     print_json_text("cost", entry->cost, out);
 }
 
@@ -579,10 +580,10 @@ static void print_json_plan(const struct inquiry *inquiry, const struct shoal_al
 static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
-    const struct shoal_rule *rule;
-    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &rule);
+    const struct shoal_tuning_override *override;
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, &override);
     const char *before = "\n  ";
-    print_json_choice(inquiry, entry, rule, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
+    print_json_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs(",\"plans\":[", out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank >= 0 && question->rank != rank)
@@ -598,8 +599,9 @@ static enum shoal_status print_json_plans(const struct inquiry *inquiry, FILE *o
 static void print_json_direct(const struct inquiry *inquiry, const struct shoal_algorithm *rounds, FILE *out)
 {
     const struct shoal_algorithm *entry = rounds ? rounds : shoal_select_find(inquiry->kind, "direct");
-    const bool has_rules = shoal_select_has_rules(&inquiry->selection);
-    print_json_choice(inquiry, entry, has_rules ? shoal_select_rule(&inquiry->selection) : NULL, SHOAL_REACH_STAGED, out);
+    const bool has_overrides = shoal_select_has_overrides(&inquiry->selection);
+    print_json_choice(inquiry, entry, has_overrides ? shoal_select_override(&inquiry->selection) : NULL, SHOAL_REACH_STAGED,
+                      out);
     fputs(",\"plans\":[]", out);
 }
 
@@ -640,7 +642,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
         fprintf(out, "bytes is %zu, less than one element for each of %d ranks\n", question->bytes, question->ranks);
     else if (question->rank >= question->ranks)
         fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
-    else if (shoal_context_configure(&inquiry->settings, &inquiry->rules, NULL, error, sizeof error) != SHOAL_OK)
+    else if (shoal_context_configure(&inquiry->settings, &inquiry->tuning, NULL, error, sizeof error) != SHOAL_OK)
         fprintf(out, "%s\n", error);
     else
         return true;
@@ -660,7 +662,7 @@ static void measure(struct inquiry *inquiry)
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->entry->shape.is_input_cut ? ranks : 1),
                                                   .direct_bytes = inquiry->settings.direct_bytes,
-                                                  .rules = &inquiry->rules};
+                                                  .tuning = &inquiry->tuning};
 }
 
 /* Hosts of equal numbers of ranks, in a row; the first ones have one more where that does not come out even. */
@@ -701,7 +703,7 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
         measure(&inquiry);
         status = print(&inquiry, out);
     }
-    shoal_rules_fini(&inquiry.rules);
+    shoal_tuning_fini(&inquiry.tuning);
     return status;
 }
 

@@ -8,8 +8,8 @@
 #include <sys/utsname.h>
 
 #include "bootstrap/auth.h"
-#include "collective/rules.h"
 #include "collective/select.h"
+#include "collective/tuning.h"
 #include "device/kernels.h"
 #include "topology/features.h"
 #include "topology/limits.h"
@@ -86,14 +86,15 @@ static void check_unknown_settings(struct shoal_diagnosis *diagnosis)
     }
 }
 
-static void check_rules(struct shoal_diagnosis *diagnosis)
+static void check_overrides(struct shoal_diagnosis *diagnosis)
 {
-    struct shoal_rules rules = {0};
+    struct shoal_tuning tuning = {0};
     char error[600];
-    if (shoal_rules_load(&rules, diagnosis->settings.algorithms, error, sizeof error) != SHOAL_OK)
-        shoal_diagnosis_tell_text(diagnosis, SHOAL_FINDING_ERROR, error,
-                                  "mend the rules of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
-    shoal_rules_fini(&rules);
+    if (shoal_tuning_load(&tuning, diagnosis->settings.algorithms, error, sizeof error) != SHOAL_OK)
+        shoal_diagnosis_tell_text(
+            diagnosis, SHOAL_FINDING_ERROR, error,
+            "mend the tuning overrides of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
+    shoal_tuning_fini(&tuning);
 }
 
 static void check_settings(struct shoal_diagnosis *diagnosis)
@@ -101,7 +102,7 @@ static void check_settings(struct shoal_diagnosis *diagnosis)
     const size_t before = diagnosis->errors;
     shoal_settings_load_right(&diagnosis->settings, tell_wrong_setting, diagnosis);
     check_unknown_settings(diagnosis);
-    check_rules(diagnosis);
+    check_overrides(diagnosis);
     if (diagnosis->errors == before)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "every SHOAL_* variable that is set makes sense");
 }

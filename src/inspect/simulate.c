@@ -20,7 +20,7 @@ struct inquiry {
     enum shoal_kind kind;
     const struct shoal_kind_row *entry;
     struct shoal_settings settings;
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     struct shoal_case asked;
     bool is_cut;
 };
@@ -102,7 +102,7 @@ static enum shoal_status configure(struct inquiry *inquiry)
 {
     char error[600];
     const enum shoal_status status =
-        shoal_context_configure(&inquiry->settings, &inquiry->rules, inquiry->simulation->settings, error, sizeof error);
+        shoal_context_configure(&inquiry->settings, &inquiry->tuning, inquiry->simulation->settings, error, sizeof error);
     return status == SHOAL_OK ? SHOAL_OK : refuse(inquiry, status, "%s", error);
 }
 
@@ -159,7 +159,7 @@ static void measure(struct inquiry *inquiry)
                                                 .bytes = part_bytes * parts,
                                                 .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
                                                 .direct_bytes = inquiry->settings.direct_bytes,
-                                                .rules = &inquiry->rules};
+                                                .tuning = &inquiry->tuning};
 }
 
 /* ---- The answer ---------------------------------------------------------------------------------------------------------- */
@@ -290,7 +290,7 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
     inquiry.entry = shoal_kind_row(inquiry.kind);
     inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
     const enum shoal_status status = simulate(&inquiry, &answer);
-    shoal_rules_fini(&inquiry.rules);
+    shoal_tuning_fini(&inquiry.tuning);
     if (status == SHOAL_OK)
         *simulated_out = answer;
     return status;

@@ -246,7 +246,7 @@ static enum shoal_status unknown_setting(struct fault_rank *self)
     return make_context(self, "SHOAL_DEPHT=4");
 }
 
-static enum shoal_status rule_unknown(struct fault_rank *self)
+static enum shoal_status override_unknown(struct fault_rank *self)
 {
     return make_context(self, "SHOAL_ALGORITHMS=reduce=owners,gather=ring");
 }
@@ -358,7 +358,7 @@ static enum shoal_status different_settings(struct fault_rank *self)
     return start_different(self, self->rank ? "SHOAL_DEPTH=2" : "SHOAL_DEPTH=3");
 }
 
-static enum shoal_status different_rules(struct fault_rank *self)
+static enum shoal_status different_overrides(struct fault_rank *self)
 {
     return start_different(self, self->rank ? "SHOAL_ALGORITHMS=reduce=owners" : "SHOAL_ALGORITHMS=reduce=owners@0-4K");
 }
@@ -509,8 +509,9 @@ int main(int argc, char **argv)
          BAD(log_room, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"info,shm,foo\"", "commas, bootstrap, comm,"}, 1, 0)},
         {"bad_setting_no_number", play,
          BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
-        {"bad_setting_rule", play,
-         BAD(rule_unknown, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS, rule 2", "\"ring\"", "direct, copies"}, 1, 0)},
+        {"bad_setting_override", play,
+         BAD(override_unknown, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS, tuning override 2", "\"ring\"", "direct, copies"}, 1,
+             0)},
         {"bad_setting_rules_missing", play,
          BAD(rules_missing, SHOAL_ERR_ARGUMENT, {"SHOAL_ALGORITHMS", "/no/such/rules.csv", "No such file"}, 1, 0)},
         {"bad_setting_out_of_range", play,
@@ -529,7 +530,7 @@ int main(int argc, char **argv)
         {"bad_start_different_settings", play,
          BAD(different_settings, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_DEPTH is 2 there, 3 on rank 0"}, 2, 1)},
         {"bad_start_different_rules", play,
-         BAD(different_rules, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
+         BAD(different_overrides, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
         {"bad_start_rules_on_one_rank", play,
          BAD(rules_on_one_rank, SHOAL_ERR_AUTH, {"rank 1", "refused", "SHOAL_ALGORITHMS"}, 2, 1)},
         {"bad_start_different_secrets", play,

@@ -195,7 +195,7 @@ def explain_tells_programs_the_same():
         expect(lines == [line[5:] for line in text.splitlines() if re.match(r" *\d+  \w", line)], lines, text)
         expect([f"rank {p['rank']}:" for p in told["plans"]] == re.findall(r"^rank \d+:", text, re.M), told, text)
     told = json.loads(explain("reduce", "--bytes", "1M", "--format", "json", env={**os.environ, "SHOAL_ALGORITHMS": "reduce=owners"}))
-    expect(told["is_by_rule"] and told["why"] == "the rule SHOAL_ALGORITHMS:1", told)
+    expect(told["is_by_override"] and told["why"] == "the tuning override SHOAL_ALGORITHMS:1", told)
     expect(told["bytes"] == 1 << 20 and told["count"] == 1 << 18 and told["element_bytes"] == 4, told)
     chunks = told["plans"][0]
     expect(chunks["chunks"] * chunks["chunk_bytes"] >= 1 << 20 and chunks["depth"] == 4, chunks)
@@ -321,50 +321,50 @@ def explain_shows_plans_over_hosts():
     expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "32K"))
 
 
-# ---- Rules ----
+# ---- Tuning overrides ----
 
-def rules(text):
+def overrides(text):
     return {**os.environ, "SHOAL_ALGORITHMS": text}
 
 
 def explain_follows_the_rules():
-    env = {**rules("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_DIRECT_BYTES": "0"}
-    expect("algorithm owners-staged, because of the rule SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "64K", env=env))
-    expect("algorithm owners-staged, because of the rule SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "128K", env=env))
+    env = {**overrides("all-reduce=direct,reduce=owners@64K-128K,gather=copies"), "SHOAL_DIRECT_BYTES": "0"}
+    expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "64K", env=env))
+    expect("algorithm owners-staged, because of the tuning override SHOAL_ALGORITHMS:2\n" in explain("reduce", "--bytes", "128K", env=env))
     expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "65532", env=env))
     expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "131076", env=env))
-    expect("algorithm copies-staged, because of the rule SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
-    expect("algorithm direct, because of the rule SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
+    expect("algorithm copies-staged, because of the tuning override SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
+    expect("algorithm direct, because of the tuning override SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
     expect("algorithm owners-staged, because a giver has 16388 bytes, more than direct's 0 (" in
            explain("allreduce", "--bytes", "16388", env=env))
-    expect("because of the rule" not in explain("gather", "--bytes", "0", env=env))
+    expect("because of the tuning override" not in explain("gather", "--bytes", "0", env=env))
 
 
 def explain_over_hosts_follows_the_rules():
-    env = rules("allreduce=owners,allreduce=direct,allreduce=ring,allgather=mesh")
+    env = overrides("allreduce=owners,allreduce=direct,allreduce=ring,allgather=mesh")
     out = explain("allreduce", "--hosts", "3", "--ranks-per-host", "6", "--bytes", "4K", "--rank", "0", env=env)
-    expect("the rule SHOAL_ALGORITHMS:1 (owners) cannot serve this call: it serves one host\n" in out, out)
-    expect("the rule SHOAL_ALGORITHMS:2 (direct) cannot serve this call: of several hosts it serves up to 16 ranks\n" in out, out)
-    expect("algorithm ring, because of the rule SHOAL_ALGORITHMS:3\n" in out, out)
+    expect("the tuning override SHOAL_ALGORITHMS:1 (owners) cannot serve this call: it serves one host\n" in out, out)
+    expect("the tuning override SHOAL_ALGORITHMS:2 (direct) cannot serve this call: of several hosts it serves up to 16 ranks\n" in out, out)
+    expect("algorithm ring, because of the tuning override SHOAL_ALGORITHMS:3\n" in out, out)
     out = explain("allgather", "--bytes", "1M", env=env)
     expect("(mesh) cannot serve this call: it serves several hosts\n" in out and "algorithm copies-staged" in out, out)
     out = explain("allreduce", "--hosts", "3", "--bytes", "4K", "--rank", "0", env=env)
-    expect("(owners) cannot serve" in out and "algorithm direct, because of the rule SHOAL_ALGORITHMS:2\n" in out, out)
-    expect("algorithm dissemination, because of the rule SHOAL_ALGORITHMS:1\n" in
-           explain("barrier", "--hosts", "3", env=rules("barrier=dissemination")))
-    env = rules("allreduce=rounds,allgather=mesh")
+    expect("(owners) cannot serve" in out and "algorithm direct, because of the tuning override SHOAL_ALGORITHMS:2\n" in out, out)
+    expect("algorithm dissemination, because of the tuning override SHOAL_ALGORITHMS:1\n" in
+           explain("barrier", "--hosts", "3", env=overrides("barrier=dissemination")))
+    env = overrides("allreduce=rounds,allgather=mesh")
     expect("(rounds) cannot serve this call: it serves parts of one length, together up to 16384 bytes\n" in
            explain("allreduce", "--hosts", "4", "--bytes", "1M", env=env))
     expect("(rounds) cannot serve this call: it serves several hosts\n" in explain("allreduce", "--bytes", "1K", env=env))
 
 
 def explain_names_rules_that_cannot_serve():
-    said = "the rule SHOAL_ALGORITHMS:{} (direct) cannot serve this call: a giver has more than 16384 bytes\n"
-    env = rules("reduce=owners,allreduce=direct,allreduce=direct@-1K,all-reduce=direct@32K-,allreduce=owners@1M-,"
+    said = "the tuning override SHOAL_ALGORITHMS:{} (direct) cannot serve this call: a giver has more than 16384 bytes\n"
+    env = overrides("reduce=owners,allreduce=direct,allreduce=direct@-1K,all-reduce=direct@32K-,allreduce=owners@1M-,"
                 "allreduce=direct")
     out = explain("allreduce", "--bytes", "1M", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, False], out)
-    expect("because of the rule SHOAL_ALGORITHMS:5\n" in out, out)
+    expect("because of the tuning override SHOAL_ALGORITHMS:5\n" in out, out)
     out = explain("allreduce", "--bytes", "64K", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
     expect("because a giver has 65536 bytes, more than direct's 16384 (" in out, out)
@@ -376,35 +376,35 @@ def explain_and_info_follow_a_file_of_rules():
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
         file.write("collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks\n# so\nreduce,at-root,,,5,8\n")
         file.flush()
-        expect(f"because of the rule {file.name}:3\n" in explain("reduce", "--ranks", "5", env=rules(file.name)))
+        expect(f"because of the tuning override {file.name}:3\n" in explain("reduce", "--ranks", "5", env=overrides(file.name)))
         for ranks in ("4", "9"):
-            expect("algorithm owners-staged, because a giver has " in explain("reduce", "--ranks", ranks, env=rules(file.name)))
-        code, out, err = call(SHOAL, "info", "--algorithms", env=rules(file.name))
+            expect("algorithm owners-staged, because a giver has " in explain("reduce", "--ranks", ranks, env=overrides(file.name)))
+        code, out, err = call(SHOAL, "info", "--algorithms", env=overrides(file.name))
         wanted = ["reduce", "at-root", "0", "-", "5", "8", f"{file.name}:3"]
         expect(code == 0 and out.splitlines()[-1].split() == wanted, out, err)
 
 
 def info_prints_the_rules_after_the_table():
-    code, out, err = call(SHOAL, "info", "--algorithms", env=rules("reduce=owners@4K-1M,allgather=direct"))
-    table, _, own = out.partition("These rules come first")
+    code, out, err = call(SHOAL, "info", "--algorithms", env=overrides("reduce=owners@4K-1M,allgather=direct"))
+    table, _, own = out.partition("These tuning overrides come first")
     expect(code == 0 and "SHOAL_ALGORITHMS:" not in table, out, err)
     expect([line.split() for line in own.splitlines()[1:]] ==
            [["bytes", "ranks"], ["collective", "algorithm", "from", "to", "from", "to", "where"],
             ["reduce", "owners", "4096", "1048576", "1", "-", "SHOAL_ALGORITHMS:1"],
             ["all-gather", "direct", "0", "-", "1", "-", "SHOAL_ALGORITHMS:2"]], out)
     code, out, err = call(SHOAL, "info", "--algorithms")
-    expect(code == 0 and "These rules" not in out, out, err)
+    expect(code == 0 and "These tuning overrides" not in out, out, err)
     expect(max(map(len, (table + own + out).splitlines())) <= 128, out)
 
 
 def rules_that_are_wrong_are_named():
-    env = rules("reduce=owners,gather=ring")
-    said = "SHOAL_ALGORITHMS, rule 2: gather has no algorithm \"ring\"; it has direct, copies, pairs"
+    env = overrides("reduce=owners,gather=ring")
+    said = "SHOAL_ALGORITHMS, tuning override 2: gather has no algorithm \"ring\"; it has direct, copies, pairs"
     refused("explain", "gather", about=said, env=env)
     code, out, err = call(SHOAL, "info", "--algorithms", env=env)
     expect(code == 2 and err == f"shoal info: {said}\n", out, err)
-    expect(out == call(SHOAL, "info", "--algorithms")[1], "the table without the rules", out)
-    refused("explain", "gather", about="cannot open the file \"/no/such/file\"", env=rules("/no/such/file"))
+    expect(out == call(SHOAL, "info", "--algorithms")[1], "the table without the tuning overrides", out)
+    refused("explain", "gather", about="cannot open the file \"/no/such/file\"", env=overrides("/no/such/file"))
 
 
 def info_prints_settings_machine_and_algorithms():

@@ -42,7 +42,7 @@ struct world {
     int size;
     struct shoal_sim *sim;
     struct shoal_settings settings;
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     struct rank_of_world ranks[RANKS_MAX];
     unsigned failures_logged;
     char last_line[1400];
@@ -89,7 +89,7 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     assert_non_null(world);
     world->size = weather->size;
     assert_int_equal(shoal_settings_load(&world->settings, overrides, error, sizeof error), SHOAL_OK);
-    assert_int_equal(shoal_rules_load(&world->rules, world->settings.algorithms, error, sizeof error), SHOAL_OK);
+    assert_int_equal(shoal_tuning_load(&world->tuning, world->settings.algorithms, error, sizeof error), SHOAL_OK);
     struct shoal_sim_options options = *weather;
     options.counter_start = world->settings.counter_start;
     assert_int_equal(shoal_sim_create(&options, &world->sim), SHOAL_OK);
@@ -101,7 +101,7 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
                                                             .transport = shoal_sim_transport(world->sim, r),
                                                             .kernels = shoal_kernels_find("auto"),
                                                             .settings = &world->settings,
-                                                            .rules = &world->rules,
+                                                            .tuning = &world->tuning,
                                                             .log = &rank->log,
                                                             .now_ns = now_ns,
                                                             .now_arg = world->sim,
@@ -125,7 +125,7 @@ static void close_world(struct world *world)
         }
     }
     shoal_sim_destroy(world->sim);
-    shoal_rules_fini(&world->rules);
+    shoal_tuning_fini(&world->tuning);
     free(world);
 }
 
@@ -424,7 +424,7 @@ static void engine_runs_random_programs_over_hosts_exactly(void **state)
     }
 }
 
-static const char *const rules[] = {
+static const char *const tuning[] = {
     "SHOAL_ALGORITHMS=all-reduce=ring,all-gather=ring,reduce-scatter=ring",
     "SHOAL_ALGORITHMS=all-reduce=doubling,all-gather=bruck",
     "SHOAL_ALGORITHMS=all-reduce=halving,barrier=dissemination",
@@ -437,7 +437,7 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 150; seed++) {
         const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", seed % 2 ? "SHOAL_DEPTH=1" : "SHOAL_DEPTH=4",
-                                         rules[seed % SHOAL_COUNT_OF(rules)], NULL};
+                                         tuning[seed % SHOAL_COUNT_OF(tuning)], NULL};
         const int size = 2 + (int)(seed % 9);
         uint16_t host[RANKS_MAX];
         draw_hosts(seed, size, 2 + (int)(seed % 4) < size ? 2 + (int)(seed % 4) : size, host);
@@ -445,7 +445,7 @@ static void engine_runs_every_algorithm_over_hosts_exactly(void **state)
     }
 }
 
-/* 8 hosts of 4 ranks; 64 of 8, where SHOAL_TEST_LARGE asks for it. By the table, then by rules. */
+/* 8 hosts of 4 ranks; 64 of 8, where SHOAL_TEST_LARGE asks for it. By the table, then by tuning overrides. */
 static void engine_runs_many_hosts(void **state)
 {
     const bool is_large = getenv("SHOAL_TEST_LARGE") != NULL;
@@ -454,8 +454,8 @@ static void engine_runs_many_hosts(void **state)
     (void)state;
     draw_hosts(2, size, size / (is_large ? 8 : 4), host);
     run_program_on(2, host, size, is_large ? 3 : 8, small_chunks);
-    for (size_t i = 0; i < SHOAL_COUNT_OF(rules); i++) {
-        const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", rules[i], NULL};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(tuning); i++) {
+        const char *const overrides[] = {"SHOAL_CHUNK_BYTES=4096", tuning[i], NULL};
         run_program_on(3 + i, host, size, is_large ? 2 : 6, overrides);
     }
 }

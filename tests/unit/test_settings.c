@@ -158,11 +158,11 @@ static void settings_differences_are_printed_with_both_values(void **state)
     shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
     assert_string_equal(text, "SHOAL_CHUNK_BYTES is 8192 there, 262144 here; SHOAL_COUNTER_START is 5 there, 0 here");
     b = a;
-    b.rules_hash++;
+    b.tuning_hash++;
     b.timeout_ms++; /* each rank's own */
     here = shoal_settings_agreed(&b);
     shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
-    assert_string_equal(text, "the rules of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them");
+    assert_string_equal(text, "the tuning overrides of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them");
 }
 
 /* ---- The log's file ------------------------------------------------------------------------------------------------------ */

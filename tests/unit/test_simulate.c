@@ -422,8 +422,8 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
 static void simulate_runs_every_entry(void **state)
 {
     const struct shoal_algorithm *entry;
-    char rule[128];
-    const char *const settings[] = {rule, NULL};
+    char override[128];
+    const char *const settings[] = {override, NULL};
     (void)state;
     for (int i = 0; (entry = shoal_select_entry(i)) != NULL; i++) {
         const struct shoal_kind_row *kind = shoal_kind_row(entry->kind);
@@ -432,7 +432,7 @@ static void simulate_runs_every_entry(void **state)
         if (entry->kind > SHOAL_KIND_ALLTOALL)
             continue;
         question.hosts = entry->build ? question.hosts : 4;
-        snprintf(rule, sizeof rule, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);
+        snprintf(override, sizeof override, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);
         question.settings = settings;
         const struct shoal_simulated answer = ask(&question);
         assert_int_equal(strncmp(answer.algorithm, entry->name, strlen(entry->name)), 0);

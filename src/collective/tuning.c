@@ -1,4 +1,4 @@
-#include "collective/rules.h"
+#include "collective/tuning.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -13,10 +13,10 @@
 #define LINE_MAX_BYTES 512
 #define FIELDS 6
 
-/* Where a rule is being read, for messages. */
+/* Where a tuning override is being read, for messages. */
 struct reader {
-    struct shoal_rules *rules;
-    const char *unit; /* "line" or "rule" */
+    struct shoal_tuning *tuning;
+    const char *unit; /* "line" or "tuning override" */
     int line;
     char *error;
     size_t error_bytes;
@@ -29,11 +29,12 @@ SHOAL_PRINTF(2, 3) static enum shoal_status refuse(const struct reader *reader, 
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    snprintf(reader->error, reader->error_bytes, "%.120s, %s %d: %s", reader->rules->source, reader->unit, reader->line, what);
+    snprintf(reader->error, reader->error_bytes, "%.120s, %s %d: %s", reader->tuning->source, reader->unit, reader->line, what);
     return SHOAL_ERR_ARGUMENT;
 }
 
-/* ---- One rule ------------------------------------------------------------------------------------------------------------ */
+/* ---- One tuning override
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static void list_kinds(char *text, size_t bytes)
 {
@@ -57,19 +58,20 @@ static void list_names(enum shoal_kind kind, char *text, size_t bytes)
     }
 }
 
-static enum shoal_status parse_names(const struct reader *reader, const char *kind, const char *name, struct shoal_rule *rule)
+static enum shoal_status parse_names(const struct reader *reader, const char *kind, const char *name,
+                                     struct shoal_tuning_override *override)
 {
     char allowed[200];
-    rule->kind = shoal_kind_find(kind);
-    if (rule->kind == SHOAL_KIND_NONE) {
+    override->kind = shoal_kind_find(kind);
+    if (override->kind == SHOAL_KIND_NONE) {
         list_kinds(allowed, sizeof allowed);
         return refuse(reader, "there is no collective \"%.40s\"; there are %s", kind, allowed);
     }
-    if (!shoal_select_find(rule->kind, name)) {
-        list_names(rule->kind, allowed, sizeof allowed);
-        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_kind_row(rule->kind)->name, name, allowed);
+    if (!shoal_select_find(override->kind, name)) {
+        list_names(override->kind, allowed, sizeof allowed);
+        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_kind_row(override->kind)->name, name, allowed);
     }
-    snprintf(rule->name, sizeof rule->name, "%s", name);
+    snprintf(override->name, sizeof override->name, "%s", name);
     return SHOAL_OK;
 }
 
@@ -92,41 +94,41 @@ static enum shoal_status parse_ranks(const struct reader *reader, const char *te
     return SHOAL_OK;
 }
 
-static uint64_t hash_rule(uint64_t hash, const struct shoal_rule *rule)
+static uint64_t hash_override(uint64_t hash, const struct shoal_tuning_override *override)
 {
     char text[128];
-    const int length =
-        snprintf(text, sizeof text, "%d %s %llu %llu %d %d;", (int)rule->kind, rule->name, (unsigned long long)rule->min_bytes,
-                 (unsigned long long)rule->max_bytes, rule->min_ranks, rule->max_ranks);
+    const int length = snprintf(text, sizeof text, "%d %s %llu %llu %d %d;", (int) override->kind, override->name,
+                                (unsigned long long) override->min_bytes, (unsigned long long) override->max_bytes,
+                                override->min_ranks, override->max_ranks);
     return shoal_hash_bytes(hash, text, (size_t)length);
 }
 
-static enum shoal_status add(const struct reader *reader, const struct shoal_rule *rule)
+static enum shoal_status add(const struct reader *reader, const struct shoal_tuning_override *override)
 {
-    struct shoal_rules *rules = reader->rules;
-    if (rule->min_bytes > rule->max_bytes || rule->min_ranks > rule->max_ranks)
-        return refuse(reader, "a least value is larger than the most, so the rule is never used");
-    struct shoal_rule *moved = realloc(rules->rules, (rules->count + 1) * sizeof *moved);
+    struct shoal_tuning *tuning = reader->tuning;
+    if (override->min_bytes > override->max_bytes || override->min_ranks > override->max_ranks)
+        return refuse(reader, "a least value is larger than the most, so the tuning override is never used");
+    struct shoal_tuning_override *moved = realloc(tuning->list, (tuning->count + 1) * sizeof *moved);
     if (!moved) {
-        snprintf(reader->error, reader->error_bytes, "no memory for the rules of %.120s", rules->source);
+        snprintf(reader->error, reader->error_bytes, "no memory for the tuning overrides of %.120s", tuning->source);
         return SHOAL_ERR_MEMORY;
     }
-    rules->rules = moved;
-    rules->rules[rules->count++] = *rule;
-    rules->hash = hash_rule(rules->hash ? rules->hash : SHOAL_HASH_START, rule);
+    tuning->list = moved;
+    tuning->list[tuning->count++] = *override;
+    tuning->hash = hash_override(tuning->hash ? tuning->hash : SHOAL_HASH_START, override);
     return SHOAL_OK;
 }
 
-static struct shoal_rule empty_rule(const struct reader *reader)
+static struct shoal_tuning_override empty_override(const struct reader *reader)
 {
-    return (struct shoal_rule){.max_bytes = UINT64_MAX, .min_ranks = 1, .max_ranks = INT_MAX, .line = reader->line};
+    return (struct shoal_tuning_override){.max_bytes = UINT64_MAX, .min_ranks = 1, .max_ranks = INT_MAX, .line = reader->line};
 }
 
 /* ---- A list: kind=algorithm@least-most,... ------------------------------------------------------------------------------- */
 
 static enum shoal_status parse_item(const struct reader *reader, char *item)
 {
-    struct shoal_rule rule = empty_rule(reader);
+    struct shoal_tuning_override override = empty_override(reader);
     char *name = strchr(item, '=');
     if (!name)
         return refuse(reader, "\"%.60s\" is not collective=algorithm, or collective=algorithm@least-most", item);
@@ -134,16 +136,16 @@ static enum shoal_status parse_item(const struct reader *reader, char *item)
     char *range = strchr(name, '@');
     if (range)
         *range++ = 0;
-    SHOAL_TRY(parse_names(reader, item, name, &rule));
+    SHOAL_TRY(parse_names(reader, item, name, &override));
     if (range) {
         char *most = strchr(range, '-');
         if (!most)
             return refuse(reader, "\"%.40s\" is no range of bytes, such as 4K-1M, -64K or 1M-", range);
         *most++ = 0;
-        SHOAL_TRY(parse_bytes(reader, range, &rule.min_bytes));
-        SHOAL_TRY(parse_bytes(reader, most, &rule.max_bytes));
+        SHOAL_TRY(parse_bytes(reader, range, &override.min_bytes));
+        SHOAL_TRY(parse_bytes(reader, most, &override.max_bytes));
     }
-    return add(reader, &rule);
+    return add(reader, &override);
 }
 
 static enum shoal_status parse_list(struct reader *reader, const char *text)
@@ -162,7 +164,7 @@ static enum shoal_status parse_list(struct reader *reader, const char *text)
 
 static enum shoal_status parse_line(const struct reader *reader, char *line)
 {
-    struct shoal_rule rule = empty_rule(reader);
+    struct shoal_tuning_override override = empty_override(reader);
     char *fields[FIELDS];
     int count = 0;
     char *rest = line;
@@ -170,12 +172,12 @@ static enum shoal_status parse_line(const struct reader *reader, char *line)
         fields[count++] = strsep(&rest, ",");
     if (rest || count < FIELDS)
         return refuse(reader, "a line has %d fields, " HEADER ", of which the last four may be empty", FIELDS);
-    SHOAL_TRY(parse_names(reader, fields[0], fields[1], &rule));
-    SHOAL_TRY(parse_bytes(reader, fields[2], &rule.min_bytes));
-    SHOAL_TRY(parse_bytes(reader, fields[3], &rule.max_bytes));
-    SHOAL_TRY(parse_ranks(reader, fields[4], &rule.min_ranks));
-    SHOAL_TRY(parse_ranks(reader, fields[5], &rule.max_ranks));
-    return add(reader, &rule);
+    SHOAL_TRY(parse_names(reader, fields[0], fields[1], &override));
+    SHOAL_TRY(parse_bytes(reader, fields[2], &override.min_bytes));
+    SHOAL_TRY(parse_bytes(reader, fields[3], &override.max_bytes));
+    SHOAL_TRY(parse_ranks(reader, fields[4], &override.min_ranks));
+    SHOAL_TRY(parse_ranks(reader, fields[5], &override.max_ranks));
+    return add(reader, &override);
 }
 
 static enum shoal_status parse_file(struct reader *reader, FILE *file)
@@ -199,7 +201,7 @@ static enum shoal_status parse_file(struct reader *reader, FILE *file)
         has_header = true;
     }
     if (ferror(file) || !has_header) {
-        snprintf(reader->error, reader->error_bytes, "%.120s %s", reader->rules->source,
+        snprintf(reader->error, reader->error_bytes, "%.120s %s", reader->tuning->source,
                  ferror(file) ? "cannot be read" : "is empty; its first line must be \"" HEADER "\"");
         return SHOAL_ERR_ARGUMENT;
     }
@@ -208,18 +210,18 @@ static enum shoal_status parse_file(struct reader *reader, FILE *file)
 
 /* ---- Entry --------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_rules_load(struct shoal_rules *rules_out, const char *text, char *error, size_t error_bytes)
+enum shoal_status shoal_tuning_load(struct shoal_tuning *tuning_out, const char *text, char *error, size_t error_bytes)
 {
-    struct reader reader = {rules_out, "rule", 0, error, error_bytes};
-    memset(rules_out, 0, sizeof *rules_out);
+    struct reader reader = {tuning_out, "tuning override", 0, error, error_bytes};
+    memset(tuning_out, 0, sizeof *tuning_out);
     if (!*text)
         return SHOAL_OK;
     if (strchr(text, '=')) {
-        snprintf(rules_out->source, sizeof rules_out->source, "SHOAL_ALGORITHMS");
+        snprintf(tuning_out->source, sizeof tuning_out->source, "SHOAL_ALGORITHMS");
         return parse_list(&reader, text);
     }
     reader.unit = "line";
-    snprintf(rules_out->source, sizeof rules_out->source, "%s", text);
+    snprintf(tuning_out->source, sizeof tuning_out->source, "%s", text);
     FILE *file = fopen(text, "re");
     if (!file) {
         snprintf(error, error_bytes, "SHOAL_ALGORITHMS: cannot open the file \"%.120s\": %s", text, strerror(errno));
@@ -230,22 +232,22 @@ enum shoal_status shoal_rules_load(struct shoal_rules *rules_out, const char *te
     return status;
 }
 
-void shoal_rules_fini(struct shoal_rules *rules)
+void shoal_tuning_fini(struct shoal_tuning *tuning)
 {
-    free(rules->rules);
-    memset(rules, 0, sizeof *rules);
+    free(tuning->list);
+    memset(tuning, 0, sizeof *tuning);
 }
 
-void shoal_rules_print(const struct shoal_rules *rules, FILE *out)
+void shoal_tuning_print(const struct shoal_tuning *tuning, FILE *out)
 {
-    for (size_t i = 0; i < rules->count; i++) {
-        const struct shoal_rule *rule = &rules->rules[i];
+    for (size_t i = 0; i < tuning->count; i++) {
+        const struct shoal_tuning_override *override = &tuning->list[i];
         char most[32] = "-", ranks[32] = "-";
-        if (rule->max_bytes != UINT64_MAX)
-            snprintf(most, sizeof most, "%llu", (unsigned long long)rule->max_bytes);
-        if (rule->max_ranks != INT_MAX)
-            snprintf(ranks, sizeof ranks, "%d", rule->max_ranks);
-        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(rule->kind)->name, rule->name,
-                (unsigned long long)rule->min_bytes, most, rule->min_ranks, ranks, rules->source, rule->line);
+        if (override->max_bytes != UINT64_MAX)
+            snprintf(most, sizeof most, "%llu", (unsigned long long) override->max_bytes);
+        if (override->max_ranks != INT_MAX)
+            snprintf(ranks, sizeof ranks, "%d", override->max_ranks);
+        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(override->kind)->name, override->name,
+                (unsigned long long) override->min_bytes, most, override->min_ranks, ranks, tuning->source, override->line);
     }
 }

@@ -1,4 +1,5 @@
-/* The user's choice of algorithms: how rules are read, what is said of those that are wrong, and what they change. */
+/* The user's choice of algorithms: how tuning overrides are read, what is said of those that are wrong, and what they
+ * change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,8 +15,8 @@
 #include <unistd.h>
 
 #include "base/settings.h"
-#include "collective/rules.h"
 #include "collective/select.h"
+#include "collective/tuning.h"
 #include "memory_store.h"
 #include "operations.h"
 #include "reference.h"
@@ -36,11 +37,11 @@ static void write_file(char name[64], const void *text, size_t bytes)
 }
 
 /* Reads text as the content of a file; *error names it as FILE. */
-static enum shoal_status load_file(struct shoal_rules *rules_out, const char *text, size_t bytes, char error[ERROR_BYTES])
+static enum shoal_status load_file(struct shoal_tuning *tuning_out, const char *text, size_t bytes, char error[ERROR_BYTES])
 {
     char name[64], said[ERROR_BYTES] = "";
     write_file(name, text, bytes);
-    const enum shoal_status status = shoal_rules_load(rules_out, name, said, sizeof said);
+    const enum shoal_status status = shoal_tuning_load(tuning_out, name, said, sizeof said);
     unlink(name);
     const char *found = strstr(said, name);
     snprintf(error, ERROR_BYTES, "%.*s%s%s", found ? (int)(found - said) : ERROR_BYTES, said, found ? "FILE" : "",
@@ -48,74 +49,76 @@ static enum shoal_status load_file(struct shoal_rules *rules_out, const char *te
     return status;
 }
 
-static bool is_rule(const struct shoal_rule *rule, const struct shoal_rule *wanted)
+static bool is_override(const struct shoal_tuning_override *override, const struct shoal_tuning_override *wanted)
 {
-    return rule->kind == wanted->kind && strcmp(rule->name, wanted->name) == 0 && rule->min_bytes == wanted->min_bytes &&
-           rule->max_bytes == wanted->max_bytes && rule->min_ranks == wanted->min_ranks &&
-           rule->max_ranks == wanted->max_ranks && rule->line == wanted->line;
+    return override->kind == wanted->kind && strcmp(override->name, wanted->name) == 0 &&
+           override->min_bytes == wanted->min_bytes && override->max_bytes == wanted->max_bytes &&
+           override->min_ranks == wanted->min_ranks && override->max_ranks == wanted->max_ranks &&
+           override->line == wanted->line;
 }
 
-static void expect_rules(const struct shoal_rules *rules, const struct shoal_rule *wanted, size_t count)
+static void expect_overrides(const struct shoal_tuning *tuning, const struct shoal_tuning_override *wanted, size_t count)
 {
-    assert_int_equal(rules->count, count);
+    assert_int_equal(tuning->count, count);
     for (size_t i = 0; i < count; i++) {
-        if (!is_rule(&rules->rules[i], &wanted[i]))
-            fail_msg("rule %zu is another", i);
+        if (!is_override(&tuning->list[i], &wanted[i]))
+            fail_msg("tuning override %zu is another", i);
     }
 }
 
 static void rules_of_a_list(void **state)
 {
-    static const struct shoal_rule wanted[] = {
+    static const struct shoal_tuning_override wanted[] = {
         {SHOAL_KIND_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 1},
         {SHOAL_KIND_ALLGATHER, "direct", 0, 4096, 1, INT_MAX, 2},
         {SHOAL_KIND_ALLGATHER, "copies", 4097, UINT64_MAX, 1, INT_MAX, 3},
         {SHOAL_KIND_ALLTOALL, "direct", 0, 64, 1, INT_MAX, 4},
         {SHOAL_KIND_BARRIER, "direct", 0, UINT64_MAX, 1, INT_MAX, 5},
     };
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES] = "";
     (void)state;
     assert_int_equal(
-        shoal_rules_load(&rules,
-                         "reduce=owners,all-gather=direct@0-4K,allgather=copies@4097-,all-to-all=direct@-64,barrier=direct@-",
-                         error, sizeof error),
+        shoal_tuning_load(&tuning,
+                          "reduce=owners,all-gather=direct@0-4K,allgather=copies@4097-,all-to-all=direct@-64,barrier=direct@-",
+                          error, sizeof error),
         SHOAL_OK);
-    expect_rules(&rules, wanted, SHOAL_COUNT_OF(wanted));
-    assert_string_equal(rules.source, "SHOAL_ALGORITHMS");
+    expect_overrides(&tuning, wanted, SHOAL_COUNT_OF(wanted));
+    assert_string_equal(tuning.source, "SHOAL_ALGORITHMS");
     assert_string_equal(error, "");
-    shoal_rules_fini(&rules);
-    assert_int_equal(rules.count, 0);
+    shoal_tuning_fini(&tuning);
+    assert_int_equal(tuning.count, 0);
 }
 
 static void rules_of_a_file(void **state)
 {
-    static const char text[] = "# rules of the cluster\n\n" HEADER "reduce,owners,,,,\n# and:\nbroadcast,copies,1,1M,2,8\r\n"
-                               "scatter,direct,16,16,1,4096"; /* no newline at the end */
-    static const struct shoal_rule wanted[] = {
+    static const char text[] =
+        "# tuning overrides of the cluster\n\n" HEADER "reduce,owners,,,,\n# and:\nbroadcast,copies,1,1M,2,8\r\n"
+        "scatter,direct,16,16,1,4096"; /* no newline at the end */
+    static const struct shoal_tuning_override wanted[] = {
         {SHOAL_KIND_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 4},
         {SHOAL_KIND_BROADCAST, "copies", 1, 1 << 20, 2, 8, 6},
         {SHOAL_KIND_SCATTER, "direct", 16, 16, 1, 4096, 7},
     };
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES];
     (void)state;
-    assert_int_equal(load_file(&rules, text, strlen(text), error), SHOAL_OK);
-    expect_rules(&rules, wanted, SHOAL_COUNT_OF(wanted));
-    shoal_rules_fini(&rules);
+    assert_int_equal(load_file(&tuning, text, strlen(text), error), SHOAL_OK);
+    expect_overrides(&tuning, wanted, SHOAL_COUNT_OF(wanted));
+    shoal_tuning_fini(&tuning);
 }
 
 static void rules_of_nothing(void **state)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES] = "";
     (void)state;
-    assert_int_equal(shoal_rules_load(&rules, "", error, sizeof error), SHOAL_OK);
-    assert_true(rules.count == 0 && rules.hash == 0);
-    shoal_rules_fini(&rules);
-    assert_int_equal(load_file(&rules, HEADER, strlen(HEADER), error), SHOAL_OK);
-    assert_true(rules.count == 0 && rules.hash == 0);
-    shoal_rules_fini(&rules);
+    assert_int_equal(shoal_tuning_load(&tuning, "", error, sizeof error), SHOAL_OK);
+    assert_true(tuning.count == 0 && tuning.hash == 0);
+    shoal_tuning_fini(&tuning);
+    assert_int_equal(load_file(&tuning, HEADER, strlen(HEADER), error), SHOAL_OK);
+    assert_true(tuning.count == 0 && tuning.hash == 0);
+    shoal_tuning_fini(&tuning);
 }
 
 /* ---- What is wrong ------------------------------------------------------------------------------------------------------- */
@@ -124,28 +127,34 @@ static const struct wrong {
     const char *text, *error;
 } wrong_lists[] =
     {
-        {"=", "SHOAL_ALGORITHMS, rule 1: there is no collective \"\"; there are all-reduce, reduce, reduce-scatter, broadcast, "
+        {"=", "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"\"; there are all-reduce, reduce, reduce-scatter, "
+              "broadcast, "
               "all-gather, gather, scatter, all-to-all, barrier"},
-        {"reduce=owners,", "SHOAL_ALGORITHMS, rule 2: \"\" is not collective=algorithm, or collective=algorithm@least-most"},
+        {"reduce=owners,",
+         "SHOAL_ALGORITHMS, tuning override 2: \"\" is not collective=algorithm, or collective=algorithm@least-most"},
         {"reduce=owners,gather",
-         "SHOAL_ALGORITHMS, rule 2: \"gather\" is not collective=algorithm, or collective=algorithm@least-most"},
-        {"reduse=owners", "SHOAL_ALGORITHMS, rule 1: there is no collective \"reduse\"; there are all-reduce, reduce, "
-                          "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
-        {"exchange=direct", "SHOAL_ALGORITHMS, rule 1: there is no collective \"exchange\"; there are all-reduce, reduce, "
-                            "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
-        {"reduce=ring", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners, mesh"},
+         "SHOAL_ALGORITHMS, tuning override 2: \"gather\" is not collective=algorithm, or collective=algorithm@least-most"},
+        {"reduse=owners",
+         "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"reduse\"; there are all-reduce, reduce, "
+         "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
+        {"exchange=direct",
+         "SHOAL_ALGORITHMS, tuning override 1: there is no collective \"exchange\"; there are all-reduce, reduce, "
+         "reduce-scatter, broadcast, all-gather, gather, scatter, all-to-all, barrier"},
+        {"reduce=ring",
+         "SHOAL_ALGORITHMS, tuning override 1: reduce has no algorithm \"ring\"; it has direct, at-root, owners, mesh"},
         {"barrier=owners",
-         "SHOAL_ALGORITHMS, rule 1: barrier has no algorithm \"owners\"; it has direct, rounds, dissemination"},
-        {"reduce=owners-shared",
-         "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"owners-shared\"; it has direct, at-root, owners, mesh"},
-        {"reduce=", "SHOAL_ALGORITHMS, rule 1: reduce has no algorithm \"\"; it has direct, at-root, owners, mesh"},
-        {"reduce=owners@", "SHOAL_ALGORITHMS, rule 1: \"\" is no range of bytes, such as 4K-1M, -64K or 1M-"},
-        {"reduce=owners@4K", "SHOAL_ALGORITHMS, rule 1: \"4K\" is no range of bytes, such as 4K-1M, -64K or 1M-"},
-        {"reduce=owners@x-4K", "SHOAL_ALGORITHMS, rule 1: \"x\" is no number of bytes, such as 4096, 256K or 1M"},
-        {"reduce=owners@1-2-3", "SHOAL_ALGORITHMS, rule 1: \"2-3\" is no number of bytes, such as 4096, 256K or 1M"},
+         "SHOAL_ALGORITHMS, tuning override 1: barrier has no algorithm \"owners\"; it has direct, rounds, dissemination"},
+        {"reduce=owners-shared", "SHOAL_ALGORITHMS, tuning override 1: reduce has no algorithm \"owners-shared\"; it has "
+                                 "direct, at-root, owners, mesh"},
+        {"reduce=", "SHOAL_ALGORITHMS, tuning override 1: reduce has no algorithm \"\"; it has direct, at-root, owners, mesh"},
+        {"reduce=owners@", "SHOAL_ALGORITHMS, tuning override 1: \"\" is no range of bytes, such as 4K-1M, -64K or 1M-"},
+        {"reduce=owners@4K", "SHOAL_ALGORITHMS, tuning override 1: \"4K\" is no range of bytes, such as 4K-1M, -64K or 1M-"},
+        {"reduce=owners@x-4K", "SHOAL_ALGORITHMS, tuning override 1: \"x\" is no number of bytes, such as 4096, 256K or 1M"},
+        {"reduce=owners@1-2-3", "SHOAL_ALGORITHMS, tuning override 1: \"2-3\" is no number of bytes, such as 4096, 256K or 1M"},
         {"reduce=owners@0-99999999999999999999",
-         "SHOAL_ALGORITHMS, rule 1: \"99999999999999999999\" is no number of bytes, such as 4096, 256K or 1M"},
-        {"reduce=owners@4K-1K", "SHOAL_ALGORITHMS, rule 1: a least value is larger than the most, so the rule is never used"},
+         "SHOAL_ALGORITHMS, tuning override 1: \"99999999999999999999\" is no number of bytes, such as 4096, 256K or 1M"},
+        {"reduce=owners@4K-1K",
+         "SHOAL_ALGORITHMS, tuning override 1: a least value is larger than the most, so the tuning override is never used"},
         {"/no/such/file", "SHOAL_ALGORITHMS: cannot open the file \"/no/such/file\": No such file or directory"},
         {"/tmp", "/tmp cannot be read"},
 },
@@ -168,26 +177,27 @@ static const struct wrong {
       {HEADER "reduce,owners,,,0,\n", "FILE, line 2: \"0\" is no number of ranks, 1 to 4096"},
       {HEADER "reduce,owners,,,,4097\n", "FILE, line 2: \"4097\" is no number of ranks, 1 to 4096"},
       {HEADER "reduce,owners,,,two,\n", "FILE, line 2: \"two\" is no number of ranks, 1 to 4096"},
-      {HEADER "reduce,owners,,,4,2\n", "FILE, line 2: a least value is larger than the most, so the rule is never used"},
+      {HEADER "reduce,owners,,,4,2\n",
+       "FILE, line 2: a least value is larger than the most, so the tuning override is never used"},
 };
 
-static void expect_error(const struct wrong *wrong, enum shoal_status status, struct shoal_rules *rules, const char *error)
+static void expect_error(const struct wrong *wrong, enum shoal_status status, struct shoal_tuning *tuning, const char *error)
 {
     if (status != SHOAL_ERR_ARGUMENT)
         fail_msg("\"%s\" gave %s", wrong->text, shoal_status_name(status));
     assert_string_equal(error, wrong->error);
-    shoal_rules_fini(rules);
+    shoal_tuning_fini(tuning);
 }
 
 static void rules_that_are_wrong_are_named(void **state)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES];
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(wrong_lists); i++)
-        expect_error(&wrong_lists[i], shoal_rules_load(&rules, wrong_lists[i].text, error, sizeof error), &rules, error);
+        expect_error(&wrong_lists[i], shoal_tuning_load(&tuning, wrong_lists[i].text, error, sizeof error), &tuning, error);
     for (size_t i = 0; i < SHOAL_COUNT_OF(wrong_files); i++)
-        expect_error(&wrong_files[i], load_file(&rules, wrong_files[i].text, strlen(wrong_files[i].text), error), &rules,
+        expect_error(&wrong_files[i], load_file(&tuning, wrong_files[i].text, strlen(wrong_files[i].text), error), &tuning,
                      error);
 }
 
@@ -195,33 +205,33 @@ static void rules_line_that_is_too_long_is_named(void **state)
 {
     char text[2000] = HEADER "# ", error[ERROR_BYTES];
     const size_t head = strlen(text);
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     (void)state;
     memset(text + head, 'x', 600);
     strcpy(text + head + 600, "\nreduce,owners,,,,\n");
-    assert_int_equal(load_file(&rules, text, strlen(text), error), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(load_file(&tuning, text, strlen(text), error), SHOAL_ERR_ARGUMENT);
     assert_string_equal(error, "FILE, line 2: the line is longer than 510 bytes");
-    shoal_rules_fini(&rules);
+    shoal_tuning_fini(&tuning);
     strcpy(text + head + 500, "\nreduce,owners,,,,\n");
-    assert_int_equal(load_file(&rules, text, strlen(text), error), SHOAL_OK);
-    assert_int_equal(rules.count, 1);
-    shoal_rules_fini(&rules);
+    assert_int_equal(load_file(&tuning, text, strlen(text), error), SHOAL_OK);
+    assert_int_equal(tuning.count, 1);
+    shoal_tuning_fini(&tuning);
 }
 
 /* ---- Any bytes ----------------------------------------------------------------------------------------------------------- */
 
-/* Whatever it is, it is rules or one line that says why not. */
+/* Whatever it is, it is tuning overrides or one line that says why not. */
 static void read_anything(const char *text, size_t bytes, bool is_file)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES] = "";
     const enum shoal_status status =
-        is_file ? load_file(&rules, text, bytes, error) : shoal_rules_load(&rules, text, error, sizeof error);
+        is_file ? load_file(&tuning, text, bytes, error) : shoal_tuning_load(&tuning, text, error, sizeof error);
     assert_true(status == SHOAL_OK || status == SHOAL_ERR_ARGUMENT);
     assert_int_equal(status == SHOAL_OK, error[0] == 0);
-    for (size_t i = 0; i < rules.count; i++)
-        assert_non_null(shoal_select_find(rules.rules[i].kind, rules.rules[i].name));
-    shoal_rules_fini(&rules);
+    for (size_t i = 0; i < tuning.count; i++)
+        assert_non_null(shoal_select_find(tuning.list[i].kind, tuning.list[i].name));
+    shoal_tuning_fini(&tuning);
 }
 
 static const char long_list[] =
@@ -263,18 +273,18 @@ static void rules_with_random_bytes(void **state)
 
 static uint64_t hash_of(const char *text)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES];
     const bool is_file = strchr(text, '\n') != NULL;
     const enum shoal_status status =
-        is_file ? load_file(&rules, text, strlen(text), error) : shoal_rules_load(&rules, text, error, sizeof error);
+        is_file ? load_file(&tuning, text, strlen(text), error) : shoal_tuning_load(&tuning, text, error, sizeof error);
     assert_int_equal(status, SHOAL_OK);
-    const uint64_t hash = rules.hash;
-    shoal_rules_fini(&rules);
+    const uint64_t hash = tuning.hash;
+    shoal_tuning_fini(&tuning);
     return hash;
 }
 
-static void rules_hash_tells_rules_apart_not_texts(void **state)
+static void tuning_hash_tells_overrides_apart_not_texts(void **state)
 {
     static const char *const same[] = {
         "all-gather=direct@0-4K,reduce=owners",
@@ -302,14 +312,14 @@ static void rules_hash_tells_rules_apart_not_texts(void **state)
     }
 }
 
-static void rules_hash_is_part_of_the_settings(void **state)
+static void tuning_hash_is_part_of_the_settings(void **state)
 {
     struct shoal_settings settings;
     char error[ERROR_BYTES];
     (void)state;
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     const uint64_t without = shoal_settings_hash(&settings);
-    settings.rules_hash = hash_of("reduce=owners");
+    settings.tuning_hash = hash_of("reduce=owners");
     const uint64_t with = shoal_settings_hash(&settings);
     strcpy(settings.algorithms, "/another/name.csv"); /* of a file that holds the same */
     assert_true(with != without);
@@ -320,13 +330,13 @@ static void rules_hash_is_part_of_the_settings(void **state)
 
 static void expect_choice(const char *text, enum shoal_kind kind, int size, size_t bytes, const char *wanted)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES];
-    assert_int_equal(strchr(text, '\n') ? load_file(&rules, text, strlen(text), error)
-                                        : shoal_rules_load(&rules, text, error, sizeof error),
+    assert_int_equal(strchr(text, '\n') ? load_file(&tuning, text, strlen(text), error)
+                                        : shoal_tuning_load(&tuning, text, error, sizeof error),
                      SHOAL_OK);
     const struct shoal_selection selection = {
-        .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .direct_bytes = 1024, .rules = &rules};
+        .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .direct_bytes = 1024, .tuning = &tuning};
     const struct shoal_view view = {.size = size, .shape = &shoal_kind_row(kind)->shape};
     const struct shoal_algorithm *rounds, *entry = shoal_select_is_direct(&selection, &rounds)
                                                        ? shoal_select_find(kind, "direct")
@@ -335,7 +345,7 @@ static void expect_choice(const char *text, enum shoal_kind kind, int size, size
     if (strcmp(entry->name, wanted) != 0)
         fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_kind_row(kind)->name, bytes, size, entry->name,
                  wanted);
-    shoal_rules_fini(&rules);
+    shoal_tuning_fini(&tuning);
 }
 
 static void rules_choose_by_bytes(void **state)
@@ -349,7 +359,7 @@ static void rules_choose_by_bytes(void **state)
     expect_choice(text, SHOAL_KIND_REDUCE, 8, 1 << 20, "at-root");
     expect_choice(text, SHOAL_KIND_REDUCE, 8, (1 << 20) + 1, "owners"); /* the table's */
     expect_choice(text, SHOAL_KIND_ALLREDUCE, 8, 16, "direct");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 16, "at-root"); /* a rule comes before SHOAL_DIRECT_BYTES */
+    expect_choice(text, SHOAL_KIND_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_DIRECT_BYTES */
 }
 
 static void rules_choose_by_ranks(void **state)
@@ -364,7 +374,7 @@ static void rules_choose_by_ranks(void **state)
     expect_choice(text, SHOAL_KIND_REDUCE, 9, 64, "direct");
 }
 
-/* A rule whose algorithm cannot serve the call is passed over. */
+/* A tuning override whose algorithm cannot serve the call is passed over. */
 static void rules_fall_through_where_direct_cannot_serve(void **state)
 {
     static const char text[] = "reduce=direct,reduce=at-root@-64K";
@@ -388,10 +398,10 @@ struct case_of_hosts {
 static void expect_over_hosts(const char *text, const struct case_of_hosts *wanted)
 {
     uint8_t shared[2][64] = {{0}, {1, 1, 0, 1}};
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES];
 
-    assert_int_equal(shoal_rules_load(&rules, text, error, sizeof error), SHOAL_OK);
+    assert_int_equal(shoal_tuning_load(&tuning, text, error, sizeof error), SHOAL_OK);
     for (int i = 0; i < 4; i++) {
         const struct shoal_selection selection = {.kind = wanted->kind,
                                                   .size = wanted->size,
@@ -399,7 +409,7 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
                                                   .bytes = wanted->bytes,
                                                   .payload_bytes = wanted->bytes,
                                                   .direct_bytes = 1024,
-                                                  .rules = &rules};
+                                                  .tuning = &tuning};
         const struct shoal_view view = {.size = 4, .shared_input = shared[i % 2], .shared_output = shared[i / 2]};
         const struct shoal_algorithm *rounds, *entry;
         if (shoal_select_is_direct(&selection, &rounds))
@@ -411,7 +421,7 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
             fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text, shoal_kind_row(wanted->kind)->name,
                      wanted->bytes, wanted->size, wanted->hosts, entry->name, wanted->wanted);
     }
-    shoal_rules_fini(&rules);
+    shoal_tuning_fini(&tuning);
 }
 
 static void rules_and_table_over_hosts(void **state)
@@ -453,18 +463,18 @@ static void rules_and_table_over_hosts(void **state)
 
 static void rules_are_printed(void **state)
 {
-    struct shoal_rules rules;
+    struct shoal_tuning tuning;
     char error[ERROR_BYTES], text[1024] = "";
     (void)state;
     FILE *out = fmemopen(text, sizeof text, "w");
     assert_non_null(out);
-    assert_int_equal(shoal_rules_load(&rules, "reduce=owners@4K-1M,allgather=direct", error, sizeof error), SHOAL_OK);
-    shoal_rules_print(&rules, out);
+    assert_int_equal(shoal_tuning_load(&tuning, "reduce=owners@4K-1M,allgather=direct", error, sizeof error), SHOAL_OK);
+    shoal_tuning_print(&tuning, out);
     fclose(out);
     assert_string_equal(text,
                         "reduce         owners                  4096        1048576      1      -   SHOAL_ALGORITHMS:1\n"
                         "all-gather     direct                     0              -      1      -   SHOAL_ALGORITHMS:2\n");
-    shoal_rules_fini(&rules);
+    shoal_tuning_fini(&tuning);
 }
 
 /* ---- In a job ------------------------------------------------------------------------------------------------------------ */
@@ -601,8 +611,8 @@ int main(void)
         cmocka_unit_test(rules_line_that_is_too_long_is_named),
         cmocka_unit_test(rules_cut_anywhere),
         cmocka_unit_test(rules_with_random_bytes),
-        cmocka_unit_test(rules_hash_tells_rules_apart_not_texts),
-        cmocka_unit_test(rules_hash_is_part_of_the_settings),
+        cmocka_unit_test(tuning_hash_tells_overrides_apart_not_texts),
+        cmocka_unit_test(tuning_hash_is_part_of_the_settings),
         cmocka_unit_test(rules_choose_by_bytes),
         cmocka_unit_test(rules_choose_by_ranks),
         cmocka_unit_test(rules_fall_through_where_direct_cannot_serve),
@@ -611,5 +621,5 @@ int main(void)
         cmocka_unit_test(rules_change_what_runs),
         cmocka_unit_test(rules_of_a_file_change_what_runs),
     };
-    return cmocka_run_group_tests_name("rules", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("tuning overrides", tests, NULL, NULL);
 }

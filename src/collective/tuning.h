@@ -1,0 +1,40 @@
+/* The user's own choice of algorithms: tuning overrides that come before the table. They are parsed when a context is made and
+ * compared between ranks when a communicator is (their hash is part of the settings' hash); constant afterwards.
+ *
+ * SHOAL_ALGORITHMS is a list of tuning overrides, "reduce=owners,all-gather=direct@0-4K", or the name of a CSV file. A file
+ * begins with the line "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks"; a number left out bounds nothing; lines
+ * that begin with # are passed over. Of the tuning overrides for a call the first one counts; where its algorithm cannot serve
+ * the call (direct, with more than fits beside an arrival record) the next one does, and at last the table. */
+#ifndef SHOAL_COLLECTIVE_TUNING_H
+#define SHOAL_COLLECTIVE_TUNING_H
+
+#include "collective/kind.h"
+
+struct shoal_tuning_override {
+    enum shoal_kind kind;
+    char name[24]; /* of an entry of that kind */
+    uint64_t min_bytes;
+    uint64_t max_bytes;
+    int min_ranks;
+    int max_ranks;
+    int line; /* where it stands: of a file, the line; of a list, the number of the tuning override */
+};
+
+struct shoal_tuning {
+    char source[300]; /* for messages: the file's name, or "SHOAL_ALGORITHMS" */
+    struct shoal_tuning_override *list;
+    size_t count;
+    uint64_t hash; /* 0: no tuning overrides */
+};
+
+/* Fills *tuning_out from the value of SHOAL_ALGORITHMS; the empty text gives no tuning overrides. On ERR_ARGUMENT, error names
+ * the file and line, what is wrong with it, and what is allowed. The caller frees with shoal_tuning_fini, also after an
+ * error. */
+SHOAL_MUST_USE enum shoal_status shoal_tuning_load(struct shoal_tuning *tuning_out, const char *text, char *error,
+                                                   size_t error_bytes);
+void shoal_tuning_fini(struct shoal_tuning *tuning);
+
+/* One line per tuning override. */
+void shoal_tuning_print(const struct shoal_tuning *tuning, FILE *out);
+
+#endif
