@@ -9,7 +9,7 @@
 #   make build   the command at build/shoal, the libraries beside it
 #   make docs    renders the public header, docs/, the commands and examples at build/docs/html/index.html
 #   make deps    installs what the targets need, and nothing else
-#   make check   the checks that need no build: arrows between rooms, symbols, format
+#   make check   the checks that need no build: dependencies between modules, symbols, format
 #   make clean   removes build directories
 
 WORKERS ?= 2

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Checks that need no build; prints file, line, rule and how to mend it. Exit code 1 when something is found.
 
-  arrows    a room includes only rooms below it (docs/architecture.md draws them)
+  dependencies  a module includes only modules below it (docs/architecture.md draws them)
   public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    what users install or run as an example is Python 3.9
   native    what Python knows of the headers is what they say (dev/native.py)
   figures   the tables of README.md are those of docs/figures
-  words     getenv, printf to stdout, abort and exit stay in their rooms; memory order is written at each atomic of shared memory
+  words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory
 """
 import ast
 import pathlib
@@ -62,22 +62,22 @@ def module_of(path):
     return "/".join(folders[:2 if folders[0] == "transport" else 1])
 
 
-def check_arrows():
+def check_dependencies():
     used = set()
     for path in sources("src"):
         module = module_of(path.relative_to(TOP / "src").as_posix())
         if module not in ALLOWED:
-            say(path, 1, "arrows", f"module \"{module}\" is not in the table of dev/check.py")
+            say(path, 1, "dependencies", f"module \"{module}\" is not in the table of dev/check.py")
             continue
         for number, line in lines_of(path):
             match = re.match(r'#include "([a-z_]+/[^"]+)"', line)
             other = module_of(match.group(1)) if match else module
             used.add((module, other))
             if other not in ALLOWED[module] | {module, "shoal"}:
-                say(path, number, "arrows", f"{module} may not see {other}: move the concept down, or turn the arrow round")
+                say(path, number, "dependencies", f"{module} may not see {other}: move the concept down, or turn the dependency round")
     for module, others in ALLOWED.items():
         for other in sorted(others - {there for here, there in used if here == module}):
-            say(TOP / "dev/check.py", 1, "arrows", f"nothing in {module} includes {other}: take it out of the table")
+            say(TOP / "dev/check.py", 1, "dependencies", f"nothing in {module} includes {other}: take it out of the table")
 
 
 # Compiled into the command as well: it needs libc only.
@@ -172,7 +172,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_arrows, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -15,7 +15,7 @@ static _Thread_local struct {
     char text[SHOAL_LOG_TEXT_MAX];
 } own_error;
 
-/* "info,engine,shm" -> level info, rooms ",engine,shm,"; checked as a setting. */
+/* "info,engine,shm" -> level info, modules ",engine,shm,"; checked as a setting. */
 static void parse_levels(struct shoal_log *log, const char *text)
 {
     const size_t word = strcspn(text, ",");
@@ -24,7 +24,7 @@ static void parse_levels(struct shoal_log *log, const char *text)
             log->level = (enum shoal_log_level)i;
     }
     if (text[word] == ',')
-        snprintf(log->rooms, sizeof log->rooms, "%.*s,", (int)sizeof log->rooms - 2, text + word);
+        snprintf(log->modules, sizeof log->modules, "%.*s,", (int)sizeof log->modules - 2, text + word);
 }
 
 static void say_unopened(const char *name)
@@ -95,17 +95,17 @@ void shoal_log_fini(struct shoal_log *log)
     pthread_mutex_destroy(&log->lock);
 }
 
-bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *room)
+bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *module)
 {
     if (level == SHOAL_LOG_WARN)
         return true;
     if (level > log->level)
         return false;
-    if (!log->rooms[0])
+    if (!log->modules[0])
         return true;
     char wanted[64];
-    snprintf(wanted, sizeof wanted, ",%s,", room);
-    return strstr(log->rooms, wanted) != NULL;
+    snprintf(wanted, sizeof wanted, ",%s,", module);
+    return strstr(log->modules, wanted) != NULL;
 }
 
 void shoal_log_expand(const struct shoal_log *log, const char *pattern, char *name, size_t name_bytes)
@@ -148,14 +148,14 @@ static FILE *open_file(struct shoal_log *log)
     return log->file;
 }
 
-static void write_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *text)
+static void write_line(struct shoal_log *log, enum shoal_log_level level, const char *module, const char *text)
 {
     char who[96] = "";
     if (log->rank >= 0)
         snprintf(who, sizeof who, "rank %d (%s:%d) ", log->rank, log->host, (int)getpid());
     char line[SHOAL_LOG_TEXT_MAX + 160];
     snprintf(line, sizeof line, "shoal: %s%s%s[%s] %s", who, level == SHOAL_LOG_WARN ? "" : level_names[level],
-             level == SHOAL_LOG_WARN ? "" : " ", room, text);
+             level == SHOAL_LOG_WARN ? "" : " ", module, text);
     pthread_mutex_lock(&log->lock);
     if (log->callback) {
         log->callback(log->callback_arg, (int)level, line);
@@ -167,19 +167,19 @@ static void write_line(struct shoal_log *log, enum shoal_log_level level, const 
     pthread_mutex_unlock(&log->lock);
 }
 
-void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *format, ...)
+void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *module, const char *format, ...)
 {
-    if (!shoal_log_is_on(log, level, room))
+    if (!shoal_log_is_on(log, level, module))
         return;
     char text[SHOAL_LOG_TEXT_MAX];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    write_line(log, level, room, text);
+    write_line(log, level, module, text);
 }
 
-enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room, const char *format, ...)
+enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *module, const char *format, ...)
 {
     char text[SHOAL_LOG_TEXT_MAX];
     va_list args;
@@ -187,7 +187,7 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     status = shoal_log_repeat(log, status, text); /* first: who hears the line may ask for it */
-    write_line(log, SHOAL_LOG_WARN, room, text);
+    write_line(log, SHOAL_LOG_WARN, module, text);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* Log lines, and the text of the last error, a thread's and any thread's. One struct shoal_log per context; any thread.
- * A line reads "shoal: rank 2 (host:pid) [room] text". Who first knows of an error calls shoal_log_fail once, with the exact
+ * A line reads "shoal: rank 2 (host:pid) [module] text". Who first knows of an error calls shoal_log_fail once, with the exact
  * cause; everybody above passes the status on in silence. */
 #ifndef SHOAL_BASE_LOG_H
 #define SHOAL_BASE_LOG_H
@@ -16,7 +16,7 @@ enum shoal_log_level { SHOAL_LOG_WARN, SHOAL_LOG_INFO, SHOAL_LOG_DEBUG };
 struct shoal_log {
     pthread_mutex_t lock;
     enum shoal_log_level level;
-    char rooms[SHOAL_SETTING_TEXT_MAX]; /* ",engine,shm," or empty for all */
+    char modules[SHOAL_SETTING_TEXT_MAX]; /* ",engine,shm," or empty for all */
     char file_name[SHOAL_SETTING_TEXT_MAX];
     FILE *file; /* opened at the first line, when the rank is known */
     shoal_log_fn callback;
@@ -35,13 +35,13 @@ void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings
 void shoal_log_init_quiet(struct shoal_log *log);
 void shoal_log_fini(struct shoal_log *log);
 
-bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *room);
+bool shoal_log_is_on(const struct shoal_log *log, enum shoal_log_level level, const char *module);
 
-void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *room, const char *format, ...)
+void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const char *module, const char *format, ...)
     SHOAL_PRINTF(4, 5);
 
 /* Logs a warning, keeps it as the last error and returns status, so that callers write `return shoal_log_fail(...)`. */
-SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *room,
+SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *module,
                                                 const char *format, ...) SHOAL_PRINTF(4, 5);
 
 /* Makes an error that another thread has logged this thread's last one; returns status. */

@@ -41,7 +41,7 @@ static const struct {
 };
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const rooms[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL}; /* that log */
+static const char *const modules[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL}; /* that log */
 static const char *const stores[] = {"auto", "cached", "streaming", NULL};
 static const char *const writes[] = {"auto", "no", NULL};
 static const char *const moves[] = {"auto", "no", NULL};
@@ -53,7 +53,7 @@ static const struct choice {
     const char *name;
     const char *const *words, *const *more;
 } choices[] = {
-    {"SHOAL_LOG", levels, rooms},
+    {"SHOAL_LOG", levels, modules},
     {"SHOAL_STORES", stores, NULL},
     {"SHOAL_KERNELS", kernels, NULL},
     {"SHOAL_WRITES", writes, NULL},

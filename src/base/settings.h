@@ -11,7 +11,7 @@
 /* name, field, kind (NUMBER, BYTES, TEXT), default, agreed between ranks (1: part of the hash; not of texts), meaning */
 #define SHOAL_SETTINGS_LIST(X)                                                                                                 \
     X(LOG, log, TEXT, "warn", 0,                                                                                               \
-      "what is logged: warn, info or debug; then, after commas, the rooms it holds for (all if none)")                         \
+      "what is logged: warn, info or debug; then, after commas, the modules it holds for (all if none)")                       \
     X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank")    \
     X(RECORDER_FILE, recorder_file, TEXT, "auto", 0,                                                                           \
       "file that receives the flight recorder on failure; %h, %p, %r as above; auto: one in the temporary folder; no: none")   \

@@ -44,7 +44,7 @@ const char *shoal_bootstrap_master(void);
 
 /* Looks at the environment in this order: RANK and WORLD_SIZE (with MASTER_ADDR, MASTER_PORT); PMIx; PMI-1; a task of srun
  * (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST); none: size 1.
- * Errors are logged (room "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
+ * Errors are logged (module "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
  * not come), ERR_AUTH, ERR_SYSTEM, ERR_UNSUPPORTED. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
                                                                   uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);

@@ -1,6 +1,6 @@
-/* The sources a bootstrap can come from, and the steps they share. Private to this room; set-up only. A source fills rank, size
- * (where it is the one that knows them), store, above, below, state, close, failure and exchange; on failure it has logged why
- * and leaves nothing open. */
+/* The sources a bootstrap can come from, and the steps they share. Private to this module; set-up only. A source fills rank,
+ * size (where it is the one that knows them), store, above, below, state, close, failure and exchange; on failure it has logged
+ * why and leaves nothing open. */
 #ifndef SHOAL_BOOTSTRAP_SOURCES_H
 #define SHOAL_BOOTSTRAP_SOURCES_H
 

@@ -62,9 +62,9 @@ struct shoal_control_options {
 };
 
 /* Collective: listens, exchanges addresses through the bootstrap under "control", connects to its parent, waits for its
- * children. Errors are logged (room "bootstrap") with ranks, hosts, addresses and the likely cause: ERR_PEER_LOST, ERR_TIMEOUT,
- * ERR_AUTH, ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_exchange. In a world of one rank there are no sockets and no
- * thread, and the handler is never called. */
+ * children. Errors are logged (module "bootstrap") with ranks, hosts, addresses and the likely cause: ERR_PEER_LOST,
+ * ERR_TIMEOUT, ERR_AUTH, ERR_SYSTEM, ERR_MEMORY, and those of shoal_bootstrap_exchange. In a world of one rank there are no
+ * sockets and no thread, and the handler is never called. */
 SHOAL_MUST_USE enum shoal_status shoal_control_open(struct shoal_bootstrap *bootstrap,
                                                     const struct shoal_control_options *options,
                                                     struct shoal_control **control_out);

@@ -261,7 +261,7 @@ static enum shoal_status log_level(struct fault_rank *self)
     return make_context(self, "SHOAL_LOG=verbose");
 }
 
-static enum shoal_status log_room(struct fault_rank *self)
+static enum shoal_status log_module(struct fault_rank *self)
 {
     return make_context(self, "SHOAL_LOG=info,shm,foo");
 }
@@ -505,8 +505,8 @@ int main(int argc, char **argv)
          BAD(unknown_setting, SHOAL_ERR_ARGUMENT, {"SHOAL_DEPHT", "shoal info", "did you mean SHOAL_DEPTH?"}, 1, 0)},
         {"bad_setting_log_level", play,
          BAD(log_level, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"verbose\"", "may be warn, info, debug"}, 1, 0)},
-        {"bad_setting_log_room", play,
-         BAD(log_room, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"info,shm,foo\"", "commas, bootstrap, comm,"}, 1, 0)},
+        {"bad_setting_log_module", play,
+         BAD(log_module, SHOAL_ERR_ARGUMENT, {"SHOAL_LOG is \"info,shm,foo\"", "commas, bootstrap, comm,"}, 1, 0)},
         {"bad_setting_no_number", play,
          BAD(setting_no_number, SHOAL_ERR_ARGUMENT, {"SHOAL_TIMEOUT_MS", "soon", "whole number"}, 1, 0)},
         {"bad_setting_override", play,

@@ -30,7 +30,7 @@ static void expect_refused(const char *override, const char *said)
         fail_msg("\"%s\" is not in: %s", said, error);
 }
 
-static void settings_log_takes_levels_and_rooms(void **state)
+static void settings_log_takes_levels_and_modules(void **state)
 {
     (void)state;
     static const char *const good[] = {"SHOAL_LOG=warn", "SHOAL_LOG=debug", "SHOAL_LOG=info,engine",
@@ -230,7 +230,7 @@ static void log_file_that_cannot_be_opened_is_said_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(settings_log_takes_levels_and_rooms),
+        cmocka_unit_test(settings_log_takes_levels_and_modules),
         cmocka_unit_test(settings_unknown_names_are_told_what_they_may_mean),
         cmocka_unit_test(spelling_counts_changes),
         cmocka_unit_test(settings_unknown_variables_are_found_once_each),
