@@ -62,78 +62,81 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
 static const struct shoal_algorithm entries[] = {
-    {SHOAL_KIND_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)",
-     "n written, p*n read per rank; one exchange"},
-    {SHOAL_KIND_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
+    {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL,
+     "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)", "n written, p*n read per rank; one exchange"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
-    {SHOAL_KIND_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
-     "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
-    {SHOAL_KIND_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false, is_small_for_hosts,
-     "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
-    {SHOAL_KIND_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets, RING_WHEN,
-     "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
-    {SHOAL_KIND_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
+     "otherwise", "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false,
+     is_small_for_hosts, "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
+     RING_WHEN, "2(H-1)/H*n sent and received per host, to and from one each, in 2(H-1) crossings"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "2(H-1)/H*n sent and received per host, in 2 crossings"},
-    {SHOAL_KIND_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never, BY_OVERRIDE,
-     "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
-    {SHOAL_KIND_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_ALLREDUCE, "halving", SHOAL_WHERE_HOSTS, HOSTS("halving"), shoal_halving_build, false, is_never,
+     BY_OVERRIDE, "2(H-1)/H*n sent and received per host, in 2*log2 H crossings; H not a power of two: n more"},
+    {SHOAL_COLLECTIVE_REDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written per rank, p*n read by root"},
-    {SHOAL_KIND_REDUCE, "at-root", SHOAL_WHERE_ONE_HOST, VARIANTS("at-root"), shoal_reduce_at_root_build, false, is_root_best,
-     "up to 3 ranks, root's output not shared", "p*n read, n written by root; staged: n read, n written by the others"},
-    {SHOAL_KIND_REDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
+    {SHOAL_COLLECTIVE_REDUCE, "at-root", SHOAL_WHERE_ONE_HOST, VARIANTS("at-root"), shoal_reduce_at_root_build, false,
+     is_root_best, "up to 3 ranks, root's output not shared",
+     "p*n read, n written by root; staged: n read, n written by the others"},
+    {SHOAL_COLLECTIVE_REDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
      "shared: n read, n/p written per rank; staged: (p-1)/p*n more, by root (p-1)/p*n once more"},
-    {SHOAL_KIND_REDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_REDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "n sent and received per host, in 2 crossings"},
-    {SHOAL_KIND_REDUCE_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_REDUCE_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written, n read per rank"},
-    {SHOAL_KIND_REDUCE_SCATTER, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, false, NULL,
+    {SHOAL_COLLECTIVE_REDUCE_SCATTER, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, false, NULL,
      "otherwise", "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
-    {SHOAL_KIND_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
+    {SHOAL_COLLECTIVE_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
      RING_WHEN, "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
-    {SHOAL_KIND_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
-    {SHOAL_KIND_BROADCAST, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_BROADCAST, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written by root, n read per rank"},
-    {SHOAL_KIND_BROADCAST, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
-     "shared: n read, n written per rank; staged: root n more"},
-    {SHOAL_KIND_BROADCAST, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_BROADCAST, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL,
+     "otherwise", "shared: n read, n written per rank; staged: root n more"},
+    {SHOAL_COLLECTIVE_BROADCAST, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "n sent by root's host, (H-2)/(H-1)*n by others, n received by these, in 2 crossings"},
-    {SHOAL_KIND_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN, "n/p written, n read per rank"},
-    {SHOAL_KIND_ALLGATHER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
+    {SHOAL_COLLECTIVE_ALLGATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n/p written, n read per rank"},
+    {SHOAL_COLLECTIVE_ALLGATHER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "(H-1)/H*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
-    {SHOAL_KIND_ALLGATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
-     "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
-    {SHOAL_KIND_ALLGATHER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets, RING_WHEN,
-     "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
-    {SHOAL_KIND_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_ALLGATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL,
+     "otherwise", "output shared: n/p read, n written per rank; input shared: n read, n written; staged: n/p more"},
+    {SHOAL_COLLECTIVE_ALLGATHER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
+     RING_WHEN, "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
+    {SHOAL_COLLECTIVE_ALLGATHER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "(H-1)/H*n sent and received per host, in 1 crossing"},
-    {SHOAL_KIND_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_OVERRIDE,
+    {SHOAL_COLLECTIVE_ALLGATHER, "bruck", SHOAL_WHERE_HOSTS, HOSTS("bruck"), shoal_bruck_build, false, is_never, BY_OVERRIDE,
      "(H-1)/H*n sent and received per host, in log2 H crossings, rounded up"},
-    {SHOAL_KIND_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_GATHER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n/p written per rank, n read by root"},
-    {SHOAL_KIND_GATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_COLLECTIVE_GATHER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "output shared: n/p read and written per rank; else n by root; staged: n/p more by the others"},
-    {SHOAL_KIND_GATHER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_GATHER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
      "n/p sent per rank, received by root, in 1 crossing"},
-    {SHOAL_KIND_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+    {SHOAL_COLLECTIVE_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written by root, n/p read per rank"},
-    {SHOAL_KIND_SCATTER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
+    {SHOAL_COLLECTIVE_SCATTER, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
      "shared: n/p read and written per rank; staged: root n more"},
-    {SHOAL_KIND_SCATTER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_SCATTER, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
      "n/p sent by root, received per rank, in 1 crossing"},
-    {SHOAL_KIND_ALLTOALL, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN, "n written, n read per rank"},
-    {SHOAL_KIND_ALLTOALL, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL, "otherwise",
-     "shared, not in place: n read, n written per rank; staged: (p-1)/p*n more"},
-    {SHOAL_KIND_ALLTOALL, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_ALLTOALL, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
+     "n written, n read per rank"},
+    {SHOAL_COLLECTIVE_ALLTOALL, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL,
+     "otherwise", "shared, not in place: n read, n written per rank; staged: (p-1)/p*n more"},
+    {SHOAL_COLLECTIVE_ALLTOALL, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
      "n/p sent to and received from each rank elsewhere, in 1 crossing"},
-    {SHOAL_KIND_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
-    {SHOAL_KIND_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
+    {SHOAL_COLLECTIVE_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
+    {SHOAL_COLLECTIVE_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
      "several hosts, where that halves the records", "log2 H crossings; H not a power of two: 2 more"},
-    {SHOAL_KIND_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
+    {SHOAL_COLLECTIVE_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
      BY_OVERRIDE, "log2 H crossings, rounded up, after meeting"},
-    {SHOAL_KIND_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
+    {SHOAL_COLLECTIVE_EXCHANGE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",
      "one exchange of cache lines"},
-    {SHOAL_KIND_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
+    {SHOAL_COLLECTIVE_EXCHANGE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "as an all-gather"},
 };
 
@@ -142,7 +145,7 @@ const struct shoal_algorithm *shoal_select_entry(int index)
     return index >= 0 && (size_t)index < SHOAL_COUNT_OF(entries) ? &entries[index] : NULL;
 }
 
-const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char *name)
+const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type kind, const char *name)
 {
     for (size_t i = 0; i < SHOAL_COUNT_OF(entries); i++) {
         if (entries[i].kind == kind && strcmp(entries[i].name, name) == 0)
@@ -169,7 +172,7 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
     const size_t limit = selection->direct_bytes;
-    if (selection->kind != SHOAL_KIND_ALLREDUCE || selection->size <= 2)
+    if (selection->kind != SHOAL_COLLECTIVE_ALLREDUCE || selection->size <= 2)
         return limit;
     return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
 }
@@ -219,7 +222,7 @@ const struct shoal_tuning_override *shoal_select_override(const struct shoal_sel
 
 bool shoal_select_has_overrides(const struct shoal_selection *selection)
 {
-    return selection->tuning && selection->tuning->count && (selection->bytes || selection->kind == SHOAL_KIND_BARRIER);
+    return selection->tuning && selection->tuning->count && (selection->bytes || selection->kind == SHOAL_COLLECTIVE_BARRIER);
 }
 
 static int ranks_per_host(const struct shoal_selection *selection)
@@ -256,7 +259,7 @@ static const struct shoal_algorithm *find_rounds(const struct shoal_selection *s
 
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
-    const bool is_bare = selection->kind == SHOAL_KIND_BARRIER || selection->kind == SHOAL_KIND_EXCHANGE;
+    const bool is_bare = selection->kind == SHOAL_COLLECTIVE_BARRIER || selection->kind == SHOAL_COLLECTIVE_EXCHANGE;
     *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) ? find_rounds(selection) : NULL;
     if (!is_over_hosts(selection) && is_bare)
         return true;
@@ -294,9 +297,9 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
-enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root)
+enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type kind, int root)
 {
-    const struct shoal_kind_row *entry = shoal_kind_row(kind);
+    const struct shoal_collective_traits *entry = shoal_collective_traits(kind);
     int shared = 0, all = 0;
     for (int r = 0; r < view->size; r++) {
         if (entry->is_input_reached && shoal_shape_gives(&entry->shape, r, root)) {
@@ -341,7 +344,7 @@ static size_t chunk_of_places(const struct shoal_plan *plan, size_t part_bytes, 
 size_t shoal_select_chunk(const struct shoal_algorithm *entry, const struct shoal_plan *plan, size_t chunk_bytes,
                           size_t element_bytes)
 {
-    const struct shoal_shape *shape = &shoal_kind_row(entry->kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(entry->kind)->shape;
     const size_t size = (size_t)plan->size;
     if (plan->parts == 0)
         return chunk_bytes * (entry->is_cut ? size : 1) / element_bytes;

@@ -4,7 +4,7 @@
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 
-#include "collective/kind.h"
+#include "collective/collective_type.h"
 #include "collective/tuning.h"
 
 /* How operands can be reached: for the names of entries that serve all mixtures. */
@@ -19,7 +19,7 @@ enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
 struct shoal_selection;
 
 struct shoal_algorithm {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     const char *name;
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
@@ -39,7 +39,7 @@ static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *en
 
 /* What is asked of the table. */
 struct shoal_selection {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     int size;
     int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
@@ -75,13 +75,13 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
                                                 int root, const struct shoal_tuning_override **override_out);
 
 /* How the operands that the kind lets peers reach are shared. */
-enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_kind kind, int root);
+enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type kind, int root);
 
 /* Entries in the order of the table: 0, 1, ... until NULL. */
 const struct shoal_algorithm *shoal_select_entry(int index);
 
 /* The entry of that name, NULL when the kind has none. */
-const struct shoal_algorithm *shoal_select_find(enum shoal_kind kind, const char *name);
+const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type kind, const char *name);
 
 /* Whether the entry can do the call at all: a tuning override that names another one is passed over. */
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry);

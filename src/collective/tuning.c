@@ -43,12 +43,12 @@ static void list_kinds(char *text, size_t bytes)
         const struct shoal_algorithm *entry = shoal_select_entry(i);
         const size_t used = strlen(text);
         const bool is_new = i == 0 || shoal_select_entry(i - 1)->kind != entry->kind;
-        if (is_new && entry->kind != SHOAL_KIND_EXCHANGE)
-            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_kind_row(entry->kind)->name);
+        if (is_new && entry->kind != SHOAL_COLLECTIVE_EXCHANGE)
+            snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", shoal_collective_traits(entry->kind)->name);
     }
 }
 
-static void list_names(enum shoal_kind kind, char *text, size_t bytes)
+static void list_names(enum shoal_collective_type kind, char *text, size_t bytes)
 {
     text[0] = 0;
     for (int i = 0; shoal_select_entry(i); i++) {
@@ -62,14 +62,15 @@ static enum shoal_status parse_names(const struct reader *reader, const char *ki
                                      struct shoal_tuning_override *override)
 {
     char allowed[200];
-    override->kind = shoal_kind_find(kind);
-    if (override->kind == SHOAL_KIND_NONE) {
+    override->kind = shoal_collective_find(kind);
+    if (override->kind == SHOAL_COLLECTIVE_NONE) {
         list_kinds(allowed, sizeof allowed);
         return refuse(reader, "there is no collective \"%.40s\"; there are %s", kind, allowed);
     }
     if (!shoal_select_find(override->kind, name)) {
         list_names(override->kind, allowed, sizeof allowed);
-        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_kind_row(override->kind)->name, name, allowed);
+        return refuse(reader, "%s has no algorithm \"%.40s\"; it has %s", shoal_collective_traits(override->kind)->name, name,
+                      allowed);
     }
     snprintf(override->name, sizeof override->name, "%s", name);
     return SHOAL_OK;
@@ -247,7 +248,7 @@ void shoal_tuning_print(const struct shoal_tuning *tuning, FILE *out)
             snprintf(most, sizeof most, "%llu", (unsigned long long) override->max_bytes);
         if (override->max_ranks != INT_MAX)
             snprintf(ranks, sizeof ranks, "%d", override->max_ranks);
-        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_kind_row(override->kind)->name, override->name,
+        fprintf(out, "%-14s %-13s %14llu %14s %6d %6s   %s:%d\n", shoal_collective_traits(override->kind)->name, override->name,
                 (unsigned long long) override->min_bytes, most, override->min_ranks, ranks, tuning->source, override->line);
     }
 }

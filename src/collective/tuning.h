@@ -8,10 +8,10 @@
 #ifndef SHOAL_COLLECTIVE_TUNING_H
 #define SHOAL_COLLECTIVE_TUNING_H
 
-#include "collective/kind.h"
+#include "collective/collective_type.h"
 
 struct shoal_tuning_override {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     char name[24]; /* of an entry of that kind */
     uint64_t min_bytes;
     uint64_t max_bytes;

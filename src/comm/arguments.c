@@ -354,7 +354,7 @@ static enum shoal_status make_layout(const struct attempt *attempt)
 enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                    const struct shoal_extra *extra, const struct shoal_options *options)
 {
-    const struct attempt whole = {comm, name, call, extra, &shoal_kind_row(call->kind)->shape}, *attempt = &whole;
+    const struct attempt whole = {comm, name, call, extra, &shoal_collective_traits(call->kind)->shape}, *attempt = &whole;
     SHOAL_TRY(shoal_comm_check(comm, name));
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
@@ -378,7 +378,7 @@ enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const 
     const struct attempt attempt = {comm, name, call, NULL, NULL};
     const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
-    *call = (struct shoal_call){.kind = message->is_send ? SHOAL_KIND_SEND : SHOAL_KIND_RECV,
+    *call = (struct shoal_call){.kind = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                 .type = message->type,
                                 .root = message->peer,
                                 .tag = message->tag,

@@ -1,5 +1,5 @@
-/* The arguments of calls: checked once, before anything is done. What is checked follows from the kind's entry: who has which
- * operand, and which is in parts. Nothing is changed by a call that is refused. Any thread. */
+/* The arguments of calls: checked once, before anything is done. What is checked follows from its collective type's traits: who
+ * has which operand, and which is in parts. Nothing is changed by a call that is refused. Any thread. */
 #ifndef SHOAL_COMM_ARGUMENTS_H
 #define SHOAL_COMM_ARGUMENTS_H
 

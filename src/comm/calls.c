@@ -143,7 +143,7 @@ enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, vo
                                   enum shoal_op op, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
     return start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
 }
 
@@ -152,15 +152,20 @@ enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *inpu
                                        struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
     return start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                enum shoal_op op, int root, const struct shoal_options *options)
 {
-    struct shoal_call call = {
-        .kind = SHOAL_KIND_REDUCE, .type = type, .op = op, .root = root, .input = input, .output = output, .count = count};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE,
+                              .type = type,
+                              .op = op,
+                              .root = root,
+                              .input = input,
+                              .output = output,
+                              .count = count};
     return start(comm, "shoal_reduce", &call, NULL, options, BLOCKING);
 }
 
@@ -168,8 +173,13 @@ enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, 
                                     enum shoal_type type, enum shoal_op op, int root, const struct shoal_options *options,
                                     struct shoal_request **request_out)
 {
-    struct shoal_call call = {
-        .kind = SHOAL_KIND_REDUCE, .type = type, .op = op, .root = root, .input = input, .output = output, .count = count};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE,
+                              .type = type,
+                              .op = op,
+                              .root = root,
+                              .input = input,
+                              .output = output,
+                              .count = count};
     return start(comm, "shoal_reduce_post", &call, NULL, options, request_out);
 }
 
@@ -177,7 +187,7 @@ enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *inpu
                                        enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
     return start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
 }
 
@@ -186,7 +196,7 @@ enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void 
                                             struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
     return start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
 }
 
@@ -194,7 +204,7 @@ enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, vo
                                   int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
 }
 
@@ -203,14 +213,15 @@ enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *inpu
                                        struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                   const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
     return start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
 }
 
@@ -218,7 +229,8 @@ enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *inpu
                                        enum shoal_type type, const struct shoal_options *options,
                                        struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
     return start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
 }
 
@@ -226,7 +238,7 @@ enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void 
                                int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
 }
 
@@ -235,7 +247,7 @@ enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, 
                                     struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_gather_post", &call, NULL, options, request_out);
 }
 
@@ -243,7 +255,7 @@ enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void
                                 int root, const struct shoal_options *options)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
 }
 
@@ -252,14 +264,15 @@ enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input,
                                      struct shoal_request **request_out)
 {
     struct shoal_call call = {
-        .kind = SHOAL_KIND_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
+        .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
     return start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
                                  const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
     return start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
 }
 
@@ -267,27 +280,28 @@ enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input
                                       enum shoal_type type, const struct shoal_options *options,
                                       struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
     return start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     return start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     return start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                                    const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
     return start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
 }
@@ -296,7 +310,7 @@ enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *inp
                                         const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
                                         struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
     return start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
 }
@@ -304,7 +318,8 @@ enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *inp
 enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                                         enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
     const struct shoal_extra extra = {.given = counts};
     return start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
 }
@@ -313,7 +328,8 @@ enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void
                                              enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
                                              struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
+    struct shoal_call call = {
+        .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
     const struct shoal_extra extra = {.given = counts};
     return start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
 }
@@ -322,7 +338,7 @@ enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, co
                                   const size_t *input_offsets, void *output, const size_t *output_counts,
                                   const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
         .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
     return start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
@@ -333,7 +349,7 @@ enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *inpu
                                        const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options,
                                        struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLTOALL, .type = type, .input = input, .output = output};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
         .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
     return start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
@@ -342,7 +358,7 @@ enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *inpu
 enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -351,7 +367,7 @@ enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                  const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = type, .op = op};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
 }
@@ -360,7 +376,7 @@ enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                  const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -369,7 +385,7 @@ enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, c
                                                       size_t tensor_count, enum shoal_type type, enum shoal_op op,
                                                       const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_REDUCE_SCATTER, .type = type, .op = op};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
 }
@@ -377,7 +393,7 @@ enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, c
 enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, int root, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_BROADCAST, .type = type, .root = root};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -386,7 +402,7 @@ enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, int root,
                                                  const struct shoal_options *options, struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_BROADCAST, .type = type, .root = root};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
 }
@@ -394,7 +410,7 @@ enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const 
 enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
                                             enum shoal_type type, const struct shoal_options *options)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
 }
@@ -403,7 +419,7 @@ enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const 
                                                  size_t tensor_count, enum shoal_type type, const struct shoal_options *options,
                                                  struct shoal_request **request_out)
 {
-    struct shoal_call call = {.kind = SHOAL_KIND_ALLGATHER, .type = type};
+    struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
     return start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
 }

@@ -417,7 +417,7 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
     struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
     if (!choices)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);
-    const struct shoal_call call = {.kind = SHOAL_KIND_EXCHANGE, .input = &own, .output = choices, .count = sizeof own};
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_EXCHANGE, .input = &own, .output = choices, .count = sizeof own};
     enum shoal_status status = shoal_comm_run(comm, &call);
     if (status == SHOAL_OK) {
         comm->splits++;
@@ -454,8 +454,8 @@ static void write_trace(struct shoal_comm *comm)
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
 {
     /* The messages have deadlines of their own. */
-    const struct shoal_call drain = {.kind = SHOAL_KIND_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
-                            barrier = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call drain = {.kind = SHOAL_COLLECTIVE_DRAIN, .root = -1, .timeout_ms = UINT32_MAX},
+                            barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */

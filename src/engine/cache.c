@@ -94,7 +94,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     cached->root = request->call.root;
     cached->reach = shoal_select_reach(view, entry->kind, request->call.root);
     shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d staging buffer parts",
-                   engine->name, shoal_kind_row(entry->kind)->name, request->bytes, entry->variants[cached->reach],
+                   engine->name, shoal_collective_traits(entry->kind)->name, request->bytes, entry->variants[cached->reach],
                    cached->plan.step_count, cached->plan.parts);
     cached->next = engine->plans;
     engine->plans = cached;

@@ -16,8 +16,8 @@ static void name_texts(struct shoal_recorder *recorder)
 {
     const char *const others[] = {shoal_engine_unknown, shoal_engine_alone, shoal_engine_direct, shoal_engine_eager,
                                   shoal_engine_asked};
-    for (int kind = 0; kind < SHOAL_KIND_END; kind++)
-        shoal_recorder_name(recorder, shoal_kind_row((enum shoal_kind)kind)->name);
+    for (int kind = 0; kind < SHOAL_COLLECTIVE_END; kind++)
+        shoal_recorder_name(recorder, shoal_collective_traits((enum shoal_collective_type)kind)->name);
     for (size_t i = 0; i < SHOAL_COUNT_OF(others); i++)
         shoal_recorder_name(recorder, others[i]);
     for (int i = 0; shoal_select_entry(i); i++) {
@@ -231,7 +231,7 @@ static void start_record(struct shoal_engine *engine, struct shoal_request *requ
     record->count = call->count;
     record->posted = request->posted_ticks;
     record->arrived = record->done = 0;
-    record->kind = shoal_kind_row(call->kind)->name;
+    record->kind = shoal_collective_traits(call->kind)->name;
     record->algorithm = shoal_engine_unknown;
     record->root = call->root;
     record->last_rank = -1;
@@ -339,8 +339,8 @@ static int find_needed(const struct shoal_engine *engine, const struct shoal_req
 static void measure(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    request->shape = &shoal_kind_row(call->kind)->shape;
-    request->element_bytes = call->kind == SHOAL_KIND_EXCHANGE ? 1 : shoal_type_bytes(call->type);
+    request->shape = &shoal_collective_traits(call->kind)->shape;
+    request->element_bytes = call->kind == SHOAL_COLLECTIVE_EXCHANGE ? 1 : shoal_type_bytes(call->type);
     const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
     request->bytes = call->count * request->element_bytes * (size_t)(is_cut ? engine->size : 1);
 }
@@ -372,7 +372,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         shoal_request_complete(request, engine->failure.status);
         return;
     }
-    if (call->kind == SHOAL_KIND_SEND || call->kind == SHOAL_KIND_RECV || call->kind == SHOAL_KIND_DRAIN) {
+    if (call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV || call->kind == SHOAL_COLLECTIVE_DRAIN) {
         request->sequence = 0;
         start_record(engine, request);
         const enum shoal_status status = shoal_messages_post(engine, request);
@@ -464,7 +464,7 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_arrival *arrival)
 {
     const struct shoal_call *call = &request->call;
-    const struct shoal_kind_row *kind = shoal_kind_row(call->kind);
+    const struct shoal_collective_traits *kind = shoal_collective_traits(call->kind);
     const int rank = engine->rank, size = engine->size;
     const size_t element = request->element_bytes;
     const bool is_overwritten = call->input == call->output && kind->shape.is_input_cut && kind->shape.is_output_cut;

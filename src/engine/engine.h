@@ -37,7 +37,7 @@ struct shoal_cached_plan {
     struct shoal_cached_plan *next;
     struct shoal_plan plan;
     const struct shoal_algorithm *entry;
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     int root;
     uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
     uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */

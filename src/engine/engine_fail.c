@@ -49,21 +49,21 @@ static const char *op_name(unsigned op)
 
 static bool is_message(unsigned kind)
 {
-    return kind == SHOAL_KIND_SEND || kind == SHOAL_KIND_RECV;
+    return kind == SHOAL_COLLECTIVE_SEND || kind == SHOAL_COLLECTIVE_RECV;
 }
 
 void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_t bytes)
 {
-    const struct shoal_kind_row *kind = shoal_kind_row((enum shoal_kind)d->kind);
+    const struct shoal_collective_traits *kind = shoal_collective_traits((enum shoal_collective_type)d->kind);
     const struct shoal_shape *shape = &kind->shape;
-    if (d->kind == SHOAL_KIND_EXCHANGE) {
+    if (d->kind == SHOAL_COLLECTIVE_EXCHANGE) {
         snprintf(text, bytes, "shoal_comm_split");
         return;
     }
     snprintf(text, bytes, "%s", kind->name);
     if (shape->is_empty)
         return;
-    shoal_engine_append(text, bytes, " of %s%llu ", d->kind == SHOAL_KIND_ALLTOALL && d->detail ? "up to " : "",
+    shoal_engine_append(text, bytes, " of %s%llu ", d->kind == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
                         (unsigned long long)d->count);
     append_word(text, bytes, type_name(d->type));
     if (shape->is_input_cut || shape->is_output_cut)

@@ -14,9 +14,9 @@ static uint32_t fold(uint64_t hash)
 }
 
 /* A call that is small enough may go the direct way. */
-static bool make_scratch(struct shoal_layout *layout, enum shoal_kind kind, enum shoal_type type, int size)
+static bool make_scratch(struct shoal_layout *layout, enum shoal_collective_type kind, enum shoal_type type, int size)
 {
-    const struct shoal_shape *shape = &shoal_kind_row(kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
     const size_t bytes = layout->starts[layout->tensor_count] * shoal_type_bytes(type);
     const size_t given_bytes = bytes * (size_t)(shape->is_input_cut ? size : 1);
     if (given_bytes > SHOAL_PAYLOAD_MAX)
@@ -26,7 +26,7 @@ static bool make_scratch(struct shoal_layout *layout, enum shoal_kind kind, enum
     return layout->given_scratch && layout->taken_scratch;
 }
 
-struct shoal_layout *shoal_layout_of_tensors(enum shoal_kind kind, enum shoal_type type, int size,
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, enum shoal_type type, int size,
                                              const struct shoal_tensor *tensors, size_t tensor_count)
 {
     struct shoal_layout *layout = calloc(1, sizeof *layout);
@@ -178,7 +178,7 @@ size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size,
 {
     const struct shoal_layout *layout = call->layout;
     if (!layout)
-        return call->count * (size_t)(shoal_kind_row(call->kind)->shape.is_input_cut ? size : 1) * element_bytes;
+        return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_input_cut ? size : 1) * element_bytes;
     if (layout->tensors)
         return 0;
     if (!layout->given)
@@ -192,7 +192,7 @@ size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size
 {
     const struct shoal_layout *layout = call->layout;
     if (!layout)
-        return call->count * (size_t)(shoal_kind_row(call->kind)->shape.is_output_cut ? size : 1) * element_bytes;
+        return call->count * (size_t)(shoal_collective_traits(call->kind)->shape.is_output_cut ? size : 1) * element_bytes;
     if (layout->tensors)
         return 0;
     if (!layout->taken)

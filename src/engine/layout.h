@@ -6,7 +6,7 @@
 #ifndef SHOAL_ENGINE_LAYOUT_H
 #define SHOAL_ENGINE_LAYOUT_H
 
-#include "collective/kind.h"
+#include "collective/collective_type.h"
 
 /* All-to-all with parts of different lengths: what a rank tells each other one, beside its arrival record. */
 struct shoal_part_notice {
@@ -36,7 +36,7 @@ struct shoal_layout {
 };
 
 struct shoal_call {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     enum shoal_type type;
     enum shoal_op op;
     int root; /* or the peer of a send or receive */
@@ -53,7 +53,7 @@ struct shoal_call {
 /* Make layouts; NULL: no memory. The arrays are copied. Sums of counts must fit into size_t.
  * `given` and `given_at` describe the parts of the input, `taken` and `taken_at` those of the output; each NULL where
  * the operand is a whole; *_at NULL: in a row. has_notices: peers must be told (all-to-all). */
-struct shoal_layout *shoal_layout_of_tensors(enum shoal_kind kind, enum shoal_type type, int size,
+struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type kind, enum shoal_type type, int size,
                                              const struct shoal_tensor *tensors, size_t tensor_count);
 struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const size_t *given_at, const size_t *taken,
                                            const size_t *taken_at, bool has_notices);

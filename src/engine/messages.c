@@ -54,12 +54,12 @@ static enum phase phase_of(const struct shoal_request *request)
 
 static bool is_send(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_KIND_SEND;
+    return request->call.kind == SHOAL_COLLECTIVE_SEND;
 }
 
 static bool is_receive(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_KIND_RECV;
+    return request->call.kind == SHOAL_COLLECTIVE_RECV;
 }
 
 static int peer_of(const struct shoal_request *request)
@@ -120,7 +120,7 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     struct shoal_peer_name name;
     char sent[96];
     const struct shoal_descriptor theirs = {
-        .kind = SHOAL_KIND_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};
+        .kind = SHOAL_COLLECTIVE_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, -1, &failure); /* either may be wrong */
     shoal_engine_print_call(&theirs, sent, sizeof sent);
     engine->ops->peer_name(engine->transport, peer_of(request), &name);
@@ -457,7 +457,7 @@ struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
 struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine)
 {
     struct shoal_request *request = engine->messages ? engine->messages->head : NULL;
-    while (request && (request->call.kind == SHOAL_KIND_DRAIN || !shoal_request_is_awaited(request)))
+    while (request && (request->call.kind == SHOAL_COLLECTIVE_DRAIN || !shoal_request_is_awaited(request)))
         request = request->next;
     return request;
 }

@@ -15,7 +15,7 @@
 
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
-    const bool has_notices = a->kind == SHOAL_KIND_ALLTOALL && a->detail;
+    const bool has_notices = a->kind == SHOAL_COLLECTIVE_ALLTOALL && a->detail;
     return (a->count == b->count || has_notices) && a->detail == b->detail && a->root == b->root && a->kind == b->kind &&
            a->type == b->type && a->op == b->op && a->codec == b->codec;
 }

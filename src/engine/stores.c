@@ -19,7 +19,7 @@ static bool is_output_shared(const struct shoal_request *request)
 /* Every line is read and written by one rank: it is in that rank's cache. */
 static bool is_in_place_shared(const struct shoal_request *request)
 {
-    return request->call.kind == SHOAL_KIND_ALLREDUCE && request->call.input == request->call.output &&
+    return request->call.kind == SHOAL_COLLECTIVE_ALLREDUCE && request->call.input == request->call.output &&
            is_output_shared(request);
 }
 

@@ -211,8 +211,8 @@ enum shoal_status shoal_print_algorithms(FILE *out)
             "    cost (n bytes of the larger operand, p ranks, H hosts)");
     for (int i = 0; shoal_select_entry(i); i++) {
         const struct shoal_algorithm *entry = shoal_select_entry(i);
-        if (entry->kind != SHOAL_KIND_EXCHANGE)
-            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_kind_row(entry->kind)->name, entry->name,
+        if (entry->kind != SHOAL_COLLECTIVE_EXCHANGE)
+            fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_collective_traits(entry->kind)->name, entry->name,
                     wheres[entry->where], entry->when, "", entry->cost);
     }
     fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
@@ -302,8 +302,8 @@ enum shoal_status shoal_print_providers(FILE *out)
 /* A question that makes sense, and what the answer needs. */
 struct inquiry {
     const struct shoal_question *question;
-    enum shoal_kind kind;
-    const struct shoal_kind_row *entry;
+    enum shoal_collective_type kind;
+    const struct shoal_collective_traits *entry;
     struct shoal_settings settings;
     struct shoal_tuning tuning;
     struct shoal_selection selection;
@@ -627,7 +627,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_question *question = inquiry->question;
     char error[600];
-    if (inquiry->kind == SHOAL_KIND_NONE)
+    if (inquiry->kind == SHOAL_COLLECTIVE_NONE)
         fprintf(out,
                 "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, gather, "
                 "scatter, all-to-all, barrier\n",
@@ -687,9 +687,9 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
         return SHOAL_ERR_ARGUMENT;
     }
     struct inquiry inquiry = {
-        .question = question, .kind = shoal_kind_find(question->collective), .element = shoal_type_bytes(question->type)};
+        .question = question, .kind = shoal_collective_find(question->collective), .element = shoal_type_bytes(question->type)};
     enum shoal_status status = SHOAL_ERR_ARGUMENT;
-    inquiry.entry = shoal_kind_row(inquiry.kind);
+    inquiry.entry = shoal_collective_traits(inquiry.kind);
     inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
     inquiry.is_overwritten = question->in_place && inquiry.entry->shape.is_input_cut && inquiry.entry->shape.is_output_cut;
     memset(input, question->shared_input && inquiry.entry->is_input_reached && !inquiry.is_overwritten, sizeof input);

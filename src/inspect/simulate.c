@@ -17,8 +17,8 @@
 struct inquiry {
     const struct shoal_simulation *simulation;
     FILE *out; /* or NULL */
-    enum shoal_kind kind;
-    const struct shoal_kind_row *entry;
+    enum shoal_collective_type kind;
+    const struct shoal_collective_traits *entry;
     struct shoal_settings settings;
     struct shoal_tuning tuning;
     struct shoal_case asked;
@@ -82,7 +82,7 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
     const size_t element = shoal_type_bytes(simulation->type), ranks = simulation->hosts * simulation->ranks_per_host;
-    if (inquiry->kind == SHOAL_KIND_NONE)
+    if (inquiry->kind == SHOAL_COLLECTIVE_NONE)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT,
                       "there is no collective \"%s\"; there are all-reduce, reduce, reduce-scatter, broadcast, all-gather, "
                       "gather, scatter, all-to-all, barrier",
@@ -164,15 +164,15 @@ static void measure(struct inquiry *inquiry)
 
 /* ---- The answer ---------------------------------------------------------------------------------------------------------- */
 
-static bool is_without_own_part(enum shoal_kind kind)
+static bool is_without_own_part(enum shoal_collective_type kind)
 {
-    return kind != SHOAL_KIND_BROADCAST && kind != SHOAL_KIND_REDUCE;
+    return kind != SHOAL_COLLECTIVE_BROADCAST && kind != SHOAL_COLLECTIVE_REDUCE;
 }
 
 /* How often `members`, ranks or hosts, each carry the larger operand. */
-static double carried(enum shoal_kind kind, double members)
+static double carried(enum shoal_collective_type kind, double members)
 {
-    const double trips = kind == SHOAL_KIND_ALLREDUCE ? 2 : 1;
+    const double trips = kind == SHOAL_COLLECTIVE_ALLREDUCE ? 2 : 1;
     return trips * (is_without_own_part(kind) ? (members - 1) / members : 1);
 }
 
@@ -180,7 +180,7 @@ static double carried(enum shoal_kind kind, double members)
 static double bound_us(const struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
-    const double operands = inquiry->kind == SHOAL_KIND_ALLTOALL ? (double)simulation->ranks_per_host : 1;
+    const double operands = inquiry->kind == SHOAL_COLLECTIVE_ALLTOALL ? (double)simulation->ranks_per_host : 1;
     if (simulation->hosts < 2)
         return 0;
     const double bytes = (double)inquiry->asked.selection.bytes * operands * carried(inquiry->kind, (double)simulation->hosts);
@@ -286,8 +286,8 @@ enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE
         return refuse(&inquiry, SHOAL_ERR_ARGUMENT,
                       "the struct to be filled is NULL, or its struct_bytes is not set: use SHOAL_SIMULATED_INIT");
     memcpy(&whole, simulation, shoal_min_size(simulation->struct_bytes, sizeof whole));
-    inquiry.kind = shoal_kind_find(whole.collective);
-    inquiry.entry = shoal_kind_row(inquiry.kind);
+    inquiry.kind = shoal_collective_find(whole.collective);
+    inquiry.entry = shoal_collective_traits(inquiry.kind);
     inquiry.is_cut = inquiry.entry->shape.is_input_cut || inquiry.entry->shape.is_output_cut;
     const enum shoal_status status = simulate(&inquiry, &answer);
     shoal_tuning_fini(&inquiry.tuning);

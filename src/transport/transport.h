@@ -24,23 +24,23 @@
 
 /* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done
  * when the sends and receives posted before it are. GROUP is several of these in one request. */
-enum shoal_kind {
-    SHOAL_KIND_NONE,
-    SHOAL_KIND_ALLREDUCE,
-    SHOAL_KIND_REDUCE,
-    SHOAL_KIND_REDUCE_SCATTER,
-    SHOAL_KIND_BROADCAST,
-    SHOAL_KIND_ALLGATHER,
-    SHOAL_KIND_GATHER,
-    SHOAL_KIND_SCATTER,
-    SHOAL_KIND_ALLTOALL,
-    SHOAL_KIND_BARRIER,
-    SHOAL_KIND_EXCHANGE,
-    SHOAL_KIND_SEND,
-    SHOAL_KIND_RECV,
-    SHOAL_KIND_DRAIN,
-    SHOAL_KIND_GROUP,
-    SHOAL_KIND_END
+enum shoal_collective_type {
+    SHOAL_COLLECTIVE_NONE,
+    SHOAL_COLLECTIVE_ALLREDUCE,
+    SHOAL_COLLECTIVE_REDUCE,
+    SHOAL_COLLECTIVE_REDUCE_SCATTER,
+    SHOAL_COLLECTIVE_BROADCAST,
+    SHOAL_COLLECTIVE_ALLGATHER,
+    SHOAL_COLLECTIVE_GATHER,
+    SHOAL_COLLECTIVE_SCATTER,
+    SHOAL_COLLECTIVE_ALLTOALL,
+    SHOAL_COLLECTIVE_BARRIER,
+    SHOAL_COLLECTIVE_EXCHANGE,
+    SHOAL_COLLECTIVE_SEND,
+    SHOAL_COLLECTIVE_RECV,
+    SHOAL_COLLECTIVE_DRAIN,
+    SHOAL_COLLECTIVE_GROUP,
+    SHOAL_COLLECTIVE_END
 };
 
 /* What a rank called; 32 bytes; compared between ranks (but for `hints` and `posted`). */

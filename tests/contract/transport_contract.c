@@ -99,7 +99,7 @@ static struct shoal_arrival record_of(int rank, uint64_t sequence)
     return (struct shoal_arrival){.descriptor = {.sequence = sequence,
                                                  .count = sequence * 3,
                                                  .root = (int16_t)rank,
-                                                 .kind = SHOAL_KIND_ALLREDUCE,
+                                                 .kind = SHOAL_COLLECTIVE_ALLREDUCE,
                                                  .type = SHOAL_FLOAT32,
                                                  .priority = 7,
                                                  .hints = hints_of(sequence)},
@@ -135,7 +135,7 @@ static void assert_arrived(struct contract_world *world, int rank, int peer, uin
     assert_int_equal(record->descriptor.sequence, sequence);
     assert_int_equal(record->descriptor.count, sequence * 3);
     assert_int_equal(record->descriptor.root, peer);
-    assert_int_equal(record->descriptor.kind, SHOAL_KIND_ALLREDUCE);
+    assert_int_equal(record->descriptor.kind, SHOAL_COLLECTIVE_ALLREDUCE);
     assert_int_equal(record->descriptor.priority, 7);
     assert_int_equal(record->descriptor.hints, hints_of(sequence));
     if (hints_of(sequence) & SHOAL_HINT_PLANNED && are_together(world, rank, peer)) {

@@ -168,7 +168,7 @@ static void close_harness(struct harness *h)
 static void post(struct harness *h, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_arrival record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_KIND_ALLREDUCE}};
+    const struct shoal_arrival record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_COLLECTIVE_ALLREDUCE}};
     h->transport->ops->arrive(h->transport, &record, payload, bytes, NULL);
 }
 

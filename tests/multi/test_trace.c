@@ -46,7 +46,7 @@ struct sharing {
 
 /* What runs: `count` elements in each part, of a whole where there are none. */
 struct traced {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     struct sharing sharing;
     int root;
     size_t count;
@@ -65,19 +65,19 @@ static enum shoal_status call(struct world *world, const struct traced *traced, 
     struct shoal_comm *comm = world->comm;
     const size_t count = traced->count;
     switch (traced->kind) {
-    case SHOAL_KIND_ALLREDUCE:
+    case SHOAL_COLLECTIVE_ALLREDUCE:
         return shoal_allreduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
-    case SHOAL_KIND_REDUCE:
+    case SHOAL_COLLECTIVE_REDUCE:
         return shoal_reduce(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, traced->root, NULL);
-    case SHOAL_KIND_REDUCE_SCATTER:
+    case SHOAL_COLLECTIVE_REDUCE_SCATTER:
         return shoal_reduce_scatter(comm, input, output, count, SHOAL_FLOAT32, SHOAL_SUM, NULL);
-    case SHOAL_KIND_BROADCAST:
+    case SHOAL_COLLECTIVE_BROADCAST:
         return shoal_broadcast(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
-    case SHOAL_KIND_ALLGATHER:
+    case SHOAL_COLLECTIVE_ALLGATHER:
         return shoal_allgather(comm, input, output, count, SHOAL_FLOAT32, NULL);
-    case SHOAL_KIND_GATHER:
+    case SHOAL_COLLECTIVE_GATHER:
         return shoal_gather(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
-    case SHOAL_KIND_SCATTER:
+    case SHOAL_COLLECTIVE_SCATTER:
         return shoal_scatter(comm, input, output, count, SHOAL_FLOAT32, traced->root, NULL);
     default:
         return shoal_alltoall(comm, input, output, count, SHOAL_FLOAT32, NULL);
@@ -86,7 +86,7 @@ static enum shoal_status call(struct world *world, const struct traced *traced, 
 
 static struct printed print_fresh(struct world *world, const struct traced *traced)
 {
-    const struct shoal_kind_row *kind = shoal_kind_row(traced->kind);
+    const struct shoal_collective_traits *kind = shoal_collective_traits(traced->kind);
     const size_t parts = kind->shape.is_input_cut || kind->shape.is_output_cut ? (size_t)world->size : 1;
     uint8_t inputs[WORLD_RANKS_MAX], outputs[WORLD_RANKS_MAX];
     struct shoal_plan plan;
@@ -120,7 +120,7 @@ static void compare(struct world *world, const struct trace *trace, const struct
 {
     struct shoal_operation last = {.struct_bytes = sizeof last};
     const struct printed wanted = print_fresh(world, traced);
-    const char *name = shoal_kind_row(traced->kind)->name;
+    const char *name = shoal_collective_traits(traced->kind)->name;
     const size_t chunks = wanted.steps ? (traced->count + wanted.chunk_elements - 1) / wanted.chunk_elements : 0;
     CHECK(world, trace->chunks == chunks, "%s: %zu chunks ran, %zu are in the vector", name, trace->chunks, chunks);
     for (size_t i = 0; i < trace->chunks; i++) {
@@ -165,8 +165,8 @@ static void trace_body(struct world *world)
         {0, 0}, {~0u, ~0u}, {1, 3}, {2, 1}, /* staged, shared, mixed */
     };
     static const size_t counts[] = {1025, 5000, 1024 * 12};
-    for (enum shoal_kind kind = SHOAL_KIND_ALLREDUCE; kind < SHOAL_KIND_BARRIER; kind++) {
-        const struct shoal_shape *shape = &shoal_kind_row(kind)->shape;
+    for (enum shoal_collective_type kind = SHOAL_COLLECTIVE_ALLREDUCE; kind < SHOAL_COLLECTIVE_BARRIER; kind++) {
+        const struct shoal_shape *shape = &shoal_collective_traits(kind)->shape;
         const int roots = shape->root_gives || shape->root_takes ? world->size : 1;
         for (size_t i = 0; i < sizeof sharings / sizeof sharings[0] * (size_t)roots; i++) {
             for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {

@@ -229,18 +229,18 @@ static size_t longest(const size_t *counts, int size, size_t least)
     return least;
 }
 
-static enum shoal_kind kind_of(enum operation_kind kind)
+static enum shoal_collective_type kind_of(enum operation_kind kind)
 {
-    static const enum shoal_kind kinds[OPERATION_KIND_END] = {
-        [OPERATION_ALLREDUCE] = SHOAL_KIND_ALLREDUCE,
-        [OPERATION_REDUCE] = SHOAL_KIND_REDUCE,
-        [OPERATION_REDUCE_SCATTER] = SHOAL_KIND_REDUCE_SCATTER,
-        [OPERATION_BROADCAST] = SHOAL_KIND_BROADCAST,
-        [OPERATION_ALLGATHER] = SHOAL_KIND_ALLGATHER,
-        [OPERATION_GATHER] = SHOAL_KIND_GATHER,
-        [OPERATION_SCATTER] = SHOAL_KIND_SCATTER,
-        [OPERATION_ALLTOALL] = SHOAL_KIND_ALLTOALL,
-        [OPERATION_BARRIER] = SHOAL_KIND_BARRIER,
+    static const enum shoal_collective_type kinds[OPERATION_KIND_END] = {
+        [OPERATION_ALLREDUCE] = SHOAL_COLLECTIVE_ALLREDUCE,
+        [OPERATION_REDUCE] = SHOAL_COLLECTIVE_REDUCE,
+        [OPERATION_REDUCE_SCATTER] = SHOAL_COLLECTIVE_REDUCE_SCATTER,
+        [OPERATION_BROADCAST] = SHOAL_COLLECTIVE_BROADCAST,
+        [OPERATION_ALLGATHER] = SHOAL_COLLECTIVE_ALLGATHER,
+        [OPERATION_GATHER] = SHOAL_COLLECTIVE_GATHER,
+        [OPERATION_SCATTER] = SHOAL_COLLECTIVE_SCATTER,
+        [OPERATION_ALLTOALL] = SHOAL_COLLECTIVE_ALLTOALL,
+        [OPERATION_BARRIER] = SHOAL_COLLECTIVE_BARRIER,
     };
     return kinds[kind];
 }
@@ -257,7 +257,7 @@ static struct shoal_call call_of(const struct operation_side *side)
                               .root = operation->root,
                               .count = operation->count,
                               .scale = operation->scale};
-    const struct shoal_shape *shape = &shoal_kind_row(call.kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(call.kind)->shape;
     call.input = shoal_shape_gives(shape, rank, call.root) ? arguments.input : NULL;
     call.output = shoal_shape_takes(shape, rank, call.root) ? arguments.output : NULL;
     if (operation->form == FORM_TENSORS) {
@@ -266,7 +266,7 @@ static struct shoal_call call_of(const struct operation_side *side)
         call.count = call.layout->starts[operation->tensors];
     } else if (operation->form == FORM_PARTS) {
         call.layout = shoal_layout_of_parts(size, arguments.given, arguments.given_at, arguments.taken, arguments.taken_at,
-                                            call.kind == SHOAL_KIND_ALLTOALL);
+                                            call.kind == SHOAL_COLLECTIVE_ALLTOALL);
         call.count = longest(arguments.given, size, longest(arguments.taken, size, 0));
     }
     operation_close_arguments(&arguments);
@@ -293,7 +293,7 @@ static void post_exchange(struct shoal_engine *engine, const struct exchange_sid
     struct shoal_call calls[EXCHANGE_MESSAGES_MAX];
     const size_t count = exchange_list(side, messages);
     for (size_t i = 0; i < count; i++)
-        calls[i] = (struct shoal_call){.kind = messages[i].is_send ? SHOAL_KIND_SEND : SHOAL_KIND_RECV,
+        calls[i] = (struct shoal_call){.kind = messages[i].is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                        .type = messages[i].type,
                                        .root = messages[i].peer,
                                        .tag = messages[i].tag,
@@ -502,13 +502,13 @@ static void post_messages(struct world *world, uint64_t seed)
             const size_t count = message_count(seed, step), slot = (size_t)step - 1;
             const struct reference given = reference_input(SHOAL_INT64, r, (uint64_t)step);
             char *from = message_memory(world, r, slot, seed), *to = message_memory(world, r, slot + 2, seed);
-            const struct shoal_call send = {.kind = SHOAL_KIND_SEND,
+            const struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
                                             .type = SHOAL_INT64,
                                             .root = (r + step) % size,
                                             .tag = step,
                                             .count = count,
                                             .input = from};
-            const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+            const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
                                                .type = SHOAL_INT64,
                                                .root = (r + size - step) % size,
                                                .tag = step,
@@ -572,8 +572,9 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
         struct shoal_transport_ops ops = *world->ranks[1].engine->ops;
         char *from = world->ranks[0].areas.shared[0], *to = world->ranks[1].areas.plain[0];
         const struct shoal_call send = {
-            .kind = SHOAL_KIND_SEND, .type = SHOAL_UINT8, .root = 1, .count = MEMORY_BYTES, .input = from};
-        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV, .type = SHOAL_UINT8, .count = MEMORY_BYTES, .output = to};
+            .kind = SHOAL_COLLECTIVE_SEND, .type = SHOAL_UINT8, .root = 1, .count = MEMORY_BYTES, .input = from};
+        const struct shoal_call receive = {
+            .kind = SHOAL_COLLECTIVE_RECV, .type = SHOAL_UINT8, .count = MEMORY_BYTES, .output = to};
         ops.enter = enter_unless_failed;
         ops.leave = leave_it;
         world->ranks[1].engine->ops = &ops;
@@ -612,7 +613,7 @@ static int count_scalings(unsigned busy_per_million)
     kernels.reduce[SHOAL_FLOAT32][SHOAL_SCALED_SUM] = count_scaling;
     scalings = 0;
     for (int r = 0; r < 2; r++) {
-        const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+        const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
                                         .type = SHOAL_FLOAT32,
                                         .op = SHOAL_SCALED_SUM,
                                         .scale = 2,
@@ -742,9 +743,9 @@ static void engine_killed_rank_is_named_though_a_message_waits_for_another(void 
     (void)state;
     const struct shoal_sim_options weather = {.seed = 5, .size = 3, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
     for (int r = 0; r < 2; r++) {
-        const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+        const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
                                            .type = SHOAL_INT64,
                                            .root = 1 - r,
                                            .count = 1,
@@ -772,15 +773,16 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
 {
     (void)state;
     const struct mismatch others[] = {
-        {{.kind = SHOAL_KIND_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000}, "broadcast of 1000 float32, root 1"},
-        {{.kind = SHOAL_KIND_BARRIER}, "barrier"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001},
+        {{.kind = SHOAL_COLLECTIVE_BROADCAST, .type = SHOAL_FLOAT32, .root = 1, .count = 1000},
+         "broadcast of 1000 float32, root 1"},
+        {{.kind = SHOAL_COLLECTIVE_BARRIER}, "barrier"},
+        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1001},
          "all-reduce of 1001 float32, sum"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000},
+        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT64, .op = SHOAL_SUM, .count = 1000},
          "all-reduce of 1000 float64, sum"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000},
+        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_MAX, .count = 1000},
          "all-reduce of 1000 float32, max"},
-        {{.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000},
+        {{.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 5000},
          "all-reduce of 5000 float32, sum"},
     };
     for (uint64_t seed = 0; seed < 10 * SHOAL_COUNT_OF(others); seed++) {
@@ -789,7 +791,8 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
         const struct shoal_sim_options weather = {.seed = seed, .size = size, .delay_ns_max = TICK_NS};
         struct world *world = open_world(&weather, preset);
         for (int r = 0; r < size; r++) {
-            struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1000};
+            struct shoal_call call = {
+                .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = 1000};
             if (r == odd)
                 call = other->call;
             memset(world->ranks[r].areas.plain[0], r, MEMORY_BYTES);
@@ -815,7 +818,7 @@ static struct world *run_odd(const struct shoal_sim_options *weather, size_t cou
 {
     struct world *world = open_world(weather, settings);
     for (int r = 0; r < world->size; r++) {
-        const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+        const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
                                         .type = SHOAL_FLOAT32,
                                         .op = SHOAL_SUM,
                                         .count = is_odd[r] ? count - 1 : count,
@@ -878,10 +881,11 @@ static void engine_mismatch_without_a_majority_names_nobody(void **state)
 /* Any collective, root and length, with a plan or without. */
 static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
 {
-    static const enum shoal_kind kinds[] = {SHOAL_KIND_GATHER,    SHOAL_KIND_SCATTER,  SHOAL_KIND_BROADCAST, SHOAL_KIND_REDUCE,
-                                            SHOAL_KIND_ALLREDUCE, SHOAL_KIND_ALLTOALL, SHOAL_KIND_ALLGATHER};
+    static const enum shoal_collective_type kinds[] = {
+        SHOAL_COLLECTIVE_GATHER,    SHOAL_COLLECTIVE_SCATTER,  SHOAL_COLLECTIVE_BROADCAST, SHOAL_COLLECTIVE_REDUCE,
+        SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_ALLTOALL, SHOAL_COLLECTIVE_ALLGATHER};
     struct shoal_call call = {.kind = kinds[reference_below(random, SHOAL_COUNT_OF(kinds))], .type = SHOAL_FLOAT32};
-    const struct shoal_shape *shape = &shoal_kind_row(call.kind)->shape;
+    const struct shoal_shape *shape = &shoal_collective_traits(call.kind)->shape;
     call.count = reference_below(random, 4) ? 5000 : 4;
     if (shape->root_gives || shape->root_takes)
         call.root = (int)reference_below(random, (size_t)world->size);
@@ -894,7 +898,7 @@ static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
 static struct shoal_call draw_gather(struct world *world, int r, uint64_t *random)
 {
     const int root = (int)reference_below(random, (size_t)world->size);
-    return (struct shoal_call){.kind = SHOAL_KIND_GATHER,
+    return (struct shoal_call){.kind = SHOAL_COLLECTIVE_GATHER,
                                .type = SHOAL_FLOAT32,
                                .root = root,
                                .count = 5000,
@@ -972,7 +976,7 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 3, .size = 4, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 15000};
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
     for (int r = 0; r < 4; r++) {
         if (r != 2)
             post(world, r, 0, &barrier);
@@ -1001,7 +1005,7 @@ static void engine_repeats_the_warning(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 3, .size = 2, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 1200000};
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 1200000};
     post(world, 0, 0, &barrier);
     for (size_t i = 0; i < SHOAL_COUNT_OF(times); i++) {
         drive(world, 1, times[i].seconds * SHOAL_NS_PER_S);
@@ -1031,7 +1035,7 @@ static void engine_looks_around_in_one_pass(void **state)
     struct world *world = open_world(&weather, preset);
     struct shoal_engine *engine = world->ranks[0].engine;
     struct shoal_transport_ops ops = *engine->ops;
-    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER};
     for (int r = 0; r < 63; r++)
         post(world, r, 0, &barrier);
     drive(world, 1, 300 * TICK_NS);
@@ -1049,7 +1053,7 @@ static void engine_looks_around_in_one_pass(void **state)
 
 static void post_receive(struct world *world, int r, int from, int tag)
 {
-    const struct shoal_call receive = {.kind = SHOAL_KIND_RECV,
+    const struct shoal_call receive = {.kind = SHOAL_COLLECTIVE_RECV,
                                        .type = SHOAL_INT64,
                                        .root = from,
                                        .tag = tag,
@@ -1134,8 +1138,12 @@ static void engine_names_a_message_with_another_tag(void **state)
     (void)state;
     const struct shoal_sim_options weather = {.seed = 22, .size = 2, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
-    const struct shoal_call send = {
-        .kind = SHOAL_KIND_SEND, .type = SHOAL_INT64, .root = 1, .tag = 7, .count = 1, .input = world->ranks[0].areas.plain[0]};
+    const struct shoal_call send = {.kind = SHOAL_COLLECTIVE_SEND,
+                                    .type = SHOAL_INT64,
+                                    .root = 1,
+                                    .tag = 7,
+                                    .count = 1,
+                                    .input = world->ranks[0].areas.plain[0]};
     post(world, 0, 0, &send);
     post_receive(world, 1, 0, 5);
     drive(world, 1, 11 * SHOAL_NS_PER_S);
@@ -1166,7 +1174,7 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
     struct world *world = open_world(&weather, preset);
     struct shoal_engine *engine = world->ranks[0].engine;
     struct shoal_transport_ops ops = *engine->ops;
-    const struct shoal_call barrier = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = 15000};
+    const struct shoal_call barrier = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = 15000};
     ops.is_flushed = is_never_flushed;
     ops.is_sending = is_sending_to_2;
     engine->ops = &ops;
@@ -1182,7 +1190,7 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
 
 static void post_allreduce(struct world *world, int r, int index)
 {
-    const struct shoal_call call = {.kind = SHOAL_KIND_ALLREDUCE,
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
                                     .type = SHOAL_FLOAT32,
                                     .op = SHOAL_SUM,
                                     .count = 50000,
@@ -1241,7 +1249,7 @@ static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
 
 static struct shoal_call broadcast_of(struct world *world, int r, int root, size_t count)
 {
-    return (struct shoal_call){.kind = SHOAL_KIND_BROADCAST,
+    return (struct shoal_call){.kind = SHOAL_COLLECTIVE_BROADCAST,
                                .type = SHOAL_FLOAT32,
                                .root = root,
                                .count = count,

@@ -44,7 +44,7 @@ static void signal_peer(struct shoal_sim *sim, int rank, int peer, unsigned slot
 static void arrive(struct shoal_sim *sim, int rank, uint64_t sequence, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_arrival record = {.descriptor = {.sequence = sequence, .kind = SHOAL_KIND_BARRIER}};
+    const struct shoal_arrival record = {.descriptor = {.sequence = sequence, .kind = SHOAL_COLLECTIVE_BARRIER}};
     at(sim, rank)->ops->arrive(at(sim, rank), &record, payload, bytes, NULL);
 }
 

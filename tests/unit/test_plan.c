@@ -10,7 +10,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
-#include "collective/kind.h"
+#include "collective/collective_type.h"
 
 static char *print(const struct shoal_plan *plan)
 {
@@ -76,18 +76,18 @@ static void plan_step_text_is_cut_with_dots(void **state)
     shoal_plan_fini(&plan);
 }
 
-static void build_of(enum shoal_kind kind, struct shoal_plan *plan, shoal_plan_build_fn fn, const struct shoal_view *view,
-                     int rank, int root)
+static void build_of(enum shoal_collective_type kind, struct shoal_plan *plan, shoal_plan_build_fn fn,
+                     const struct shoal_view *view, int rank, int root)
 {
     struct shoal_view shaped = *view;
-    shaped.shape = &shoal_kind_row(kind)->shape;
+    shaped.shape = &shoal_collective_traits(kind)->shape;
     shoal_plan_init(plan, rank, view->size);
     fn(plan, &shaped, rank, root);
 }
 
 static void build(struct shoal_plan *plan, shoal_plan_build_fn fn, const struct shoal_view *view, int rank, int root)
 {
-    build_of(SHOAL_KIND_ALLREDUCE, plan, fn, view, rank, root);
+    build_of(SHOAL_COLLECTIVE_ALLREDUCE, plan, fn, view, rank, root);
 }
 
 static void plan_of_owners_staged_reads_as_expected(void **state)
@@ -244,11 +244,11 @@ static void plan_without_memory_says_so(void **state)
     const uint16_t host[] = {0, 0, 1, 1, 1};
     const struct shoal_view view = {.size = 5, .host = host};
     static const struct {
-        enum shoal_kind kind;
+        enum shoal_collective_type kind;
         shoal_plan_build_fn build;
-    } builders[] = {{SHOAL_KIND_ALLREDUCE, shoal_owners_build},      {SHOAL_KIND_ALLREDUCE, shoal_mesh_build},
-                    {SHOAL_KIND_REDUCE, shoal_reduce_at_root_build}, {SHOAL_KIND_SCATTER, shoal_pairs_build},
-                    {SHOAL_KIND_ALLTOALL, shoal_copies_build},       {SHOAL_KIND_BARRIER, shoal_barrier_build}};
+    } builders[] = {{SHOAL_COLLECTIVE_ALLREDUCE, shoal_owners_build},      {SHOAL_COLLECTIVE_ALLREDUCE, shoal_mesh_build},
+                    {SHOAL_COLLECTIVE_REDUCE, shoal_reduce_at_root_build}, {SHOAL_COLLECTIVE_SCATTER, shoal_pairs_build},
+                    {SHOAL_COLLECTIVE_ALLTOALL, shoal_copies_build},       {SHOAL_COLLECTIVE_BARRIER, shoal_barrier_build}};
 
     (void)state;
     for (size_t b = 0; b < SHOAL_COUNT_OF(builders); b++) {

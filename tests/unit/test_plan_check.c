@@ -11,7 +11,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
-#include "collective/kind.h"
+#include "collective/collective_type.h"
 #include "collective/select.h"
 #include "plan/plan_check.h"
 
@@ -20,23 +20,23 @@
 struct algorithm {
     const char *name;
     shoal_plan_build_fn build;
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     bool is_for_hosts; /* for several, else for one */
 };
 
-static const struct algorithm owners = {"owners", shoal_owners_build, SHOAL_KIND_ALLREDUCE, false};
-static const struct algorithm broadcast = {"broadcast", shoal_copies_build, SHOAL_KIND_BROADCAST, false};
-static const struct algorithm reduce_owners = {"reduce, owners", shoal_owners_build, SHOAL_KIND_REDUCE, false};
-static const struct algorithm reduce_at_root = {"reduce, at root", shoal_reduce_at_root_build, SHOAL_KIND_REDUCE, false};
-static const struct algorithm reduce_scatter = {"reduce-scatter", shoal_owners_build, SHOAL_KIND_REDUCE_SCATTER, false};
-static const struct algorithm allgather = {"all-gather", shoal_copies_build, SHOAL_KIND_ALLGATHER, false};
-static const struct algorithm gather = {"gather", shoal_copies_build, SHOAL_KIND_GATHER, false};
-static const struct algorithm scatter = {"scatter", shoal_copies_build, SHOAL_KIND_SCATTER, false};
-static const struct algorithm alltoall = {"all-to-all", shoal_copies_build, SHOAL_KIND_ALLTOALL, false};
+static const struct algorithm owners = {"owners", shoal_owners_build, SHOAL_COLLECTIVE_ALLREDUCE, false};
+static const struct algorithm broadcast = {"broadcast", shoal_copies_build, SHOAL_COLLECTIVE_BROADCAST, false};
+static const struct algorithm reduce_owners = {"reduce, owners", shoal_owners_build, SHOAL_COLLECTIVE_REDUCE, false};
+static const struct algorithm reduce_at_root = {"reduce, at root", shoal_reduce_at_root_build, SHOAL_COLLECTIVE_REDUCE, false};
+static const struct algorithm reduce_scatter = {"reduce-scatter", shoal_owners_build, SHOAL_COLLECTIVE_REDUCE_SCATTER, false};
+static const struct algorithm allgather = {"all-gather", shoal_copies_build, SHOAL_COLLECTIVE_ALLGATHER, false};
+static const struct algorithm gather = {"gather", shoal_copies_build, SHOAL_COLLECTIVE_GATHER, false};
+static const struct algorithm scatter = {"scatter", shoal_copies_build, SHOAL_COLLECTIVE_SCATTER, false};
+static const struct algorithm alltoall = {"all-to-all", shoal_copies_build, SHOAL_COLLECTIVE_ALLTOALL, false};
 static const struct algorithm *const on_one_host[] = {&owners,    &broadcast, &reduce_owners, &reduce_at_root, &reduce_scatter,
                                                       &allgather, &gather,    &scatter,       &alltoall};
 
-static const struct algorithm mesh = {"mesh", shoal_mesh_build, SHOAL_KIND_ALLREDUCE, true};
+static const struct algorithm mesh = {"mesh", shoal_mesh_build, SHOAL_COLLECTIVE_ALLREDUCE, true};
 
 /* All entries of the table that serve several hosts. */
 #define ROWS_MAX 32
@@ -54,7 +54,7 @@ static void list_entries(void)
 
 static const struct shoal_shape *shape_of(const struct algorithm *algorithm)
 {
-    return &shoal_kind_row(algorithm->kind)->shape;
+    return &shoal_collective_traits(algorithm->kind)->shape;
 }
 
 static bool has_root(const struct algorithm *algorithm)
@@ -99,8 +99,8 @@ static void build_readers(struct shoal_plan *plan, const struct shoal_view *view
     shoal_plan_copy(plan, shoal_staging(rank, SHOAL_PART_OWN, 0, 1), shoal_output(rank, 0, 1));
 }
 
-static const struct algorithm signals = {"signals", build_signals, SHOAL_KIND_BARRIER, false};
-static const struct algorithm readers = {"readers", build_readers, SHOAL_KIND_BARRIER, true};
+static const struct algorithm signals = {"signals", build_signals, SHOAL_COLLECTIVE_BARRIER, false};
+static const struct algorithm readers = {"readers", build_readers, SHOAL_COLLECTIVE_BARRIER, true};
 
 /* ---- A group of ranks and its plans -------------------------------------------------------------------------------------- */
 
@@ -139,7 +139,7 @@ static void choose_sharing(struct group *group, enum sharing sharing)
 /* What the kind does not let peers reach. */
 static void hide(struct group *group, bool in_place)
 {
-    const struct shoal_kind_row *kind = shoal_kind_row(group->algorithm->kind);
+    const struct shoal_collective_traits *kind = shoal_collective_traits(group->algorithm->kind);
     if (!kind->is_output_reached)
         memset(group->shared_output, 0, sizeof group->shared_output);
     if (!kind->is_input_reached || (in_place && kind->shape.is_input_cut && kind->shape.is_output_cut))
@@ -185,8 +185,9 @@ static void group_fini(struct group *group)
 
 static void describe(const struct group *group, char *text, size_t bytes)
 {
-    size_t used = (size_t)snprintf(text, bytes, "%s %s, %d ranks (host, input and output shared:",
-                                   shoal_kind_row(group->algorithm->kind)->name, group->algorithm->name, group->view.size);
+    size_t used = (size_t)snprintf(
+        text, bytes, "%s %s, %d ranks (host, input and output shared:", shoal_collective_traits(group->algorithm->kind)->name,
+        group->algorithm->name, group->view.size);
     for (int i = 0; i < group->view.size && used < bytes; i++)
         used += (size_t)snprintf(text + used, bytes - used, " %d%d%d", group->view.host ? group->host[i] : 0,
                                  group->shared_input[i], group->shared_output[i]);
@@ -856,7 +857,7 @@ static void plant_in_every_algorithm(const struct planting *planting)
         not_found = 0;
         const int planted = plant_on_hosts(planting, &on_hosts[i]);
         if (not_found * 100 > planted * planting->spared)
-            fail_msg("%s %s: %s: %d of %d are not found", shoal_kind_row(on_hosts[i].kind)->name, on_hosts[i].name,
+            fail_msg("%s %s: %s: %d of %d are not found", shoal_collective_traits(on_hosts[i].kind)->name, on_hosts[i].name,
                      planting->name, not_found, planted);
         total += planted;
     }
@@ -1045,7 +1046,7 @@ static void plan_check_finds_staging_written_by_another(void **state)
 /* In place, the part that a rank gives lies where the one that it takes comes. */
 static void plan_check_finds_what_is_put_overwritten(void **state)
 {
-    static const struct algorithm pairs = {"pairs", shoal_pairs_build, SHOAL_KIND_ALLTOALL, true};
+    static const struct algorithm pairs = {"pairs", shoal_pairs_build, SHOAL_COLLECTIVE_ALLTOALL, true};
     static struct group group;
     const uint16_t host[] = {0, 1};
 

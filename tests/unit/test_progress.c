@@ -96,7 +96,7 @@ static int count_busy(const struct shoal_progress *progress)
 
 static void post_barrier(struct world *world, int pair, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     shoal_progress_lock(&world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
     shoal_progress_note_posted(&world->progress, world->engines[pair]);
@@ -105,7 +105,7 @@ static void post_barrier(struct world *world, int pair, struct shoal_request *re
 
 static void end_barrier(struct world *world, int pair, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     struct shoal_request other = {.done_fn = NULL};
     shoal_engine_post(world->peers[pair], &call, &other);
     for (int turns = 0; turns < 1000 && shoal_request_status(request) == SHOAL_PENDING; turns++) {
@@ -191,7 +191,7 @@ static void post_again(void *arg, enum shoal_status status)
 {
     struct world *world = arg;
     static struct shoal_request again; /* done at once */
-    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER};
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
     shoal_progress_note_posted(&world->progress, world->engines[3]);
@@ -215,7 +215,7 @@ static void progress_does_not_list_an_engine_that_closes(void **state)
 
 static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms, struct shoal_request *request)
 {
-    const struct shoal_call call = {.kind = SHOAL_KIND_BARRIER, .timeout_ms = timeout_ms};
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = timeout_ms};
     shoal_progress_lock(&world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
     shoal_progress_note_posted(&world->progress, world->engines[pair]);

@@ -399,12 +399,12 @@ static void simulate_ends_and_is_never_faster_than_the_wire(void **state)
 {
     static const size_t hosts[] = {1, 2, 3, 5, 8}, locals[] = {1, 2, 3};
     (void)state;
-    for (int kind = SHOAL_KIND_ALLREDUCE; kind <= SHOAL_KIND_BARRIER; kind++) {
+    for (int kind = SHOAL_COLLECTIVE_ALLREDUCE; kind <= SHOAL_COLLECTIVE_BARRIER; kind++) {
         for (size_t i = 0; i < SHOAL_COUNT_OF(hosts) * SHOAL_COUNT_OF(locals); i++) {
             const size_t host = hosts[i / SHOAL_COUNT_OF(locals)], local = locals[i % SHOAL_COUNT_OF(locals)];
             for (size_t bytes = 96; bytes <= 9 * MIB; bytes *= 48) {
-                struct shoal_simulation question =
-                    question_of(shoal_kind_row((enum shoal_kind)kind)->name, host, local, bytes + bytes / 96 * 4 % 96);
+                struct shoal_simulation question = question_of(shoal_collective_traits((enum shoal_collective_type)kind)->name,
+                                                               host, local, bytes + bytes / 96 * 4 % 96);
                 question.shared = (int)(i % 2);
                 question.burst_bytes = i % 3 == 1 ? 40000 : 0;
                 question.burst_gbit_s = i % 2 ? 50 : 0;
@@ -426,10 +426,10 @@ static void simulate_runs_every_entry(void **state)
     const char *const settings[] = {override, NULL};
     (void)state;
     for (int i = 0; (entry = shoal_select_entry(i)) != NULL; i++) {
-        const struct shoal_kind_row *kind = shoal_kind_row(entry->kind);
+        const struct shoal_collective_traits *kind = shoal_collective_traits(entry->kind);
         struct shoal_simulation question =
             question_of(kind->name, entry->where == SHOAL_WHERE_ONE_HOST ? 1 : 9, 2, entry->build ? MIB : 256);
-        if (entry->kind > SHOAL_KIND_ALLTOALL)
+        if (entry->kind > SHOAL_COLLECTIVE_ALLTOALL)
             continue;
         question.hosts = entry->build ? question.hosts : 4;
         snprintf(override, sizeof override, "SHOAL_ALGORITHMS=%s=%s", kind->name, entry->name);

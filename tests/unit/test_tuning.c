@@ -69,11 +69,11 @@ static void expect_overrides(const struct shoal_tuning *tuning, const struct sho
 static void rules_of_a_list(void **state)
 {
     static const struct shoal_tuning_override wanted[] = {
-        {SHOAL_KIND_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 1},
-        {SHOAL_KIND_ALLGATHER, "direct", 0, 4096, 1, INT_MAX, 2},
-        {SHOAL_KIND_ALLGATHER, "copies", 4097, UINT64_MAX, 1, INT_MAX, 3},
-        {SHOAL_KIND_ALLTOALL, "direct", 0, 64, 1, INT_MAX, 4},
-        {SHOAL_KIND_BARRIER, "direct", 0, UINT64_MAX, 1, INT_MAX, 5},
+        {SHOAL_COLLECTIVE_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 1},
+        {SHOAL_COLLECTIVE_ALLGATHER, "direct", 0, 4096, 1, INT_MAX, 2},
+        {SHOAL_COLLECTIVE_ALLGATHER, "copies", 4097, UINT64_MAX, 1, INT_MAX, 3},
+        {SHOAL_COLLECTIVE_ALLTOALL, "direct", 0, 64, 1, INT_MAX, 4},
+        {SHOAL_COLLECTIVE_BARRIER, "direct", 0, UINT64_MAX, 1, INT_MAX, 5},
     };
     struct shoal_tuning tuning;
     char error[ERROR_BYTES] = "";
@@ -96,9 +96,9 @@ static void rules_of_a_file(void **state)
         "# tuning overrides of the cluster\n\n" HEADER "reduce,owners,,,,\n# and:\nbroadcast,copies,1,1M,2,8\r\n"
         "scatter,direct,16,16,1,4096"; /* no newline at the end */
     static const struct shoal_tuning_override wanted[] = {
-        {SHOAL_KIND_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 4},
-        {SHOAL_KIND_BROADCAST, "copies", 1, 1 << 20, 2, 8, 6},
-        {SHOAL_KIND_SCATTER, "direct", 16, 16, 1, 4096, 7},
+        {SHOAL_COLLECTIVE_REDUCE, "owners", 0, UINT64_MAX, 1, INT_MAX, 4},
+        {SHOAL_COLLECTIVE_BROADCAST, "copies", 1, 1 << 20, 2, 8, 6},
+        {SHOAL_COLLECTIVE_SCATTER, "direct", 16, 16, 1, 4096, 7},
     };
     struct shoal_tuning tuning;
     char error[ERROR_BYTES];
@@ -328,7 +328,7 @@ static void tuning_hash_is_part_of_the_settings(void **state)
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------------------ */
 
-static void expect_choice(const char *text, enum shoal_kind kind, int size, size_t bytes, const char *wanted)
+static void expect_choice(const char *text, enum shoal_collective_type kind, int size, size_t bytes, const char *wanted)
 {
     struct shoal_tuning tuning;
     char error[ERROR_BYTES];
@@ -337,14 +337,14 @@ static void expect_choice(const char *text, enum shoal_kind kind, int size, size
                      SHOAL_OK);
     const struct shoal_selection selection = {
         .kind = kind, .size = size, .bytes = bytes, .payload_bytes = bytes, .direct_bytes = 1024, .tuning = &tuning};
-    const struct shoal_view view = {.size = size, .shape = &shoal_kind_row(kind)->shape};
+    const struct shoal_view view = {.size = size, .shape = &shoal_collective_traits(kind)->shape};
     const struct shoal_algorithm *rounds, *entry = shoal_select_is_direct(&selection, &rounds)
                                                        ? shoal_select_find(kind, "direct")
                                                        : shoal_select_plan(&selection, &view, 0, NULL);
     assert_null(rounds);
     if (strcmp(entry->name, wanted) != 0)
-        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_kind_row(kind)->name, bytes, size, entry->name,
-                 wanted);
+        fail_msg("\"%s\", %s of %zu bytes on %d ranks: %s, not %s", text, shoal_collective_traits(kind)->name, bytes, size,
+                 entry->name, wanted);
     shoal_tuning_fini(&tuning);
 }
 
@@ -352,26 +352,26 @@ static void rules_choose_by_bytes(void **state)
 {
     static const char text[] = "reduce=owners@2K-64K,reduce=at-root@-1M";
     (void)state;
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 2047, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 2048, "owners");
-    expect_choice(text, SHOAL_KIND_REDUCE, 2, 65536, "owners");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 65537, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 1 << 20, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, (1 << 20) + 1, "owners"); /* the table's */
-    expect_choice(text, SHOAL_KIND_ALLREDUCE, 8, 16, "direct");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_DIRECT_BYTES */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 2047, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 2048, "owners");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 2, 65536, "owners");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 65537, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 1 << 20, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, (1 << 20) + 1, "owners"); /* the table's */
+    expect_choice(text, SHOAL_COLLECTIVE_ALLREDUCE, 8, 16, "direct");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 16, "at-root"); /* a tuning override comes before SHOAL_DIRECT_BYTES */
 }
 
 static void rules_choose_by_ranks(void **state)
 {
     static const char text[] = HEADER "reduce,owners,2K,,2,3\nreduce,at-root,2K,,4,8\n";
     (void)state;
-    expect_choice(text, SHOAL_KIND_REDUCE, 2, 4096, "owners");
-    expect_choice(text, SHOAL_KIND_REDUCE, 3, 4096, "owners");
-    expect_choice(text, SHOAL_KIND_REDUCE, 4, 4096, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 4096, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 9, 4096, "owners");
-    expect_choice(text, SHOAL_KIND_REDUCE, 9, 64, "direct");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 2, 4096, "owners");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 3, 4096, "owners");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 4, 4096, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 4096, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 9, 4096, "owners");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 9, 64, "direct");
 }
 
 /* A tuning override whose algorithm cannot serve the call is passed over. */
@@ -379,16 +379,16 @@ static void rules_fall_through_where_direct_cannot_serve(void **state)
 {
     static const char text[] = "reduce=direct,reduce=at-root@-64K";
     (void)state;
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, SHOAL_PAYLOAD_MAX, "direct"); /* more than SHOAL_DIRECT_BYTES */
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, SHOAL_PAYLOAD_MAX + 1, "at-root");
-    expect_choice(text, SHOAL_KIND_REDUCE, 8, 65537, "owners");
-    expect_choice("reduce=owners", SHOAL_KIND_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX, "direct"); /* more than SHOAL_DIRECT_BYTES */
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, SHOAL_PAYLOAD_MAX + 1, "at-root");
+    expect_choice(text, SHOAL_COLLECTIVE_REDUCE, 8, 65537, "owners");
+    expect_choice("reduce=owners", SHOAL_COLLECTIVE_REDUCE, 8, 0, "direct"); /* nothing to do is always done so */
 }
 
 /* ---- Over several hosts -------------------------------------------------------------------------------------------------- */
 
 struct case_of_hosts {
-    enum shoal_kind kind;
+    enum shoal_collective_type kind;
     int size, hosts;
     size_t bytes;
     const char *wanted;
@@ -418,8 +418,9 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
             entry = shoal_select_plan(&selection, &view, 0, NULL);
         assert_true(!rounds || entry == rounds);
         if (strcmp(entry->name, wanted->wanted) != 0)
-            fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text, shoal_kind_row(wanted->kind)->name,
-                     wanted->bytes, wanted->size, wanted->hosts, entry->name, wanted->wanted);
+            fail_msg("\"%s\", %s of %zu bytes on %d ranks of %d hosts: %s, not %s", text,
+                     shoal_collective_traits(wanted->kind)->name, wanted->bytes, wanted->size, wanted->hosts, entry->name,
+                     wanted->wanted);
     }
     shoal_tuning_fini(&tuning);
 }
@@ -427,31 +428,31 @@ static void expect_over_hosts(const char *text, const struct case_of_hosts *want
 static void rules_and_table_over_hosts(void **state)
 {
     static const struct case_of_hosts table[] = {
-        {SHOAL_KIND_ALLREDUCE, 8, 0, 65536, "owners"},    {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
-        {SHOAL_KIND_ALLREDUCE, 2, 2, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 4, 2, 256, "rounds"},
-        {SHOAL_KIND_ALLREDUCE, 3, 3, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 4, 4, 256, "rounds"},
-        {SHOAL_KIND_ALLREDUCE, 5, 5, 256, "direct"},      {SHOAL_KIND_ALLREDUCE, 6, 3, 256, "direct"},
-        {SHOAL_KIND_ALLREDUCE, 17, 5, 256, "rounds"},     {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "mesh"},
-        {SHOAL_KIND_ALLREDUCE, 72, 8, 113, "rounds"},     {SHOAL_KIND_ALLREDUCE, 72, 8, 114, "mesh"},
-        {SHOAL_KIND_ALLREDUCE, 72, 9, 65535, "doubling"}, {SHOAL_KIND_ALLGATHER, 4, 4, 1024, "rounds"},
-        {SHOAL_KIND_REDUCE, 4, 4, 256, "direct"},         {SHOAL_KIND_REDUCE, 17, 4, 256, "mesh"},
-        {SHOAL_KIND_ALLREDUCE, 72, 9, 65536, "mesh"},     {SHOAL_KIND_REDUCE, 3, 3, 65536, "mesh"},
-        {SHOAL_KIND_REDUCE_SCATTER, 3, 3, 65536, "mesh"}, {SHOAL_KIND_BROADCAST, 3, 3, 65536, "mesh"},
-        {SHOAL_KIND_ALLGATHER, 3, 3, 65536, "mesh"},      {SHOAL_KIND_GATHER, 3, 3, 65536, "pairs"},
-        {SHOAL_KIND_SCATTER, 3, 3, 65536, "pairs"},       {SHOAL_KIND_ALLTOALL, 3, 3, 65536, "pairs"},
-        {SHOAL_KIND_BARRIER, 3, 3, 0, "direct"},          {SHOAL_KIND_BARRIER, 17, 5, 0, "rounds"},
-        {SHOAL_KIND_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_KIND_EXCHANGE, 16, 2, 8192, "direct"},
-        {SHOAL_KIND_EXCHANGE, 17, 2, 8, "mesh"}};
+        {SHOAL_COLLECTIVE_ALLREDUCE, 8, 0, 65536, "owners"},    {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 4, 2, 256, "rounds"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 3, 3, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 4, 4, 256, "rounds"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 5, 5, 256, "direct"},      {SHOAL_COLLECTIVE_ALLREDUCE, 6, 3, 256, "direct"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 17, 5, 256, "rounds"},     {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "mesh"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 113, "rounds"},     {SHOAL_COLLECTIVE_ALLREDUCE, 72, 8, 114, "mesh"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65535, "doubling"}, {SHOAL_COLLECTIVE_ALLGATHER, 4, 4, 1024, "rounds"},
+        {SHOAL_COLLECTIVE_REDUCE, 4, 4, 256, "direct"},         {SHOAL_COLLECTIVE_REDUCE, 17, 4, 256, "mesh"},
+        {SHOAL_COLLECTIVE_ALLREDUCE, 72, 9, 65536, "mesh"},     {SHOAL_COLLECTIVE_REDUCE, 3, 3, 65536, "mesh"},
+        {SHOAL_COLLECTIVE_REDUCE_SCATTER, 3, 3, 65536, "mesh"}, {SHOAL_COLLECTIVE_BROADCAST, 3, 3, 65536, "mesh"},
+        {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 65536, "mesh"},      {SHOAL_COLLECTIVE_GATHER, 3, 3, 65536, "pairs"},
+        {SHOAL_COLLECTIVE_SCATTER, 3, 3, 65536, "pairs"},       {SHOAL_COLLECTIVE_ALLTOALL, 3, 3, 65536, "pairs"},
+        {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "direct"},          {SHOAL_COLLECTIVE_BARRIER, 17, 5, 0, "rounds"},
+        {SHOAL_COLLECTIVE_BARRIER, 1000, 1, 0, "direct"},       {SHOAL_COLLECTIVE_EXCHANGE, 16, 2, 8192, "direct"},
+        {SHOAL_COLLECTIVE_EXCHANGE, 17, 2, 8, "mesh"}};
     static const struct case_of_hosts ruled[] = {
-        {SHOAL_KIND_ALLREDUCE, 8, 2, 65536, "ring"},    {SHOAL_KIND_ALLREDUCE, 8, 1, 65536, "owners"},
-        {SHOAL_KIND_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_KIND_ALLGATHER, 17, 2, 16384, "bruck"},
-        {SHOAL_KIND_ALLGATHER, 17, 1, 16385, "copies"}, {SHOAL_KIND_BARRIER, 4, 2, 0, "dissemination"},
-        {SHOAL_KIND_BARRIER, 4, 1, 0, "direct"}};
-    static const struct case_of_hosts in_rounds[] = {{SHOAL_KIND_ALLREDUCE, 2, 2, 16384, "rounds"},
-                                                     {SHOAL_KIND_ALLREDUCE, 2, 2, 16385, "mesh"},
-                                                     {SHOAL_KIND_ALLGATHER, 3, 3, 16384, "rounds"},
-                                                     {SHOAL_KIND_BARRIER, 3, 3, 0, "rounds"},
-                                                     {SHOAL_KIND_ALLREDUCE, 4, 1, 256, "direct"}};
+        {SHOAL_COLLECTIVE_ALLREDUCE, 8, 2, 65536, "ring"},    {SHOAL_COLLECTIVE_ALLREDUCE, 8, 1, 65536, "owners"},
+        {SHOAL_COLLECTIVE_ALLGATHER, 16, 2, 16384, "direct"}, {SHOAL_COLLECTIVE_ALLGATHER, 17, 2, 16384, "bruck"},
+        {SHOAL_COLLECTIVE_ALLGATHER, 17, 1, 16385, "copies"}, {SHOAL_COLLECTIVE_BARRIER, 4, 2, 0, "dissemination"},
+        {SHOAL_COLLECTIVE_BARRIER, 4, 1, 0, "direct"}};
+    static const struct case_of_hosts in_rounds[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 16384, "rounds"},
+                                                     {SHOAL_COLLECTIVE_ALLREDUCE, 2, 2, 16385, "mesh"},
+                                                     {SHOAL_COLLECTIVE_ALLGATHER, 3, 3, 16384, "rounds"},
+                                                     {SHOAL_COLLECTIVE_BARRIER, 3, 3, 0, "rounds"},
+                                                     {SHOAL_COLLECTIVE_ALLREDUCE, 4, 1, 256, "direct"}};
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(table); i++)
         expect_over_hosts("", &table[i]);

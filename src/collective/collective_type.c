@@ -1,0 +1,47 @@
+#include "collective/collective_type.h"
+
+/* Of a broadcast, a scatter or an all-to-all no output is reached: root, or a giver in place, would have to write where the
+ * taker may still be reading what was there before. */
+static const struct shoal_collective_traits rows[SHOAL_COLLECTIVE_END] = {
+    [SHOAL_COLLECTIVE_NONE] = {.name = "none"},
+    [SHOAL_COLLECTIVE_ALLREDUCE] = {"all-reduce", {.is_reduced = true}, true, true},
+    [SHOAL_COLLECTIVE_REDUCE] = {"reduce", {.root_takes = true, .is_reduced = true}, true, true},
+    [SHOAL_COLLECTIVE_REDUCE_SCATTER] = {"reduce-scatter", {.is_input_cut = true, .is_reduced = true}, true, false},
+    [SHOAL_COLLECTIVE_BROADCAST] = {"broadcast", {.root_gives = true}, true, false},
+    [SHOAL_COLLECTIVE_ALLGATHER] = {"all-gather", {.is_output_cut = true}, true, true},
+    [SHOAL_COLLECTIVE_GATHER] = {"gather", {.root_takes = true, .is_output_cut = true}, true, true},
+    [SHOAL_COLLECTIVE_SCATTER] = {"scatter", {.root_gives = true, .is_input_cut = true}, true, false},
+    [SHOAL_COLLECTIVE_ALLTOALL] = {"all-to-all", {.is_input_cut = true, .is_output_cut = true}, true, false},
+    [SHOAL_COLLECTIVE_BARRIER] = {"barrier", {.is_empty = true}, false, false},
+    [SHOAL_COLLECTIVE_EXCHANGE] = {"exchange", {.is_output_cut = true}, false, false},
+    [SHOAL_COLLECTIVE_SEND] = {.name = "send"},
+    [SHOAL_COLLECTIVE_RECV] = {.name = "receive"},
+    [SHOAL_COLLECTIVE_DRAIN] = {.name = "drain"},
+    [SHOAL_COLLECTIVE_GROUP] = {.name = "group"},
+};
+
+const struct shoal_collective_traits *shoal_collective_traits(enum shoal_collective_type kind)
+{
+    static const struct shoal_collective_traits unknown = {.name = "unknown operation"};
+    return (unsigned)kind < SHOAL_COLLECTIVE_END ? &rows[kind] : &unknown;
+}
+
+static bool is_same_word(const char *name, const char *word)
+{
+    while (*name && *word) {
+        name += *name == '-';
+        word += *word == '-';
+        if (*name++ != *word++)
+            return false;
+    }
+    return *name == *word;
+}
+
+enum shoal_collective_type shoal_collective_find(const char *name)
+{
+    for (int kind = SHOAL_COLLECTIVE_ALLREDUCE; name && kind <= SHOAL_COLLECTIVE_BARRIER; kind++) {
+        if (is_same_word(rows[kind].name, name))
+            return (enum shoal_collective_type)kind;
+    }
+    return SHOAL_COLLECTIVE_NONE;
+}
