@@ -574,7 +574,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_com
 /* Bytes of memory held for a communicator. Begins as SHOAL_MEMORY_USAGE_INIT. */
 struct shoal_memory_usage {
     size_t struct_bytes;
-    size_t control_bytes; /* shared: arrival lines, counters, small payloads */
+    size_t control_bytes; /* shared: announcements, counters, small payloads */
     size_t staging_bytes; /* shared: staging buffers for operands that peers cannot map */
     size_t local_bytes;   /* recorder, plans, requests */
 };
@@ -659,7 +659,7 @@ struct shoal_question {
  * then one line on out says why. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
 /* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none
- * where data travel beside the arrival records). On ERR_ARGUMENT the line on out is no JSON. */
+ * where data travel beside the announcements). On ERR_ARGUMENT the line on out is no JSON. */
 SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of

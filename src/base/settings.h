@@ -39,7 +39,7 @@
     X(CHUNK_BYTES, chunk_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through staging buffers")    \
     X(DEPTH, depth, NUMBER, "4", 1, "how many chunks are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
-      "up to so many bytes of a rank travel beside its arrival record, 0 to 16K; of an all-reduce by many ranks, fewer")       \
+      "up to so many bytes of a rank travel beside its announcement, 0 to 16K; of an all-reduce by many ranks, fewer")         \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
       "algorithms before the table's: tuning overrides such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV "    \
       "file")                                                                                                                  \

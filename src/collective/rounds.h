@@ -1,4 +1,4 @@
-/* Small operations over several hosts: data travel beside the arrival records, as in direct ones, but in rounds between hosts
+/* Small operations over several hosts: data travel beside the announcements, as in direct ones, but in rounds between hosts
  * (recursive doubling), so that a rank sends some log2 H records rather than one to each rank elsewhere.
  *
  * First the ranks of a host see each other's data. From then on each of them holds what its host holds; rank l of a host sends

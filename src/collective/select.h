@@ -1,5 +1,5 @@
 /* The table of algorithms and the choice of an entry. Choice depends only on what all ranks know: the call, the number of ranks
- * and hosts, on one host the operands' kinds in the arrival records, the settings and tuning overrides that were compared when
+ * and hosts, on one host the operands' kinds in the announcements, the settings and tuning overrides that were compared when
  * the communicator was made. */
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
@@ -23,7 +23,7 @@ struct shoal_algorithm {
     const char *name;
     enum shoal_where where;
     const char *variants[SHOAL_REACH_END]; /* the name with what the operands were: what the recorder shows */
-    shoal_plan_build_fn build;             /* NULL: the data travel beside the arrival records */
+    shoal_plan_build_fn build;             /* NULL: the data travel beside the announcements */
     bool is_cut; /* the chunk is cut among the ranks: without staging buffers a chunk may be `size` times larger */
     /* NULL: always; of the entries that fit the first one is taken. Over several hosts no operands count. */
     bool (*fits)(const struct shoal_selection *selection, const struct shoal_view *view, int root);
@@ -43,7 +43,7 @@ struct shoal_selection {
     int size;
     int hosts;            /* 0: one */
     size_t bytes;         /* of the larger operand, all parts */
-    size_t payload_bytes; /* what the rank that gives most would publish beside its arrival record */
+    size_t payload_bytes; /* what the rank that gives most would publish beside its announcement */
     size_t direct_bytes;  /* the setting */
     bool is_uneven;       /* operands are in parts of different lengths */
     bool sends_cheaply;   /* over several hosts: a record costs far less than the way to a host and back */

@@ -111,7 +111,7 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
         shared[r] = shared[size + r] = 0;
         if (!shoal_engine_is_here(engine, (int)r))
             continue;
-        const struct shoal_arrival *arrival =
+        const struct shoal_announcement *arrival =
             (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
         shared[r] = arrival->input != 0;
         shared[size + r] = arrival->output != 0;
@@ -148,7 +148,7 @@ static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *pe
 /* Records are compared as long as they are kept, with the peer set that they came from. */
 static bool is_in_use(const struct shoal_peer_set *peer_set, uint64_t sequence)
 {
-    return peer_set->last_sequence + SHOAL_ARRIVALS >= sequence;
+    return peer_set->last_sequence + SHOAL_ANNOUNCEMENTS >= sequence;
 }
 
 static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)

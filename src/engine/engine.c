@@ -414,13 +414,13 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 {
     while (engine->agreed_sequence < last) {
         const uint64_t sequence = engine->agreed_sequence + 1;
-        const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ARRIVALS];
+        const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ANNOUNCEMENTS];
         for (int i = 0; i < shoal_engine_heard_count(engine, peer_set); i++) {
             const int r = shoal_peer_set_heard(peer_set, i);
             if (r == engine->rank)
                 continue;
-            const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, sequence);
-            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], other))
+            const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, sequence);
+            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
                 return false;
         }
         engine->agreed_sequence = sequence;
@@ -446,7 +446,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
 static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
-    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     if (engine->active_count == SHOAL_ACTIVE_MAX)
         return false;
     if (!request->peer_set && request->sequence - engine->completed_by_all <= kept)
@@ -461,7 +461,8 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
 
 /* Where peers find the operands that they need, if they can reach them. Peers look at what their plans name, and then this
  * rank's plan ends after theirs have done so: nobody is told of what no plan names, for its owner may free it before. */
-static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_arrival *arrival)
+static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
+                            struct shoal_announcement *arrival)
 {
     const struct shoal_call *call = &request->call;
     const struct shoal_collective_traits *kind = shoal_collective_traits(call->kind);
@@ -492,7 +493,7 @@ static const struct shoal_part_notice *pick_local_notices(const struct shoal_eng
     return picked;
 }
 
-/* What goes beside the arrival record; NULL: nothing. */
+/* What goes beside the announcement; NULL: nothing. */
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -537,7 +538,7 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
 static void announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    struct shoal_arrival *arrival = &request->arrival;
+    struct shoal_announcement *arrival = &request->arrival;
     arrival->descriptor = (struct shoal_descriptor){
         .sequence = request->sequence,
         .count = call->count,
@@ -553,8 +554,8 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
         locate_operands(engine, request, arrival);
         arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_stores_hint(engine, request);
     }
-    engine->called[request->sequence % SHOAL_ARRIVALS] = arrival->descriptor;
-    engine->met[request->sequence % SHOAL_ARRIVALS] = request->peer_set;
+    engine->called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
+    engine->met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
     engine->ops->arrive(engine->transport, arrival, find_payload(engine, request), request->payload_bytes,
                         find_receivers(engine, request));
     if (SHOAL_UNLIKELY(engine->hosts > 1) && is_with_notices(call))
@@ -627,7 +628,7 @@ static void blame(struct shoal_engine *engine, struct shoal_request *request)
         const int r = shoal_peer_set_heard(request->peer_set, i);
         if (r == engine->rank)
             continue;
-        const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
+        const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, request->sequence);
         const int32_t after = (int32_t)(other->descriptor.posted - request->arrival.descriptor.posted);
         first = after < first ? after : first;
         if (after > last) {
@@ -658,7 +659,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
         const int r = request->next_missing;
         if (!is_needed(engine, request, r))
             continue;
-        const struct shoal_arrival *other = engine->ops->arrival(engine->transport, r, request->sequence);
+        const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, request->sequence);
         if (!other) {
             expect_payload(engine, request, r);
             return false;

@@ -4,7 +4,7 @@
  *
  * All calls come under the progress engine's lock, but those on a request that say otherwise.
  *
- * How a call passes: queued -> announced (its arrival record is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
+ * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
  * have arrived and called the same) -> done. Chunks of running operations take slots in the order of operations, the same on
  * all ranks; at most `depth` chunks are under way. */
 #ifndef SHOAL_ENGINE_ENGINE_H
@@ -62,11 +62,11 @@ struct shoal_request {
     uint64_t excused_ns; /* what the deadline was moved by, as shoal_engine_excuse counts it */
     uint64_t posted_ticks;
     struct shoal_record *record;
-    struct shoal_arrival arrival; /* own */
+    struct shoal_announcement arrival; /* own */
     const struct shoal_shape *shape;
     size_t element_bytes;
     size_t bytes;                            /* of the larger operand; of a message */
-    size_t payload_bytes;                    /* what this rank publishes beside its arrival record */
+    size_t payload_bytes;                    /* what this rank publishes beside its announcement */
     bool is_direct;                          /* no plan: data travel beside the records */
     const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
     int round;                               /* of them; -1: the ranks of this host are waited for */
@@ -176,9 +176,9 @@ struct shoal_engine {
     struct shoal_request *active_head, *active_tail; /* announced or running, in order */
     struct shoal_request *start_next;                /* the first active one with chunks to start */
     unsigned active_count;
-    void **addresses;                                 /* [SHOAL_ACTIVE_MAX][2 * size] */
-    struct shoal_descriptor called[SHOAL_ARRIVALS];   /* own calls of late, by sequence */
-    const struct shoal_peer_set *met[SHOAL_ARRIVALS]; /* and their peer sets */
+    void **addresses;                                      /* [SHOAL_ACTIVE_MAX][2 * size] */
+    struct shoal_descriptor called[SHOAL_ANNOUNCEMENTS];   /* own calls of late, by sequence */
+    const struct shoal_peer_set *met[SHOAL_ANNOUNCEMENTS]; /* and their peer sets */
     struct shoal_peer_set *peer_sets;
     uint8_t *nobody;      /* [size] of zeros */
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
@@ -407,10 +407,10 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
 /* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once,
  * or when the records of the other ranks have shown which rank is the odd one. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                                        const struct shoal_arrival *other);
+                                        const struct shoal_announcement *other);
 /* The same for an operation that is done here. */
 SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
-                                        const struct shoal_arrival *other);
+                                        const struct shoal_announcement *other);
 /* Fails with a difference that was found, once enough is known of it, or now if it is urgent. True: the engine broke. */
 bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
 

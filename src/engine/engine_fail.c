@@ -303,9 +303,9 @@ bool shoal_engine_heed_failure(struct shoal_engine *engine)
 static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 {
     for (int r = 0; r < engine->size; r++) {
-        const struct shoal_arrival *other =
+        const struct shoal_announcement *other =
             shoal_engine_is_here(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
-        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ARRIVALS], other))
+        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
             return engine->is_broken;
     }
     return false;
@@ -437,7 +437,7 @@ static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_
 static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_wait *wait)
 {
     const size_t bytes = shoal_engine_payload_bytes(engine, wait->request, wait->request->needed);
-    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     return wait->request->sequence >= wait->first_open + kept;
 }
 
@@ -457,7 +457,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *
         return is_behind(engine, wait->first_open, peer);
     if (!is_queued)
         return !engine->ops->arrival(engine->transport, peer, request->sequence);
-    const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = request->payload_bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     return engine->ops->completed(engine->transport, peer) + kept < request->sequence;
 }
 

@@ -4,7 +4,7 @@
 
 #include "engine/engine.h"
 
-/* ---- Direct operations: the data came beside the arrival records --------------------------------------------------------- */
+/* ---- Direct operations: the data came beside the announcements ----------------------------------------------------------- */
 
 /* So small that each part is copied element by element of the tensors' list. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
@@ -108,7 +108,7 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
         request->outputs[r] = r == rank ? call->output : NULL;
         if (r == rank || (!named[r] && !named[size + r]))
             continue;
-        const struct shoal_arrival *arrival = engine->ops->arrival(engine->transport, r, request->sequence);
+        const struct shoal_announcement *arrival = engine->ops->arrival(engine->transport, r, request->sequence);
         const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
         if (named[r] && arrival->input && input_bytes && status == SHOAL_OK)
             request->inputs[r] = engine->ops->reach(engine->transport, r, arrival->input, input_bytes, &status);

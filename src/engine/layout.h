@@ -8,7 +8,7 @@
 
 #include "collective/collective_type.h"
 
-/* All-to-all with parts of different lengths: what a rank tells each other one, beside its arrival record. */
+/* All-to-all with parts of different lengths: what a rank tells each other one, beside its announcement. */
 struct shoal_part_notice {
     uint64_t count;  /* elements for that rank */
     uint64_t offset; /* where they begin in the input, in elements */

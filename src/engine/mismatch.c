@@ -49,8 +49,8 @@ struct view {
 static const struct shoal_descriptor *call_of(const struct shoal_engine *engine, int rank, uint64_t sequence)
 {
     if (rank == engine->rank)
-        return &engine->called[sequence % SHOAL_ARRIVALS];
-    const struct shoal_arrival *arrival = engine->ops->arrival(engine->transport, rank, sequence);
+        return &engine->called[sequence % SHOAL_ANNOUNCEMENTS];
+    const struct shoal_announcement *arrival = engine->ops->arrival(engine->transport, rank, sequence);
     return arrival ? &arrival->descriptor : NULL;
 }
 
@@ -88,7 +88,7 @@ static int lowest_other(const struct view *view)
 
 static struct view look_at_calls(const struct shoal_engine *engine, uint64_t sequence)
 {
-    const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ARRIVALS];
+    const struct shoal_peer_set *peer_set = engine->met[sequence % SHOAL_ANNOUNCEMENTS];
     struct view view = {.named = -1};
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_descriptor *call = call_of(engine, r, sequence);
@@ -282,7 +282,7 @@ static void dispute(struct shoal_engine *engine, uint64_t sequence)
 }
 
 bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                         const struct shoal_arrival *other)
+                         const struct shoal_announcement *other)
 {
     if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)) &&
         (!request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer)))
@@ -291,7 +291,8 @@ bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *requ
     return false;
 }
 
-bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own, const struct shoal_arrival *other)
+bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
+                         const struct shoal_announcement *other)
 {
     if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
         return true;

@@ -161,7 +161,7 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
     request->next_missing = rank;
     if (rank == engine->rank)
         return true;
-    const struct shoal_arrival *other = engine->ops->arrival(engine->transport, rank, request->sequence);
+    const struct shoal_announcement *other = engine->ops->arrival(engine->transport, rank, request->sequence);
     return other && shoal_engine_agrees(engine, request, rank, other);
 }
 

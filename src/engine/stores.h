@@ -1,6 +1,6 @@
 /* How staging buffers and outputs are written: through the caches, or past them (streaming). Which is faster depends on whether
  * the cores share a cache, which on virtual machines changes within minutes, so rank 0 tries both now and then and all follow
- * its choice (a hint in its arrival record). Results do not depend on it. */
+ * its choice (a hint in its announcement). Results do not depend on it. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 

@@ -414,12 +414,12 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
         explain_passed_over(inquiry, override, out);
     explain_choice(inquiry, entry, override, SHOAL_REACH_STAGED, out);
     if (rounds) {
-        fputs("no plan: a rank sends what its host holds beside its arrival record, in rounds between hosts\n", out);
+        fputs("no plan: a rank sends what its host holds beside its announcement, in rounds between hosts\n", out);
         return;
     }
     fputs(inquiry->entry->shape.is_empty
-              ? "no plan: every rank publishes an arrival record and waits for those of all others\n"
-              : "no plan: who gives publishes data beside its arrival record; who takes reads it there\n",
+              ? "no plan: every rank publishes an announcement and waits for those of all others\n"
+              : "no plan: who gives publishes data beside its announcement; who takes reads it there\n",
           out);
 }
 

@@ -6,7 +6,7 @@
 
 #include "inspect/predict.h"
 
-/* What travels for an arrival record without data: struct shoal_network_arrival. */
+/* What travels for an announcement without data: struct shoal_network_announcement. */
 #define SHOAL_RECORD_BYTES 56
 
 enum shoal_act_kind {

@@ -4,7 +4,7 @@
  *
  * Four things travel:
  *   arrivals   one record per rank and operation: what was called and where its operands are; with up to
- *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ARRIVALS operations are kept.
+ *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ANNOUNCEMENTS operations are kept.
  *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote
  *              or put before raising it is visible to who has read the raised value.
  *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
@@ -14,7 +14,7 @@
 
 #include "base/compiler.h"
 
-#define SHOAL_ARRIVALS 32       /* records kept per rank: twice the operations that may be active */
+#define SHOAL_ANNOUNCEMENTS 32  /* records kept per rank: twice the operations that may be active */
 #define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
 #define SHOAL_PAYLOADS 4        /* payloads kept per rank */
 #define SHOAL_PAYLOAD_INLINE 80 /* bytes that fit into the record itself */
@@ -22,7 +22,7 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* EXCHANGE is internal: every rank gives count bytes beside its arrival record and receives those of all. DRAIN is local: done
+/* EXCHANGE is internal: every rank gives count bytes beside its announcement and receives those of all. DRAIN is local: done
  * when the sends and receives posted before it are. GROUP is several of these in one request. */
 enum shoal_collective_type {
     SHOAL_COLLECTIVE_NONE,
@@ -73,7 +73,7 @@ static inline uint64_t shoal_location_segment(shoal_location location)
     return location >> SHOAL_LOCATION_OFFSET_BITS;
 }
 
-struct shoal_arrival {
+struct shoal_announcement {
     struct shoal_descriptor descriptor;
     unsigned char payload[SHOAL_PAYLOAD_INLINE];
     shoal_location input;
@@ -81,8 +81,8 @@ struct shoal_arrival {
 };
 
 _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a cache line");
-_Static_assert(offsetof(struct shoal_arrival, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
-_Static_assert(sizeof(struct shoal_arrival) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
+_Static_assert(offsetof(struct shoal_announcement, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
+_Static_assert(sizeof(struct shoal_announcement) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
 
 /* Sends and receives travel as packets; `bytes` of data follow each. What the kinds mean is the engine's (messages.c). */
 #define SHOAL_PACKET_BYTES_MAX 8192
@@ -118,19 +118,19 @@ struct shoal_transport_ops {
 
     /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record).
      * Ranks of this host always see it; of those elsewhere the ones with peers[rank] != 0 get it (NULL: all). The caller
-     * guarantees that every rank that sees it has completed the operation SHOAL_ARRIVALS before this one (with a payload beside
-     * the record: the one SHOAL_PAYLOADS before), see `completed`. */
-    void (*arrive)(struct shoal_transport *, const struct shoal_arrival *record, const void *payload, size_t bytes,
+     * guarantees that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this one (with a payload
+     * beside the record: the one SHOAL_PAYLOADS before), see `completed`. */
+    void (*arrive)(struct shoal_transport *, const struct shoal_announcement *record, const void *payload, size_t bytes,
                    const uint8_t *peers);
 
     /* Sends this rank's record to one rank elsewhere that `peers` left out, with data of its own; once for each peer. The
      * same holds as for arrive. NULL where all are on one host. */
-    void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_arrival *record, const void *payload,
+    void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_announcement *record, const void *payload,
                       size_t bytes);
 
     /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. Of a rank
      * elsewhere `posted` is when the record was heard. */
-    const struct shoal_arrival *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
+    const struct shoal_announcement *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
 
     /* Says that the peer's record is looked for, and that bytes of payload will be with it: they may be asked for early. May be
      * NULL. */

@@ -248,7 +248,7 @@ static void find_in_mock(const char *name, void *function_out)
 
 static void open_sources(struct sources *sources, void **state)
 {
-    const struct shoal_arrival record = {.descriptor = {.sequence = 1}};
+    const struct shoal_announcement record = {.descriptor = {.sequence = 1}};
     *sources = (struct sources){.world = {.factory = *state, .size = 2}};
     assert_true(make(&sources->world));
     sources->context = ((struct inner *)sources->world.inner)->contexts[0];
@@ -588,7 +588,7 @@ static void a_late_record_of_an_earlier_operation_frees_no_payload(void **state)
     struct contract_world world = {.factory = *state, .size = 2};
     assert_true(make(&world));
     struct shoal_transport *giver = world.ranks[0], *taker = world.ranks[1];
-    struct shoal_arrival record = {.descriptor = {.sequence = 2}};
+    struct shoal_announcement record = {.descriptor = {.sequence = 2}};
     giver->ops->arrive(giver, &record, payload, sizeof payload, NULL);
     record.descriptor.sequence = 1;
     giver->ops->arrive_at(giver, 1, &record, NULL, 0);

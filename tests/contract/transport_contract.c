@@ -94,23 +94,23 @@ static uint8_t hints_of(uint64_t sequence)
     return sequence % 2 ? SHOAL_HINT_PLANNED : 0;
 }
 
-static struct shoal_arrival record_of(int rank, uint64_t sequence)
+static struct shoal_announcement record_of(int rank, uint64_t sequence)
 {
-    return (struct shoal_arrival){.descriptor = {.sequence = sequence,
-                                                 .count = sequence * 3,
-                                                 .root = (int16_t)rank,
-                                                 .kind = SHOAL_COLLECTIVE_ALLREDUCE,
-                                                 .type = SHOAL_FLOAT32,
-                                                 .priority = 7,
-                                                 .hints = hints_of(sequence)},
-                                  .input = (uint64_t)rank << 40 | 5,
-                                  .output = sequence};
+    return (struct shoal_announcement){.descriptor = {.sequence = sequence,
+                                                      .count = sequence * 3,
+                                                      .root = (int16_t)rank,
+                                                      .kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                                      .type = SHOAL_FLOAT32,
+                                                      .priority = 7,
+                                                      .hints = hints_of(sequence)},
+                                       .input = (uint64_t)rank << 40 | 5,
+                                       .output = sequence};
 }
 
 static void arrive_at_some(struct contract_world *world, int rank, uint64_t sequence, size_t bytes, const uint8_t *peers)
 {
     unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_arrival record = record_of(rank, sequence);
+    const struct shoal_announcement record = record_of(rank, sequence);
     fill(payload, bytes, rank, sequence);
     at(world, rank)->ops->arrive(at(world, rank), &record, payload, bytes, peers);
     at(world, rank)->ops->flush(at(world, rank));
@@ -122,7 +122,7 @@ static void arrive(struct contract_world *world, int rank, uint64_t sequence, si
     arrive_at_some(world, rank, sequence, bytes, NULL);
 }
 
-static const struct shoal_arrival *arrival(struct contract_world *world, int rank, int peer, uint64_t sequence)
+static const struct shoal_announcement *arrival(struct contract_world *world, int rank, int peer, uint64_t sequence)
 {
     return at(world, rank)->ops->arrival(at(world, rank), peer, sequence);
 }
@@ -131,7 +131,7 @@ static const struct shoal_arrival *arrival(struct contract_world *world, int ran
 static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
 {
     UNTIL(world, arrival(world, rank, peer, sequence) != NULL);
-    const struct shoal_arrival *record = arrival(world, rank, peer, sequence);
+    const struct shoal_announcement *record = arrival(world, rank, peer, sequence);
     assert_int_equal(record->descriptor.sequence, sequence);
     assert_int_equal(record->descriptor.count, sequence * 3);
     assert_int_equal(record->descriptor.root, peer);
@@ -279,7 +279,7 @@ static void arrival_ring_reuse_after_completion(void **state)
 {
     struct contract_world world;
     open_world(&world, state, 3);
-    run_operations(&world, 3 * SHOAL_ARRIVALS + 5, SHOAL_ARRIVALS, SHOAL_PAYLOAD_INLINE);
+    run_operations(&world, 3 * SHOAL_ANNOUNCEMENTS + 5, SHOAL_ANNOUNCEMENTS, SHOAL_PAYLOAD_INLINE);
     close_world(&world);
     open_world(&world, state, 3);
     run_operations(&world, 3 * SHOAL_PAYLOADS + 5, SHOAL_PAYLOADS, SHOAL_PAYLOAD_MAX);
@@ -336,7 +336,7 @@ static void record_goes_to_one_rank_after_the_other(void **state)
     arrive_at_some(&world, 0, 1, bytes[1], nobody);
     assert_arrived(&world, 1, 0, 1, bytes[1]);
     for (int rank = 2; rank < 4; rank++) {
-        const struct shoal_arrival record = record_of(0, 1);
+        const struct shoal_announcement record = record_of(0, 1);
         unsigned char payload[SHOAL_PAYLOAD_MAX];
         for (int i = 0; i < 1000; i++)
             pump(&world);
@@ -378,7 +378,7 @@ static bool sees(struct contract_world *world, int rank, int peer, uint64_t n)
 /* As the engine asks: of all who see the record, and itself. */
 static bool may_meet(struct contract_world *world, int rank, uint64_t n)
 {
-    const uint64_t kept = meeting_bytes(n) > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = meeting_bytes(n) > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     for (int peer = 0; peer < world->size; peer++)
         if ((peer == rank || sees(world, rank, peer, n)) && completed(world, rank, peer) + kept < n)
             return false;
@@ -438,7 +438,7 @@ static void what_is_flushed_comes_without_its_sender(void **state)
 {
     struct contract_world world;
     open_world(&world, state, 2);
-    for (uint64_t n = 1; n <= SHOAL_ARRIVALS; n++)
+    for (uint64_t n = 1; n <= SHOAL_ANNOUNCEMENTS; n++)
         arrive(&world, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
     for (int n = 0; n < 40; n++)
         signal_peer(&world, 0, 1, 1);
@@ -446,7 +446,7 @@ static void what_is_flushed_comes_without_its_sender(void **state)
     UNTIL(&world, is_flushed(&world, 0));
     assert_false(is_sending(&world, 0, 1));
     world.is_idle[0] = true;
-    for (uint64_t n = 1; n <= SHOAL_ARRIVALS; n++)
+    for (uint64_t n = 1; n <= SHOAL_ANNOUNCEMENTS; n++)
         assert_arrived(&world, 1, 0, n, n > SHOAL_PAYLOADS ? 10 : SHOAL_PAYLOAD_MAX);
     UNTIL(&world, counter(&world, 1, 0, 1) == 40);
     close_world(&world);
@@ -521,7 +521,7 @@ static void counters_start_near_2_32(void **state)
     UNTIL(&world, counter(&world, 1, 0, 5) == start + 10);
     assert_int_equal(counter(&world, 1, 0, 4), start);
     assert_true(completed(&world, 0, 1) <= start || !are_together(&world, 0, 1)); /* elsewhere: it may have used all it got */
-    run_operations(&world, SHOAL_ARRIVALS + 5, SHOAL_PAYLOADS, 40);
+    run_operations(&world, SHOAL_ANNOUNCEMENTS + 5, SHOAL_PAYLOADS, 40);
     close_world(&world);
 }
 

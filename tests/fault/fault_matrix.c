@@ -9,7 +9,7 @@
 
 #define POSTED 4
 #define LARGE ((size_t)16 << 20) /* elements of all calls under way: 64 MiB of float32 */
-#define SMALL ((size_t)80)       /* of each part or tensor: all travel beside the arrival record */
+#define SMALL ((size_t)80)       /* of each part or tensor: all travel beside the announcement */
 #define ROUND_TRIES 1000
 
 static bool is_stalled(const struct fault_scene *scene)

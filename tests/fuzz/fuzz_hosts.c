@@ -91,7 +91,7 @@ static uint32_t given; /* peer 1: the immediate of its first increment of slot 0
 
 static void see_message(shoal_fabric_peer peer, const void *data, size_t bytes)
 {
-    const struct shoal_network_arrival *arrival;
+    const struct shoal_network_announcement *arrival;
     struct shoal_network_head head;
     memcpy(&head, (const char *)data + sizeof(struct shoal_seal), sizeof head);
     if (peer != 1 || head.kind != SHOAL_NETWORK_ARRIVE)
@@ -168,7 +168,7 @@ static void close_harness(struct harness *h)
 static void post(struct harness *h, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_arrival record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_COLLECTIVE_ALLREDUCE}};
+    const struct shoal_announcement record = {.descriptor = {.sequence = ++h->sequence, .kind = SHOAL_COLLECTIVE_ALLREDUCE}};
     h->transport->ops->arrive(h->transport, &record, payload, bytes, NULL);
 }
 
@@ -198,7 +198,7 @@ static unsigned look(struct harness *h)
     unsigned result = 0;
     for (int r = 1; r < SIZE; r++) {
         for (uint64_t n = h->sequence; n <= h->sequence + 2; n++) {
-            const struct shoal_arrival *record = ops->arrival(h->transport, r, n);
+            const struct shoal_announcement *record = ops->arrival(h->transport, r, n);
             assert(!record || (record->descriptor.sequence == n && !record->input && !record->output));
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_INLINE), SHOAL_PAYLOAD_INLINE) : 0;
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_MAX), 1) : 0;
@@ -405,10 +405,10 @@ static void add_message(struct input *input, enum piece what, struct shoal_netwo
 static void add_record(struct input *input, uint64_t sequence, size_t payload_bytes)
 {
     static struct {
-        struct shoal_network_arrival arrival;
+        struct shoal_network_announcement arrival;
         unsigned char payload[SHOAL_PAYLOAD_MAX];
     } body;
-    body.arrival = (struct shoal_network_arrival){
+    body.arrival = (struct shoal_network_announcement){
         .descriptor = {.sequence = sequence, .kind = 1}, .has_staging = 1, .counters = 9, .bytes = (uint16_t)payload_bytes};
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, &body,
                 sizeof body.arrival + payload_bytes);

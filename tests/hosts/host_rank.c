@@ -30,7 +30,7 @@ static double now_s(void)
 
 #define SMALL_WAYS 4 /* in place or apart, in plain or shared memory */
 
-/* Nothing, one, odd counts on and off a cache line, in each way; then what does not fit beside an arrival record, in one. */
+/* Nothing, one, odd counts on and off a cache line, in each way; then what does not fit beside an announcement, in one. */
 static void run_row(struct world *world, const struct areas *areas, struct operation operation)
 {
     static const size_t counts[] = {0, 1, 7, 1001};
@@ -333,7 +333,7 @@ static enum shoal_status run_busy(struct world *world, char **words)
 
 /* ---- Ranks that call different things ------------------------------------------------------------------------------------ */
 
-#define GATHERED ((size_t)1 << 14) /* more than goes beside an arrival record: only peers hear of it */
+#define GATHERED ((size_t)1 << 14) /* more than goes beside an announcement: only peers hear of it */
 
 static enum shoal_status gather_to(struct world *world, const float *input, float *output, int root)
 {

@@ -77,7 +77,7 @@ static size_t parts_of(enum operation_kind kind, int size)
     return row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
 }
 
-/* What one rank may give beside its arrival record. */
+/* What one rank may give beside its announcement. */
 static size_t direct_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
@@ -86,7 +86,7 @@ static size_t direct_bytes(enum operation_kind kind, int size)
     return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
 }
 
-/* Every size at the borders of what goes inside and beside the arrival records, in every way. */
+/* Every size at the borders of what goes inside and beside the announcements, in every way. */
 static void run_small(struct world *world, const struct areas *areas, struct operation operation)
 {
     const size_t element = shoal_type_bytes(operation.type);

@@ -6,7 +6,7 @@
 
 #include "multi_world.h"
 
-/* One by one: every size at the borders of what goes beside the arrival records, larger ones, every root. */
+/* One by one: every size at the borders of what goes beside the announcements, larger ones, every root. */
 void exact_small(struct world *world);
 void exact_large(struct world *world);
 void exact_huge(struct world *world);

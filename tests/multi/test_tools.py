@@ -228,7 +228,7 @@ def explain_knows_every_collective():
             expect(plans == [f"rank {r}" for r in range(4)], out)
         small = explain(collective, "--ranks", "4", "--bytes", "1024")
         expect("algorithm direct, because a giver has " in small and "no more than direct's" in small, small)
-        expect("no plan: who gives publishes data beside its arrival record; who takes reads it there\n" in small, small)
+        expect("no plan: who gives publishes data beside its announcement; who takes reads it there\n" in small, small)
         expect("algorithm alone" in explain(collective, "--ranks", "1"), collective)
     expect("algorithm at-root-staged, because a giver has 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
            "output not shared\n" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))
@@ -249,7 +249,7 @@ def explain_tells_the_limit_of_the_direct_way():
 def explain_of_a_barrier_knows_no_bytes():
     out = explain("barrier", "--bytes", "1K")
     expect(out == "barrier over 2 ranks on one host\nalgorithm direct, because: always\ncost: one exchange of cache lines\n"
-           "no plan: every rank publishes an arrival record and waits for those of all others\n", out)
+           "no plan: every rank publishes an announcement and waits for those of all others\n", out)
 
 
 def explain_counts_the_elements_of_each_rank():

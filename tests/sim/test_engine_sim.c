@@ -1357,7 +1357,7 @@ static void engine_bounds_what_it_keeps(void **state)
             peer_sets++;
         for (const struct shoal_cached_plan *plan = world->ranks[r].engine->plans; plan; plan = plan->next)
             plans++;
-        assert_true(peer_sets <= SHOAL_ARRIVALS + 2 && plans <= SHOAL_ACTIVE_MAX);
+        assert_true(peer_sets <= SHOAL_ANNOUNCEMENTS + 2 && plans <= SHOAL_ACTIVE_MAX);
     }
     close_world(world);
 }

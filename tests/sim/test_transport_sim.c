@@ -44,7 +44,7 @@ static void signal_peer(struct shoal_sim *sim, int rank, int peer, unsigned slot
 static void arrive(struct shoal_sim *sim, int rank, uint64_t sequence, size_t bytes)
 {
     static const unsigned char payload[SHOAL_PAYLOAD_MAX];
-    const struct shoal_arrival record = {.descriptor = {.sequence = sequence, .kind = SHOAL_COLLECTIVE_BARRIER}};
+    const struct shoal_announcement record = {.descriptor = {.sequence = sequence, .kind = SHOAL_COLLECTIVE_BARRIER}};
     at(sim, rank)->ops->arrive(at(sim, rank), &record, payload, bytes, NULL);
 }
 
@@ -78,7 +78,7 @@ static uint64_t hash_of_run(uint64_t seed, int size, uint32_t posted, unsigned c
 {
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){
         .seed = seed, .size = size, .delay_ns_max = DELAY_NS, .drop_per_million = 20000, .busy_per_million = 20000});
-    const struct shoal_arrival record = {.descriptor = {.sequence = 1, .posted = posted}};
+    const struct shoal_announcement record = {.descriptor = {.sequence = 1, .posted = posted}};
     for (int rank = 0; rank < size; rank++) {
         assert_int_equal(at(sim, rank)->ops->reserve_staging(at(sim, rank), 2, 64), SHOAL_OK);
         at(sim, rank)->ops->arrive(at(sim, rank), &record, &content, 1, NULL);
@@ -436,10 +436,10 @@ static void sim_breaches_of_the_contract_are_noted(void **state)
     (void)state;
     const struct shoal_sim_options options = {.size = 2};
     struct shoal_sim *sim = open_sim(options);
-    for (uint64_t n = 1; n <= SHOAL_ARRIVALS; n++)
+    for (uint64_t n = 1; n <= SHOAL_ANNOUNCEMENTS; n++)
         arrive(sim, 0, n, 0);
     assert_null(shoal_sim_breach(sim));
-    arrive(sim, 0, SHOAL_ARRIVALS + 1, 0);
+    arrive(sim, 0, SHOAL_ANNOUNCEMENTS + 1, 0);
     assert_breach_and_close(sim, "rank 0 arrives at operation 33");
 
     sim = open_sim(options);

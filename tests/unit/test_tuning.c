@@ -481,7 +481,7 @@ static void rules_are_printed(void **state)
 /* ---- In a job ------------------------------------------------------------------------------------------------------------ */
 
 #define CALLS_MAX 4
-#define MOST (SHOAL_PAYLOAD_MAX / 4) /* float32 that go beside an arrival record */
+#define MOST (SHOAL_PAYLOAD_MAX / 4) /* float32 that go beside an announcement */
 
 struct expectation {
     enum operation_kind kind;

@@ -12,7 +12,7 @@
 #include "transport/fabric/fabric_providers.h"
 
 #define SHOAL_FABRIC_ADDRESS_MAX 64
-#define SHOAL_FABRIC_MESSAGE_MAX ((size_t)17 << 10) /* an arrival record, its payload, and what goes before them */
+#define SHOAL_FABRIC_MESSAGE_MAX ((size_t)17 << 10) /* an announcement, its payload, and what goes before them */
 #define SHOAL_FABRIC_RECEIVE_BUFFERS 64             /* messages at once */
 #define SHOAL_FABRIC_SEND_BUFFERS 64
 #define SHOAL_FABRIC_BUFFER_BYTES \

@@ -20,7 +20,7 @@ struct shoal_network;
 
 /* What a message is. */
 enum shoal_network_kind {
-    SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_arrival, the payload */
+    SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_announcement, the payload */
     SHOAL_NETWORK_RAISE,     /* number: which raise of the counter (slot, source) */
     SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
@@ -39,9 +39,9 @@ struct shoal_network_head {
     uint16_t slot;
 };
 
-/* An arrival record as it travels: with the sender's staging buffer, into which the receiver may put from now on: its
+/* An announcement as it travels: with the sender's staging buffer, into which the receiver may put from now on: its
  * credit. */
-struct shoal_network_arrival {
+struct shoal_network_announcement {
     struct shoal_descriptor descriptor;
     uint64_t staging_base;
     uint64_t staging_key;
@@ -57,13 +57,14 @@ struct shoal_network_part {
 
 #define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal) - sizeof(struct shoal_network_head))
 
-_Static_assert(sizeof(struct shoal_network_arrival) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX, "a record is one message");
+_Static_assert(sizeof(struct shoal_network_announcement) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX,
+               "a record is one message");
 _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
 
 /* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: a record for each
  * operation that may be active, and a full queue of packets. All other messages answer something that the peer has sent. */
-#define SHOAL_NETWORK_EARLY_MAX                                             \
-    (SHOAL_ARRIVALS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
+#define SHOAL_NETWORK_EARLY_MAX                                                  \
+    (SHOAL_ANNOUNCEMENTS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
 
 /* The immediate of a write: whose counter it raises, and which raise it is. Its 32 bits have no room for an authentication

@@ -51,8 +51,8 @@ struct payload {
 };
 
 struct remote {
-    struct shoal_network_peer *peer; /* NULL: a rank of this host */
-    struct shoal_arrival *records;   /* [SHOAL_ARRIVALS], when the first one is heard */
+    struct shoal_network_peer *peer;    /* NULL: a rank of this host */
+    struct shoal_announcement *records; /* [SHOAL_ANNOUNCEMENTS], when the first one is heard */
     struct payload payloads[SHOAL_PAYLOADS];
     uint64_t completed;  /* what it has told */
     uint64_t told;       /* what it was told */
@@ -148,10 +148,11 @@ static void note(struct hosts *hosts, enum shoal_status status)
 
 /* ---- Arrivals ------------------------------------------------------------------------------------------------------------ */
 
-static void send_record(struct hosts *hosts, int peer, const struct shoal_arrival *record, const void *payload, size_t bytes)
+static void send_record(struct hosts *hosts, int peer, const struct shoal_announcement *record, const void *payload,
+                        size_t bytes)
 {
     struct remote *remote = remote_of(hosts, peer);
-    struct shoal_network_arrival arrival = {.descriptor = record->descriptor, .bytes = (uint16_t)bytes};
+    struct shoal_network_announcement arrival = {.descriptor = record->descriptor, .bytes = (uint16_t)bytes};
     if (hosts->has_staging) {
         if (!remote->counters_given)
             remote->counters_given = shoal_network_give_counters(hosts->network, &hosts->channel, peer);
@@ -167,8 +168,8 @@ static void send_record(struct hosts *hosts, int peer, const struct shoal_arriva
 }
 
 /* Beginning with the next rank, so that not all send to the same one first. */
-static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                   const uint8_t *peers)
+static void arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                   size_t bytes, const uint8_t *peers)
 {
     struct hosts *hosts = hosts_of(transport);
     for (int i = 1; i < transport->size; i++) {
@@ -179,19 +180,19 @@ static void arrive(struct shoal_transport *transport, const struct shoal_arrival
     hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);
 }
 
-static void arrive_at(struct shoal_transport *transport, int peer, const struct shoal_arrival *record, const void *payload,
+static void arrive_at(struct shoal_transport *transport, int peer, const struct shoal_announcement *record, const void *payload,
                       size_t bytes)
 {
     send_record(hosts_of(transport), peer, record, payload, bytes);
 }
 
-static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_here(hosts, peer))
         return hosts->local->ops->arrival(hosts->local, hosts->local_of[peer], sequence);
-    const struct shoal_arrival *records = remote_of(hosts, peer)->records;
-    const struct shoal_arrival *record = records ? &records[sequence % SHOAL_ARRIVALS] : NULL;
+    const struct shoal_announcement *records = remote_of(hosts, peer)->records;
+    const struct shoal_announcement *record = records ? &records[sequence % SHOAL_ANNOUNCEMENTS] : NULL;
     return record && record->descriptor.sequence == sequence ? record : NULL;
 }
 
@@ -212,7 +213,7 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
         return hosts->local->ops->payload(hosts->local, hosts->local_of[peer], sequence, bytes);
     const struct remote *remote = remote_of(hosts, peer);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
-        return remote->records[sequence % SHOAL_ARRIVALS].payload;
+        return remote->records[sequence % SHOAL_ANNOUNCEMENTS].payload;
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (payload->bytes < bytes) {
         note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
@@ -586,7 +587,7 @@ static bool grow(struct payload *payload, size_t bytes)
 
 static void hear_record(struct hosts *hosts, struct remote *remote, const char *body, size_t bytes)
 {
-    struct shoal_network_arrival arrival;
+    struct shoal_network_announcement arrival;
     if (bytes < sizeof arrival)
         return;
     memcpy(&arrival, body, sizeof arrival);
@@ -598,7 +599,7 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         remote->has_staging = true;
     }
     if (!remote->records)
-        remote->records = calloc(SHOAL_ARRIVALS, sizeof *remote->records);
+        remote->records = calloc(SHOAL_ANNOUNCEMENTS, sizeof *remote->records);
     const uint64_t sequence = arrival.descriptor.sequence;
     if (sequence > remote->last_heard)
         remote->last_heard = sequence;
@@ -610,7 +611,7 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
         return;
     }
-    struct shoal_arrival *record = &remote->records[sequence % SHOAL_ARRIVALS];
+    struct shoal_announcement *record = &remote->records[sequence % SHOAL_ANNOUNCEMENTS];
     memcpy(is_beside ? payload->at : (char *)record->payload, body + sizeof arrival, arrival.bytes);
     record->descriptor = arrival.descriptor;
     record->descriptor.posted = (uint32_t)(shoal_clock_ticks() >> 8); /* clocks of hosts differ */
@@ -1004,7 +1005,7 @@ static void memory(struct shoal_transport *transport, struct shoal_memory_usage 
     for (int r = 0; r < transport->size; r++) {
         const struct remote *remote = remote_of(hosts, r);
         usage->control_bytes += sizeof *remote;
-        usage->control_bytes += remote->records ? SHOAL_ARRIVALS * sizeof *remote->records : 0;
+        usage->control_bytes += remote->records ? SHOAL_ANNOUNCEMENTS * sizeof *remote->records : 0;
         for (int i = 0; i < SHOAL_PAYLOADS; i++)
             usage->control_bytes += remote->payloads[i].bytes;
     }

@@ -3,7 +3,7 @@
  *
  *   order      What is heard comes in any order. Raises of a counter are numbered by their source; the receiver's counter is
  *              the number up to which all have been heard. Packets are numbered too.
- *   credit     An arrival record tells a partner where this rank's staging buffer is and which counters it raises there by
+ *   credit     An announcement tells a partner where this rank's staging buffer is and which counters it raises there by
  * writing;
  *              counters that a plan waits for tell when a staging buffer may be written again. So nobody can write, or send,
  * more than

@@ -13,7 +13,7 @@
 struct seat {
     struct shoal_segment *segment;
     struct shoal_shm_head *head;
-    struct shoal_shm_arrival *arrivals;
+    struct shoal_shm_announcement *arrivals;
     char *payloads;
     struct shoal_shm_counter *counters;
     struct shoal_shm_counter *queue_heads;
@@ -54,7 +54,7 @@ static struct shm *shm_of(struct shoal_transport *transport)
  * others' records, so that the next operation's store does not wait for it. */
 static void prepare_next(const struct seat *seat, uint64_t sequence, size_t bytes)
 {
-    const char *record = (const char *)&seat->arrivals[sequence % SHOAL_ARRIVALS];
+    const char *record = (const char *)&seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
     const char *payload = seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
     shoal_prefetch_for_write(record);
     if (bytes > SHOAL_PAYLOAD_FIRST && bytes <= SHOAL_PAYLOAD_INLINE)
@@ -64,13 +64,13 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
 }
 
 /* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
-static void arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                   const uint8_t *peers)
+static void arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                   size_t bytes, const uint8_t *peers)
 {
     (void)peers; /* all are here */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = record->descriptor.sequence;
-    struct shoal_shm_arrival *line = &seat->arrivals[sequence % SHOAL_ARRIVALS];
+    struct shoal_shm_announcement *line = &seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS];
     memcpy(line->descriptor, (const char *)record + sizeof line->sequence, sizeof line->descriptor);
     if (record->descriptor.hints & SHOAL_HINT_PLANNED) {
         line->input = record->input;
@@ -85,20 +85,20 @@ static void arrive(struct shoal_transport *transport, const struct shoal_arrival
     prepare_next(seat, sequence + 1, bytes);
 }
 
-static const struct shoal_arrival *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
-    const struct shoal_shm_arrival *line = &shm_of(transport)->seats[peer].arrivals[sequence % SHOAL_ARRIVALS];
+    const struct shoal_shm_announcement *line = &shm_of(transport)->seats[peer].arrivals[sequence % SHOAL_ANNOUNCEMENTS];
     /* acquire: pairs with the release in arrive. */
     if (atomic_load_explicit(&line->sequence, memory_order_acquire) != sequence)
         return NULL;
-    return (const struct shoal_arrival *)(const void *)line;
+    return (const struct shoal_announcement *)(const void *)line;
 }
 
 static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const struct seat *seat = &shm_of(transport)->seats[peer];
     if (bytes <= SHOAL_PAYLOAD_INLINE)
-        return seat->arrivals[sequence % SHOAL_ARRIVALS].payload;
+        return seat->arrivals[sequence % SHOAL_ANNOUNCEMENTS].payload;
     return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
 }
 
@@ -534,7 +534,7 @@ static void seat_at(struct seat *seat, struct shoal_segment *segment, const stru
 {
     seat->segment = segment;
     seat->head = (struct shoal_shm_head *)(void *)(segment->base + layout->head);
-    seat->arrivals = (struct shoal_shm_arrival *)(void *)(segment->base + layout->arrivals);
+    seat->arrivals = (struct shoal_shm_announcement *)(void *)(segment->base + layout->arrivals);
     seat->payloads = segment->base + layout->payloads;
     seat->counters = (struct shoal_shm_counter *)(void *)(segment->base + layout->counters);
     seat->queue_heads = (struct shoal_shm_counter *)(void *)(segment->base + layout->queue_heads);

@@ -3,7 +3,7 @@
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, whom it waits for, the group's failure (rank 0's
  *                    segment only)
- *     arrivals       SHOAL_ARRIVALS records, each alone on a pair of cache lines        written by the owner
+ *     arrivals       SHOAL_ANNOUNCEMENTS records, each alone on a pair of cache lines        written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
  *     queue heads    size counters: bytes ever appended to the queue to each rank       written by the owner
@@ -22,8 +22,8 @@ struct shoal_shm_counter {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t value;
 };
 
-struct shoal_shm_arrival {
-    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t sequence; /* the first 8 bytes of a struct shoal_arrival, written last */
+struct shoal_shm_announcement {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t sequence; /* the first 8 bytes of a struct shoal_announcement, written last */
     unsigned char descriptor[sizeof(struct shoal_descriptor) - sizeof(uint64_t)];
     unsigned char payload[SHOAL_PAYLOAD_INLINE];
     shoal_location input;
@@ -48,10 +48,10 @@ struct shoal_shm_head {
 };
 
 _Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
-_Static_assert(sizeof(struct shoal_shm_arrival) == SHOAL_CACHE_PAIR, "an arrival has its pair of lines alone");
-_Static_assert(offsetof(struct shoal_shm_arrival, payload) == offsetof(struct shoal_arrival, payload) &&
-                   offsetof(struct shoal_shm_arrival, input) == offsetof(struct shoal_arrival, input),
-               "read as a struct shoal_arrival");
+_Static_assert(sizeof(struct shoal_shm_announcement) == SHOAL_CACHE_PAIR, "an arrival has its pair of lines alone");
+_Static_assert(offsetof(struct shoal_shm_announcement, payload) == offsetof(struct shoal_announcement, payload) &&
+                   offsetof(struct shoal_shm_announcement, input) == offsetof(struct shoal_announcement, input),
+               "read as a struct shoal_announcement");
 
 struct shoal_shm_layout {
     size_t head, arrivals, payloads, counters, queue_heads, queue_tails, staging, queues;
@@ -70,7 +70,7 @@ static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, un
     struct shoal_shm_layout layout;
     layout.head = (size_t)(rank % 61) * SHOAL_PAGE;
     layout.arrivals = layout.head + SHOAL_PAGE;
-    layout.payloads = layout.arrivals + SHOAL_ARRIVALS * sizeof(struct shoal_shm_arrival);
+    layout.payloads = layout.arrivals + SHOAL_ANNOUNCEMENTS * sizeof(struct shoal_shm_announcement);
     layout.counters = layout.payloads + SHOAL_PAYLOADS * (size_t)SHOAL_PAYLOAD_MAX;
     layout.queue_heads = layout.counters + slots * (size_t)size * sizeof(struct shoal_shm_counter);
     layout.queue_tails = layout.queue_heads + (size_t)size * sizeof(struct shoal_shm_counter);

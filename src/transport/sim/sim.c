@@ -17,7 +17,7 @@ enum fate { FATE_HERE, FATE_KILLED, FATE_FREED, FATE_FINALIZED };
 
 /* What a rank has seen of a peer, and when what it sent to that peer arrives. */
 struct link {
-    struct shoal_sim_event *letters[SHOAL_ARRIVALS]; /* arrivals not yet completed, at sequence % SHOAL_ARRIVALS */
+    struct shoal_sim_event *letters[SHOAL_ANNOUNCEMENTS]; /* arrivals not yet completed, at sequence % SHOAL_ANNOUNCEMENTS */
     uint64_t counters[SHOAL_DEPTH_MAX];
     uint64_t completed;
     uint64_t heard; /* sequence of the last arrival */
@@ -106,7 +106,7 @@ static void mix(struct shoal_sim *sim, const void *data, size_t bytes)
 
 static void trace(struct shoal_sim *sim, const struct shoal_sim_event *event)
 {
-    struct shoal_arrival record = event->record;
+    struct shoal_announcement record = event->record;
     record.descriptor.posted = 0;
     const uint64_t words[] = {event->due,  (uint64_t)event->kind, (uint64_t)event->source, (uint64_t)event->dest,
                               event->slot, event->value,          event->offset,           event->bytes};
@@ -334,7 +334,7 @@ static void letter_free(struct link *link, size_t place)
 
 static struct shoal_sim_event *letter_find(const struct link *link, uint64_t sequence)
 {
-    struct shoal_sim_event *letter = link->letters[sequence % SHOAL_ARRIVALS];
+    struct shoal_sim_event *letter = link->letters[sequence % SHOAL_ANNOUNCEMENTS];
     return letter && letter->record.descriptor.sequence == sequence ? letter : NULL;
 }
 
@@ -347,8 +347,8 @@ static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
         free(letter);
         return;
     }
-    letter_free(link, sequence % SHOAL_ARRIVALS);
-    link->letters[sequence % SHOAL_ARRIVALS] = letter;
+    letter_free(link, sequence % SHOAL_ANNOUNCEMENTS);
+    link->letters[sequence % SHOAL_ANNOUNCEMENTS] = letter;
 }
 
 /* Ranks elsewhere hear only of what they are peers in. */
@@ -360,7 +360,7 @@ static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *peers
 /* What whoever sends a record guarantees. */
 static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t bytes)
 {
-    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ARRIVALS;
+    const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     if (rank->links[peer].completed + kept < sequence)
         note_breach(rank->sim, "rank %d arrives at operation %llu, but has seen rank %d complete only %llu",
                     rank->transport.rank, (unsigned long long)sequence, peer, (unsigned long long)rank->links[peer].completed);
@@ -377,10 +377,10 @@ static void check_arrival(struct rank *rank, uint64_t sequence, size_t bytes, co
     rank->arrived = sequence;
 }
 
-static void send_letter(struct rank *rank, int peer, const struct shoal_arrival *record, const void *payload, size_t bytes)
+static void send_letter(struct rank *rank, int peer, const struct shoal_announcement *record, const void *payload, size_t bytes)
 {
     const bool beside = bytes > SHOAL_PAYLOAD_INLINE;
-    struct shoal_sim_event *letter = event_create(rank, peer, SHOAL_SIM_ARRIVAL, payload, beside ? bytes : 0);
+    struct shoal_sim_event *letter = event_create(rank, peer, SHOAL_SIM_ANNOUNCEMENT, payload, beside ? bytes : 0);
     if (!letter)
         return;
     letter->record = *record;
@@ -392,8 +392,8 @@ static void send_letter(struct rank *rank, int peer, const struct shoal_arrival 
         post(rank->sim, letter);
 }
 
-static void op_arrive_at(struct shoal_transport *transport, int peer, const struct shoal_arrival *record, const void *payload,
-                         size_t bytes)
+static void op_arrive_at(struct shoal_transport *transport, int peer, const struct shoal_announcement *record,
+                         const void *payload, size_t bytes)
 {
     struct rank *rank = rank_of(transport);
     const uint64_t sequence = record->descriptor.sequence;
@@ -406,8 +406,8 @@ static void op_arrive_at(struct shoal_transport *transport, int peer, const stru
     send_letter(rank, peer, record, payload, bytes);
 }
 
-static void op_arrive(struct shoal_transport *transport, const struct shoal_arrival *record, const void *payload, size_t bytes,
-                      const uint8_t *peers)
+static void op_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                      size_t bytes, const uint8_t *peers)
 {
     struct rank *rank = rank_of(transport);
     if (bytes > SHOAL_PAYLOAD_MAX) {
@@ -421,7 +421,7 @@ static void op_arrive(struct shoal_transport *transport, const struct shoal_arri
     }
 }
 
-static const struct shoal_arrival *op_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *op_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     const struct shoal_sim_event *letter = letter_find(&rank_of(transport)->links[peer], sequence);
     return letter ? &letter->record : NULL;
@@ -448,7 +448,7 @@ static void op_complete(struct shoal_transport *transport, uint64_t sequence)
                     (unsigned long long)*completed);
     *completed = max_u64(*completed, sequence);
     for (int peer = 0; peer < transport->size; peer++)
-        for (size_t place = 0; place < SHOAL_ARRIVALS; place++) {
+        for (size_t place = 0; place < SHOAL_ANNOUNCEMENTS; place++) {
             const struct shoal_sim_event *letter = rank->links[peer].letters[place];
             if (letter && letter->record.descriptor.sequence <= sequence)
                 letter_free(&rank->links[peer], place);
@@ -717,7 +717,7 @@ static void rank_close(struct rank *rank)
 {
     for (int peer = 0; rank->links && peer < rank->transport.size; peer++) {
         struct link *link = &rank->links[peer];
-        for (size_t place = 0; place < SHOAL_ARRIVALS; place++)
+        for (size_t place = 0; place < SHOAL_ANNOUNCEMENTS; place++)
             letter_free(link, place);
         events_free(link->packets);
         link->packets = NULL;
@@ -790,7 +790,7 @@ static void deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
         return;
     }
     trace(sim, event);
-    if (event->kind == SHOAL_SIM_ARRIVAL) {
+    if (event->kind == SHOAL_SIM_ANNOUNCEMENT) {
         letter_deliver(dest, event);
         return;
     }

@@ -11,7 +11,7 @@
  *     Staging buffers begin filled with 0xFF, a NaN in every type, so that reading what nobody wrote shows.
  * The source of a put is captured when put is called: it may be overwritten afterwards.
  * A lost event never arrives, nor does any raise that must not become visible before it; then only a deadline helps. Failures,
- * the news that a rank is gone, and whom it waits for are not lost. An arrival record is freed when its reader completes the
+ * the news that a rank is gone, and whom it waits for are not lost. An announcement is freed when its reader completes the
  * operation, so that the address sanitizer finds who reads it later.
  *
  * One thread drives all ranks; only `abort` may come from another thread or a signal handler. */

@@ -7,7 +7,7 @@
 
 /* The kinds up to BYTES can be lost. */
 enum shoal_sim_event_kind {
-    SHOAL_SIM_ARRIVAL,
+    SHOAL_SIM_ANNOUNCEMENT,
     SHOAL_SIM_COMPLETE,
     SHOAL_SIM_RAISE,
     SHOAL_SIM_PACKET,
@@ -29,7 +29,7 @@ struct shoal_sim_event {
     uint64_t value; /* complete: the sequence; room: the bytes ever taken; gone: the fate; waits: as SHOAL_NETWORK_WAITS */
     size_t offset;
     size_t bytes; /* of data: what is put, the payload beside a record, or a packet with its bytes */
-    struct shoal_arrival record;
+    struct shoal_announcement record;
     _Alignas(16) unsigned char data[];
 };
 
