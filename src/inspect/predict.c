@@ -253,7 +253,7 @@ static uint64_t act_ps(const struct machine *machine, const struct place *place,
     return act->kind == SHOAL_ACT_SEND ? message_ps(machine->model, 1, bytes) : machine->model->signal_ps;
 }
 
-static void raise_counter(struct machine *machine, int rank, int peer, unsigned slot)
+static void increment_counter(struct machine *machine, int rank, int peer, unsigned slot)
 {
     ++*counter_of(machine, peer, rank, slot);
     call_rank(machine, peer);
@@ -264,7 +264,7 @@ static void publish(struct machine *machine, int rank)
     const int first = shoal_cast_host(&machine->cast, rank) * machine->cast.local;
     for (int peer = first; peer < first + machine->cast.local; peer++) {
         if (peer != rank)
-            raise_counter(machine, rank, peer, meeting_slot(machine));
+            increment_counter(machine, rank, peer, meeting_slot(machine));
     }
 }
 
@@ -283,8 +283,8 @@ static void end_act(struct machine *machine, int rank, unsigned slot)
 {
     struct place *place = place_of(machine, rank, slot);
     const struct shoal_act *act = &script_of(machine, rank, slot)->acts[place->act];
-    if (act->kind == SHOAL_ACT_RAISE)
-        raise_counter(machine, rank, act->peer, slot);
+    if (act->kind == SHOAL_ACT_INCREMENT)
+        increment_counter(machine, rank, act->peer, slot);
     else if (act->kind == SHOAL_ACT_PUBLISH)
         publish(machine, rank);
     else if (act->kind == SHOAL_ACT_SEND)

@@ -33,10 +33,10 @@ static enum shoal_status append_work(struct shoal_script *script, uint64_t full_
 }
 
 /* To a rank of this host or elsewhere. */
-static enum shoal_status append_raise(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
+static enum shoal_status append_increment(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
 {
     const bool is_here = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
-    return append(script, (struct shoal_act){is_here ? SHOAL_ACT_RAISE : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
+    return append(script, (struct shoal_act){is_here ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
 }
 
 static enum shoal_status append_wait(struct shoal_script *script, int peer, uint32_t value)
@@ -75,7 +75,7 @@ static enum shoal_status append_step(const struct shoal_cast *cast, struct shoal
     case SHOAL_STEP_PUT:
         return append(script, (struct shoal_act){SHOAL_ACT_SEND, step->peer, 0, {full, last}});
     case SHOAL_STEP_SIGNAL:
-        return append_raise(cast, script, plan->rank, step->peer);
+        return append_increment(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
         if (step->peer == plan->rank) /* for its puts: those of a chunk are on the wire long before its last answer comes */
             return SHOAL_OK;
@@ -334,7 +334,7 @@ static void load_act(struct shoal_cast *cast, int rank, const struct shoal_act *
     const uint64_t bytes =
         times[SHOAL_LENGTH_FULL] * act->bytes[SHOAL_LENGTH_FULL] + times[SHOAL_LENGTH_LAST] * act->bytes[SHOAL_LENGTH_LAST];
     own->work_bytes += act->kind == SHOAL_ACT_WORK ? bytes : 0;
-    own->signals += act->kind == SHOAL_ACT_RAISE || act->kind == SHOAL_ACT_PUBLISH ? count : 0;
+    own->signals += act->kind == SHOAL_ACT_INCREMENT || act->kind == SHOAL_ACT_PUBLISH ? count : 0;
     if (act->kind != SHOAL_ACT_SEND)
         return;
     own->sends += count;

@@ -11,9 +11,9 @@
 
 enum shoal_act_kind {
     SHOAL_ACT_WORK,
-    SHOAL_ACT_SEND,    /* raises the counter of a rank elsewhere */
-    SHOAL_ACT_RAISE,   /* raises the counter of a rank of this host */
-    SHOAL_ACT_PUBLISH, /* raises those of all other ranks of this host */
+    SHOAL_ACT_SEND,      /* raises the counter of a rank elsewhere */
+    SHOAL_ACT_INCREMENT, /* raises the counter of a rank of this host */
+    SHOAL_ACT_PUBLISH,   /* raises those of all other ranks of this host */
     SHOAL_ACT_WAIT
 };
 

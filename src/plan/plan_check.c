@@ -178,7 +178,7 @@ static size_t signal_number(const struct check *check, int to, int from, uint32_
 }
 
 /* Whoever waits for what was put knows that it has left. */
-static void raise_counter(struct check *check, int to, int from)
+static void increment_counter(struct check *check, int to, int from)
 {
     const uint32_t n = ++check->raised[to * check->size + from], puts = puts_to(check, from, to);
     uint32_t *snapshot = check->snapshots + signal_number(check, to, from, n) * check->components;
@@ -479,7 +479,7 @@ static enum shoal_status run_step(struct check *check, int rank, struct cursor a
     if (step->kind != SHOAL_STEP_SIGNAL)
         SHOAL_TRY(move(check, rank, at, step));
     if (step->kind != SHOAL_STEP_REDUCE)
-        raise_counter(check, step->peer, rank);
+        increment_counter(check, step->peer, rank);
     return SHOAL_OK;
 }
 

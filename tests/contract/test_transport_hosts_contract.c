@@ -432,7 +432,7 @@ static void sources_stay_registered_when_the_process_forks(void **state)
 
 /* ---- Raises that overtake each other ------------------------------------------------------------------------------------- */
 
-#define RAISES_MANY 300
+#define INCREMENTS_MANY 300
 #define PUMPS 500
 
 static void hinder_taker(struct sources *sources, enum mock_way way)
@@ -449,7 +449,7 @@ static void hinder_taker(struct sources *sources, enum mock_way way)
 static int put_while_taken(struct sources *sources, const unsigned char *bytes, int first)
 {
     struct shoal_transport *giver = sources->world.ranks[0];
-    for (int idle = 0; first < RAISES_MANY && idle < PUMPS; idle++) {
+    for (int idle = 0; first < INCREMENTS_MANY && idle < PUMPS; idle++) {
         const enum shoal_status status = giver->ops->put(giver, 1, 0, (size_t)first, &bytes[first], 1);
         pump(&sources->world);
         if (status == SHOAL_PENDING)
@@ -468,15 +468,15 @@ static void a_write_that_is_late_is_not_taken_for_another(void **state)
     open_sources(&sources, state);
     struct shoal_transport *taker = sources.world.ranks[1];
     unsigned char *bytes = allocate(&sources, 0);
-    for (int i = 0; i < RAISES_MANY; i++)
+    for (int i = 0; i < INCREMENTS_MANY; i++)
         bytes[i] = (unsigned char)(i % 255 + 1);
     hinder_taker(&sources, MOCK_HELD);
     const int put = put_while_taken(&sources, bytes, 0);
     assert_int_equal(taker->ops->counter(taker, 0, 0), 0);
     hinder_taker(&sources, MOCK_OPEN);
-    assert_int_equal(put_while_taken(&sources, bytes, put), RAISES_MANY);
-    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY);
-    assert_memory_equal(taker->ops->staging(taker, 1, 0), bytes, RAISES_MANY);
+    assert_int_equal(put_while_taken(&sources, bytes, put), INCREMENTS_MANY);
+    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == INCREMENTS_MANY);
+    assert_memory_equal(taker->ops->staging(taker, 1, 0), bytes, INCREMENTS_MANY);
     release(&sources, bytes);
     destroy(&sources.world);
 }
@@ -489,7 +489,7 @@ static void a_signal_that_is_late_is_not_lost(void **state)
     struct shoal_transport *giver = sources.world.ranks[0], *taker = sources.world.ranks[1];
     unsigned char *byte = allocate(&sources, 7);
     hinder_taker(&sources, MOCK_HELD);
-    for (int i = 0; i < RAISES_MANY; i++)
+    for (int i = 0; i < INCREMENTS_MANY; i++)
         giver->ops->signal(giver, 1, 0);
     for (int i = 0; i < PUMPS; i++)
         pump(&sources.world);
@@ -498,7 +498,7 @@ static void a_signal_that_is_late_is_not_lost(void **state)
     assert_int_equal(giver->ops->put(giver, 1, 0, 0, byte, 1), SHOAL_PENDING);
     hinder_taker(&sources, MOCK_OPEN);
     UNTIL(&sources.world, giver->ops->put(giver, 1, 0, 0, byte, 1) == SHOAL_OK);
-    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == RAISES_MANY + 1);
+    UNTIL(&sources.world, taker->ops->counter(taker, 0, 0) == INCREMENTS_MANY + 1);
     assert_int_equal(*(unsigned char *)taker->ops->staging(taker, 1, 0), 7);
     UNTIL(&sources.world, giver->ops->is_flushed(giver));
     release(&sources, byte);

@@ -455,7 +455,8 @@ static void build_seed(struct input *input)
     add_packet(input, HEAR_MESSAGE, 0, SHOAL_PACKET_BYTES_MAX + 64); /* larger than any */
     for (uint64_t n = 4; n > 0; n--)
         add_packet(input, HEAR_MESSAGE, n - 1, n % 2 ? 64 : 0);
-    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_RAISE, .number = 3, .source = 2}, "", 0);
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_INCREMENT, .number = 3, .source = 2}, "",
+                0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED, .completed = 1, .taken = 64},
                 "", 0);
     add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_WAITS, .number = 1ull << 32 | 1}, "", 0);
@@ -631,7 +632,7 @@ static void check_names(struct harness *h)
     struct {
         struct shoal_seal seal;
         struct shoal_network_head head;
-    } message = {.head = {.comm = COMM, .kind = SHOAL_NETWORK_RAISE, .number = 1, .source = 2}};
+    } message = {.head = {.comm = COMM, .kind = SHOAL_NETWORK_INCREMENT, .number = 1, .source = 2}};
     shoal_session_seal(&h->theirs[1], &message, sizeof message);
     hand_endpoint_hear(h->network, &message, sizeof message, true);
     assert(h->transport->ops->counter(h->transport, 2, 0) == 0 && rejections->counts[SHOAL_REJECTED_FOREIGN] == 1);

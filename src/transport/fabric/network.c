@@ -500,7 +500,7 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     const uint32_t age = counters->was_given ? counters->age + 1u : draw(network, AGES);
     *counters = (struct counters){channel, source, (uint16_t)(age % AGES), true};
     network->counters_given++;
-    return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_RAISE_BITS);
+    return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_INCREMENT_BITS);
 }
 
 static void give_back_counters(struct shoal_network *network, const struct shoal_network_channel *channel)
@@ -518,9 +518,9 @@ static void on_written(void *arg, uint32_t immediate)
 {
     static const struct counters none = {.channel = NULL};
     struct shoal_network *network = arg;
-    const unsigned raise = immediate % (1u << SHOAL_NETWORK_RAISE_BITS);
-    const unsigned slot = (immediate >> SHOAL_NETWORK_RAISE_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
-    const uint32_t name = immediate >> (SHOAL_NETWORK_RAISE_BITS + SHOAL_NETWORK_SLOT_BITS);
+    const unsigned raise = immediate % (1u << SHOAL_NETWORK_INCREMENT_BITS);
+    const unsigned slot = (immediate >> SHOAL_NETWORK_INCREMENT_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
+    const uint32_t name = immediate >> (SHOAL_NETWORK_INCREMENT_BITS + SHOAL_NETWORK_SLOT_BITS);
     const struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
     if (!counters->was_given || counters->age != name % AGES ||
         (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, raise)))

@@ -21,7 +21,7 @@ struct shoal_network;
 /* What a message is. */
 enum shoal_network_kind {
     SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_announcement, the payload */
-    SHOAL_NETWORK_RAISE,     /* number: which raise of the counter (slot, source) */
+    SHOAL_NETWORK_INCREMENT, /* number: which raise of the counter (slot, source) */
     SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
     SHOAL_NETWORK_COMPLETED, /* nothing but the head */
@@ -71,7 +71,7 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
  * code. A write needs the key of the staging buffer that it writes into, and the counter's name (index and age, 22 bits) is
  * drawn at random: with n names given and s slots in use, a random immediate hits a counter with a probability of n * s /
  * 2^26. */
-#define SHOAL_NETWORK_RAISE_BITS 6
+#define SHOAL_NETWORK_INCREMENT_BITS 6
 #define SHOAL_NETWORK_SLOT_BITS 4
 #define SHOAL_NETWORK_AGE_BITS 6
 #define SHOAL_NETWORK_INDEX_BITS 16

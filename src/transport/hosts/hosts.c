@@ -6,10 +6,10 @@
 
 #include "base/clock.h"
 
-/* At most RAISES_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
+/* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
  * RAISES of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
-#define RAISES (1u << SHOAL_NETWORK_RAISE_BITS)
-#define RAISES_UNDER_WAY (RAISES / 2)
+#define RAISES (1u << SHOAL_NETWORK_INCREMENT_BITS)
+#define INCREMENTS_UNDER_WAY (RAISES / 2)
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
  * before it has to wait for that. */
 #define TELL_EVERY (SHOAL_PAYLOADS / 2)
@@ -132,8 +132,8 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     head.source = (uint32_t)hosts->transport.rank;
     head.completed = remote->told = hosts->completed;
     head.taken = remote->told_popped = remote->popped_bytes;
-    const bool is_raise = head.kind == SHOAL_NETWORK_RAISE || head.kind == SHOAL_NETWORK_DATA;
-    struct shoal_network_load *load = &remote->loads[is_raise ? hosts->slots + head.slot : 2 * hosts->slots];
+    const bool is_increment = head.kind == SHOAL_NETWORK_INCREMENT || head.kind == SHOAL_NETWORK_DATA;
+    struct shoal_network_load *load = &remote->loads[is_increment ? hosts->slots + head.slot : 2 * hosts->slots];
     return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
@@ -356,12 +356,12 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
 }
 
 /* Else one that is under way could be taken for a later one, or a later one for it. */
-static bool may_raise(struct remote *remote, unsigned slot)
+static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
     if (remote->under_way[slot] == counter->owed)
         counter->left = counter->raised;
-    return counter->raised - counter->left < RAISES_UNDER_WAY;
+    return counter->raised - counter->left < INCREMENTS_UNDER_WAY;
 }
 
 static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
@@ -376,7 +376,8 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
-                                              .immediate = remote->raises | (uint32_t)slot << SHOAL_NETWORK_RAISE_BITS | raise};
+                                              .immediate =
+                                                  remote->raises | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS | raise};
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     counter->raised++;
     return SHOAL_OK;
@@ -411,7 +412,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its staging buffer", bytes,
                               peer, slot, offset);
-    if (remote_of(hosts, peer)->counters[slot].owed || !may_raise(remote_of(hosts, peer), slot))
+    if (remote_of(hosts, peer)->counters[slot].owed || !may_increment(remote_of(hosts, peer), slot))
         return SHOAL_PENDING;
     const struct origin origin = find_origin(hosts, source, bytes);
     if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
@@ -440,10 +441,10 @@ static bool is_sending(struct shoal_transport *transport, int peer)
     return count > 0;
 }
 
-static void send_raise(struct hosts *hosts, int peer, unsigned slot)
+static void send_increment(struct hosts *hosts, int peer, unsigned slot)
 {
     const struct shoal_network_head head = {
-        .kind = SHOAL_NETWORK_RAISE, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
+        .kind = SHOAL_NETWORK_INCREMENT, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
     note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
 
@@ -466,8 +467,8 @@ static void signal_peer(struct shoal_transport *transport, int peer, unsigned sl
         return;
     }
     struct counter *counter = &remote_of(hosts, peer)->counters[slot];
-    if (!counter->owed && may_raise(remote_of(hosts, peer), slot))
-        send_raise(hosts, peer, slot);
+    if (!counter->owed && may_increment(remote_of(hosts, peer), slot))
+        send_increment(hosts, peer, slot);
     else
         owe(hosts, peer, slot, 1);
 }
@@ -475,9 +476,9 @@ static void signal_peer(struct shoal_transport *transport, int peer, unsigned sl
 static void pay_owed(struct hosts *hosts, int peer, unsigned slot)
 {
     struct remote *remote = remote_of(hosts, peer);
-    while (remote->counters[slot].owed && may_raise(remote, slot)) {
+    while (remote->counters[slot].owed && may_increment(remote, slot)) {
         owe(hosts, peer, slot, -1);
-        send_raise(hosts, peer, slot);
+        send_increment(hosts, peer, slot);
     }
 }
 
@@ -506,7 +507,7 @@ static bool is_expected(const struct counter *counter, uint64_t number)
 }
 
 /* What comes out of order waits, as a bit, until those before it have come. False: it was heard before. */
-static bool hear_raise(struct counter *counter, uint64_t number)
+static bool hear_increment(struct counter *counter, uint64_t number)
 {
     const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % RAISES;
     if (!is_expected(counter, number) || (counter->ahead & bit))
@@ -640,7 +641,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
     if (++*heard < part.parts)
         return;
     *heard = 0;
-    (void)hear_raise(&remote->counters[head->slot], head->number);
+    (void)hear_increment(&remote->counters[head->slot], head->number);
 }
 
 /* Nobody who keeps to the rules sends more than the queue holds. */
@@ -701,8 +702,8 @@ static bool hear(void *arg, const struct shoal_network_peer *from, const struct 
         hear_record(hosts, remote, body, bytes);
         tell_if_due(hosts, (int)head->source); /* the operation may be completed: not every rank waits for every record */
         break;
-    case SHOAL_NETWORK_RAISE:
-        (void)hear_raise(&remote->counters[head->slot], head->number);
+    case SHOAL_NETWORK_INCREMENT:
+        (void)hear_increment(&remote->counters[head->slot], head->number);
         break;
     case SHOAL_NETWORK_DATA:
         hear_data(hosts, remote, head, body, bytes);
@@ -726,7 +727,7 @@ static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
         return false;
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
     const uint64_t next = counter->heard + 1;
-    return hear_raise(counter, next + (raise - next) % RAISES);
+    return hear_increment(counter, next + (raise - next) % RAISES);
 }
 
 /* Messages came before this rank was ready for them, and could not be kept. */

@@ -22,11 +22,11 @@ struct link {
     uint64_t completed;
     uint64_t heard; /* sequence of the last arrival */
     enum fate fate;
-    uint64_t cut_ns;                     /* what a killed peer sent arrives until then */
-    uint64_t raise_due[SHOAL_DEPTH_MAX]; /* of the last raise sent */
-    uint64_t bytes_due;                  /* when all bytes put so far have landed */
-    uint64_t packet_due;                 /* of the last packet sent */
-    struct shoal_sim_event *packets;     /* of the peer, not yet taken, oldest first */
+    uint64_t cut_ns;                         /* what a killed peer sent arrives until then */
+    uint64_t increment_due[SHOAL_DEPTH_MAX]; /* of the last raise sent */
+    uint64_t bytes_due;                      /* when all bytes put so far have landed */
+    uint64_t packet_due;                     /* of the last packet sent */
+    struct shoal_sim_event *packets;         /* of the peer, not yet taken, oldest first */
     struct shoal_sim_event **packets_end;
     uint64_t pushed; /* bytes ever pushed to the peer */
     uint64_t taken;  /* how many of them it has told that it took */
@@ -159,11 +159,11 @@ static uint64_t draw_due(struct shoal_sim *sim, const struct shoal_sim_event *ev
         link->bytes_due = max_u64(link->bytes_due, lost ? NEVER : due);
     if (event->kind == SHOAL_SIM_PACKET)
         return link->packet_due = lost ? NEVER : max_u64(due, link->packet_due);
-    if (event->kind != SHOAL_SIM_RAISE)
+    if (event->kind != SHOAL_SIM_INCREMENT)
         return lost ? NEVER : due;
-    uint64_t *raise_due = &link->raise_due[event->slot];
-    *raise_due = lost ? NEVER : max_u64(due, max_u64(*raise_due, link->bytes_due));
-    return *raise_due;
+    uint64_t *increment_due = &link->increment_due[event->slot];
+    *increment_due = lost ? NEVER : max_u64(due, max_u64(*increment_due, link->bytes_due));
+    return *increment_due;
 }
 
 static void schedule(struct shoal_sim *sim, struct shoal_sim_event *event)
@@ -473,7 +473,7 @@ static bool is_slot(struct rank *rank, unsigned slot)
 static void op_signal(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct rank *rank = rank_of(transport);
-    struct shoal_sim_event *raise = is_slot(rank, slot) ? event_create(rank, peer, SHOAL_SIM_RAISE, NULL, 0) : NULL;
+    struct shoal_sim_event *raise = is_slot(rank, slot) ? event_create(rank, peer, SHOAL_SIM_INCREMENT, NULL, 0) : NULL;
     if (!raise)
         return;
     raise->slot = slot;
@@ -802,7 +802,7 @@ static void deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
         link->completed = max_u64(link->completed, event->value);
     else if (event->kind == SHOAL_SIM_ROOM)
         link->taken = max_u64(link->taken, event->value);
-    else if (event->kind == SHOAL_SIM_RAISE)
+    else if (event->kind == SHOAL_SIM_INCREMENT)
         link->counters[event->slot]++;
     else if (event->kind == SHOAL_SIM_BYTES)
         put_bytes(dest, event);
