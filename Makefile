@@ -7,7 +7,7 @@
 #   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
 #   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
 #   make build   the command at build/shoal, the libraries beside it
-#   make docs    renders the public header, docs/, the commands and examples at build/docs/html/index.html
+#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx
 #   make deps    installs what the targets need, and nothing else
 #   make check   the checks that need no build: dependencies between modules, symbols, format
 #   make clean   removes build directories
@@ -46,7 +46,7 @@ demo-torch: build build/torch/bin/python3
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
-test: build/torch/bin/python3 build/torch/deepspeed
+test: build/torch/bin/python3 build/torch/deepspeed build/sphinx/bin/python3
 	@dev/deps.sh build demo test
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
@@ -82,9 +82,19 @@ bench-torch: build build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh bench
 	@build/torch/bin/python3 bench/bench_torch.py $(ARGS)
 
-docs: build
+docs: build build/sphinx/bin/python3
+	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal
+	@build/sphinx/bin/python3 docs/sphinx/make.py man build/docs build/shoal
+	@echo "made: build/docs/html/index.html and manual pages, as in: man -M build/docs shoal_allreduce"
+
+# Sphinx, Hawkmoth and libclang. The build makes manual pages where it finds them, so it has to look again.
+build/sphinx/bin/python3: docs/sphinx/requirements.txt
 	@dev/deps.sh docs
-	@dev/docs.py build/docs/html build/shoal
+	@echo "installing Sphinx at build/sphinx"
+	@rm -rf build/sphinx && python3 -m venv build/sphinx
+	@build/sphinx/bin/pip install --quiet --requirement docs/sphinx/requirements.txt
+	@touch $@
+	@[ ! -e build/build.ninja ] || meson setup --reconfigure build >/dev/null
 
 check:
 	@dev/check.py

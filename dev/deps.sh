@@ -9,10 +9,10 @@ packages_for() {
                 "libfabric1" ;;
     demo) echo "dataset-fashion-mnist libopenblas0" ;;
     test) echo "libcmocka-dev clang libclang-rt-14-dev clang-format g++ openmpi-bin libopenmpi-dev mpich libmpich-dev" \
-               "python3 iproute2 iperf3 util-linux groff-base cmark-gfm slurmctld slurmd slurm-client munge" ;;
+               "python3 iproute2 iperf3 util-linux groff-base slurmctld slurmd slurm-client munge" ;;
     bench) echo "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 iperf3 util-linux python3-venv" ;;
     python) echo "python3-venv python3-dev g++ bible-kjv-text dataset-fashion-mnist" ;;
-    docs) echo "python3 cmark-gfm" ;;
+    docs) echo "python3-venv gcc libc6-dev" ;;
     aarch64) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
     *) echo "deps.sh: unknown purpose \"$1\": build, demo, test, bench, python, docs or aarch64" >&2; exit 2 ;;
     esac

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""The pages of `make docs`: complete, in order, without a dead link; and that faults of their sources are told."""
+"""The site that `make docs` makes: complete, in order, without a dead link; and that faults of its sources are told."""
 import html
 import json
 import os
 import pathlib
 import re
 import shutil
+import sys
 import tempfile
 
 from tap import Skip, call, expect, run_cases
@@ -14,40 +15,57 @@ TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
 PAGES = ROOT / "html"
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
+PYTHON = COMMAND.parent / "sphinx/bin/python3"
 HEADER = TOP / "include/shoal/shoal.h"
 
 
-def render(tree=TOP, out=PAGES, env=None):
-    if not shutil.which("cmark-gfm"):
-        raise Skip("cmark-gfm is not installed")
-    return call(tree / "dev/docs.py", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), env=env)
+def render(tree=TOP, out=ROOT):
+    if not PYTHON.exists():
+        raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/bin/python3`")
+    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), timeout=240)
+
+
+def page(name):
+    if not PAGES.exists():
+        render()
+    return (PAGES / name).read_text()
+
+
+def sections():
+    """Number, title, and the page of each section of the header."""
+    wanted = re.findall(r"^/\* -{4} (\d+)\. (.*?) -+ \*/", HEADER.read_text(), re.M)
+    expect(len(wanted) >= 10, wanted)
+    return [(number, title, page("manual/" + re.sub(r"\W+", "_", title.lower()).strip("_") + ".html")) for number, title in wanted]
 
 
 def manual():
-    if not PAGES.exists():
-        render()
-    return (PAGES / "manual.html").read_text()
+    return "\n".join(text for _, _, text in sections())
 
 
-def ids():
-    return set(re.findall(r' id="(\w+)"', manual()))
+def plain(text):
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
 def pages_render_without_a_warning():
     code, out, err = render()
-    expect(code == 0 and not err and len(out.splitlines()) == 1, code, out, err)
+    expect(code == 0 and not err and not out, code, out, err)
     guides = [path.relative_to(TOP).with_suffix(".html") for path in TOP.glob("docs/**/*.md")]
-    for page in ("index.html", "manual.html", "names.html", *guides):
-        expect((PAGES / page).is_file(), page)
+    for name in ("index.html", "manual/index.html", "genindex.html", "python.html", *guides):
+        expect((PAGES / name).is_file(), name)
+    for name in ("shoal.library_path", "shoal.torch.empty", "shoal.torch.monitored_barrier"):
+        expect(f'id="{name}"' in page("python.html"), name)
 
 
 def every_exported_symbol_has_a_place_and_a_text():
+    """Above it, or as that of the declarations before it, whose text holds for it, too."""
     symbols = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
     expect(len(symbols) > 30, symbols)
-    items = manual().split('<div class="item">')[1:]
     for symbol in symbols:
-        own = [item for item in items if f'<b id="{symbol}">' in item]
-        expect(len(own) == 1 and "<p>" in own[0].split("<pre>")[0], symbol, own)
+        own = [text for _, _, text in sections() if f' id="c.{symbol}"' in text]
+        expect(len(own) == 1 and manual().count(f' id="c.{symbol}"') == 1, symbol, len(own))
+        article = own[0][own[0].index("<article"):]
+        before, after = article.split(f' id="c.{symbol}"')
+        expect("<dd><p>" in re.sub(r">\s+<", "><", after.split("<dl ")[0]) or "<p>" in before, symbol)
 
 
 def names_are_those_the_compiler_sees():
@@ -63,9 +81,11 @@ def names_are_those_the_compiler_sees():
             seen.add(node.get("name", ""))
     code, out, err = call("clang", "-x", "c", "-dM", "-E", HEADER)
     expect(code == 0, err)
-    seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - {"SHOAL_H", "SHOAL_API", "SHOAL_MUST_USE"}
+    above = HEADER.read_text().partition("/* ---- 1.")[0]  # the header's guard and attributes have no place in the manual
+    seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - set(re.findall(r"#define (\w+)", above))
     seen = {name for name in seen if name.lower().startswith("shoal_")}
-    found = {name for name in ids() if name.lower().startswith("shoal_")}
+    found = {name.split(".")[-1] for name in re.findall(r' id="c\.([\w.]+)"', manual())}
+    found = {name for name in found if name.lower().startswith("shoal_")}
     expect(len(seen) > 50 and found == seen, "in one only:", sorted(found ^ seen))
 
 
@@ -95,150 +115,145 @@ def headers_and_examples_fit_the_columns():
 
 
 def sections_keep_their_order():
-    wanted = re.findall(r"^/\* -{4} (\d+\. .*?) -+ \*/", HEADER.read_text(), re.M)
-    expect(len(wanted) >= 10 and re.findall(r"<h2[^>]*>(.*?)</h2>", manual()) == wanted, wanted)
-    functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", HEADER.read_text(), re.M | re.S)
-    places = [manual().index(f'<b id="{name}">') for name in functions]
-    expect(places == sorted(places), "functions are not in the order of the header")
+    entries = re.findall(r'toctree-l1"><a [^>]*>([^<]*)</a>', page("manual/index.html").partition("<article")[2])
+    expect(entries == [f"{number}. {title}" for number, title, _ in sections()], entries)
+    for number, title, text in sections():
+        functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", HEADER.read_text().partition(f"---- {number}. ")[2].partition("\n/* ---- ")[0],
+                               re.M | re.S)
+        places = [text.index(f' id="c.{name}"') for name in functions]
+        expect(functions and places == sorted(places), f"functions of {title} are not in the order of the header")
+
+
+def members_have_their_own_texts():
+    text = plain(manual())
+    for told in ("size_t bytes ¶ of the larger operand: all parts where there are parts, and then rounded down to equal parts",
+                 "ERR_TIMEOUT", "enumerator SHOAL_OK = 0 ¶ success", "enumerator SHOAL_FLOAT64 = 1 ¶ bytes: 8",
+                 "a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and it can be left."):
+        expect(told in text, told)
 
 
 def no_link_is_dead():
-    manual()
-    count = 0
-    for page in PAGES.rglob("*.html"):
-        for link in re.findall(r'(?:href|src)="([^":]+)"', page.read_text()):
-            path, _, place = html.unescape(link).partition("#")
-            target = page.parent / path if path else page
-            expect(target.is_file(), page, link)
-            expect(not place or f' id="{place}"' in target.read_text(), page, link)
+    page("index.html")
+    count, texts = 0, {path: path.read_text() for path in PAGES.rglob("*.html")}
+    for path, text in texts.items():
+        for link in re.findall(r'(?:href|src)="([^":]+)"', text):
+            name, _, place = html.unescape(link).partition("#")
+            target = (path.parent / name.partition("?")[0]).resolve() if name else path
+            expect(target.is_file(), path, link)
+            expect(not place or target.suffix != ".html" or f' id="{place}"' in texts[target], path, link)
             count += 1
     expect(count > 1000, count)
 
 
-def search_entries():
-    text = (PAGES / "search.js").read_text()
-    expect(text.startswith("shoalSearch([") and text.endswith("]);\n"), text[:80])
-    return json.loads(text[len("shoalSearch("):-len(");\n")])
-
-
 def commands_settings_and_examples_have_pages():
-    manual()
     for source in [path.relative_to(TOP) for path in TOP.glob("examples/*.c")] + ["examples/torch/gpt/train.py"]:
-        expect((PAGES / f"{source}.html").is_file(), source)
-    expect((PAGES / "examples/torch/gpt/README.html").is_file(), "the README of an example")
+        wanted = plain(html.escape((TOP / source).read_text(), False))
+        expect(wanted.replace(" ", "") in plain(page(f"{source}.html")).replace(" ", ""), source, "its text is not there")
+    expect("<h1>" in page("examples/torch/gpt/README.html"), "the README of an example")
     if not COMMAND.exists():
         raise Skip(f"{COMMAND} is not built")
     own, settings = call(COMMAND, "--help")[1], call(COMMAND, "info", "--settings")[1]
     names = re.findall(r"^\s+shoal ([a-z]+)\s{2,}", own, re.M)
     expect(len(names) >= 7, own)
     for name in names:
-        page = html.unescape(re.sub(r"<[^>]*>", " ", (PAGES / f"commands/{name}.html").read_text()))
+        text = plain(page(f"commands/shoal-{name}.html"))
         for option in re.findall(r"^\s+(--[a-z-]+)", call(COMMAND, name, "--help")[1], re.M):
-            expect(option in page, f"{option} of shoal {name}")
-    page = (PAGES / "commands/settings.html").read_text()
-    for name in re.findall(r"^(SHOAL_\w+)", settings, re.M):
-        expect(f'<dt id="{name}">' in page, name)
+            expect(option in text, f"{option} of shoal {name}")
+    for name, meaning in re.findall(r"^(SHOAL_\w+).*\n\s+(.*)", settings, re.M):
+        text = page("commands/settings.html")
+        expect(f' id="envvar-{name}"' in text and " ".join(meaning.split())[:40] in plain(text), name, meaning)
 
 
-def what_is_read_stands_before_the_list_of_pages():
-    """On a phone the list comes below; there are not so many pages in it that none is found."""
-    for page in PAGES.rglob("*.html"):
-        text = page.read_text()
-        expect(text.index('<input type="search"') < text.index("<main>") < text.index('<nav id="pages">'), page)
-        links = text[text.index("<nav"):].count("<a ")
-        expect(10 < links < 60, page, links)
-    lists = (PAGES / "docs/figures/index.html").read_text()
-    expect(all(f'href="{path.stem}.html"' in lists for path in TOP.glob("docs/figures/*.md")), "a figure is in no list")
+def lists_hold_all_pages_and_the_list_of_each_page_is_short():
+    for folder in ("docs/decisions", "docs/figures"):
+        text = page(f"{folder}/index.html").partition("<article")[2]
+        expect(all(f'href="{path.stem}.html"' in text for path in TOP.glob(f"{folder}/*.md")), folder)
+    text = page("examples/index.html").partition("<article")[2]
+    for path in TOP.glob("examples/**/*.[ch]"):
+        expect(f'href="{path.relative_to(TOP / "examples")}.html"' in text, path)
+    links = page("index.html").partition('<div class="sidebar-tree">')[2].partition("</aside>")[0].count("<a ")
+    expect(10 < links < 70, links)
+
+
+def every_record_has_a_table_and_a_plot():
+    texts = "".join(page(f"docs/figures/{path.name}") for path in (PAGES / "docs/figures").glob("*.html") if path.name != "index.html")
+    suites = [path.stem.removeprefix("bench-") for path in TOP.glob("docs/figures/bench-*.jsonl")]
+    expect(len(suites) > 50 and texts.count("<table") >= len(suites), len(suites), texts.count("<table"))
+    for suite in suites:
+        expect(f'alt="{suite}"' in texts and list((PAGES / "_images").glob(f"{suite}*.svg")), suite)
 
 
 def search_finds_names_and_settings():
-    manual()
-    places = {}
-    for place, name, _, text in search_entries():
-        page, _, part = place.partition("#")
-        expect((PAGES / page).is_file() and text, place)
-        expect(not part or f' id="{part}"' in (PAGES / page).read_text(), place)
-        places.setdefault(name, place)
-    for name in ("shoal_allreduce", "SHOAL_ERR_TIMEOUT", "How fast", *(["SHOAL_TIMEOUT_MS", "shoal run"] if COMMAND.exists() else [])):
-        expect(name in places, name)
-    if shutil.which("node"):
-        expect(call("node", "--check", TOP / "dev/docs.js")[0] == 0, "dev/docs.js")
-
-
-def long_lines_are_broken_but_not_those_of_drawings():
-    manual()
-    expect("<pre class=drawing>" in (PAGES / "docs/architecture.html").read_text(), "the drawing of the architecture")
-    hello = (PAGES / "index.html").read_text()
-    expect("<pre><code class=\"language-c\">#include" in hello, "C is no drawing")
-    expect(re.search(r"^pre \{.*white-space: pre-wrap", (PAGES / "docs.css").read_text(), re.M), "docs.css")
+    page("index.html")
+    index = json.loads((PAGES / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    objects = {entry[-1] if isinstance(entry, list) else entry for entries in index["objects"].values() for entry in entries}
+    for name in ("shoal_allreduce", "SHOAL_ERR_TIMEOUT", *(["SHOAL_TIMEOUT_MS"] if COMMAND.exists() else [])):
+        expect(name in objects, name, sorted(objects)[:50])
+    titles = set(index["alltitles"])
+    expect("How fast" in titles and (not COMMAND.exists() or "shoal run" in titles), titles)
+    expect("docs/figures/cliffs" in index["docnames"] and not any("smooth curve, all-reduce" in title for title in titles),
+           "tables of figures are not searched")
 
 
 def texts_link_to_names_and_pages():
-    errors = (PAGES / "docs/errors.html").read_text()
-    expect('<a href="../manual.html#SHOAL_ERR_TIMEOUT"><code>ERR_TIMEOUT</code></a>' in errors, errors)
-    expect('<a href="docs/errors.html"><code>docs/errors.md</code></a>' in manual(), "docs/errors.md")
-    expect('<a href="#shoal_mem_alloc"><code>shoal_mem_alloc</code></a>' in manual(), "shoal_mem_alloc")
-
-
-def copy_with(name, path, old, new):
-    tree = ROOT / name
-    for source in ("dev/docs.py", "dev/docs.css", "dev/docs.js", "dev/man.py", "src/shoal.map", "include/shoal/shoal.h", "README.md", "CHANGELOG.md",
-                   "CONTRIBUTING.md"):
-        (tree / source).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(TOP / source, tree / source)
-    shutil.copytree(TOP / "docs", tree / "docs")
-    text = (tree / path).read_text()
-    expect(text.count(old) == 1, path, old, text.count(old))
-    (tree / path).write_text(text.replace(old, new))
-    return tree
+    errors = page("docs/errors.html")
+    expect(re.search(r'href="\.\./manual/version_and_status\.html#c\.shoal_status\.SHOAL_ERR_TIMEOUT"[^>]*><code[^>]*>(<span[^>]*>)?ERR_TIMEOUT<', errors),
+           "ERR_TIMEOUT")
+    version = page("manual/version_and_status.html").partition("<article")[2]
+    expect(re.search(r'href="\.\./docs/errors\.html"[^>]*><span[^>]*>docs/errors.md<', version), "docs/errors.md")
+    expect(re.search(r'href="shared_memory\.html#c\.shoal_mem_alloc"', page("manual/collectives.html").partition("<article")[2]), "shoal_mem_alloc")
 
 
 FAULTS = (  # what is changed, where; what must be said
-    ("include/shoal/shoal.h", "/* What one rank holds:", "struct shoal_bare;\n\n/* What one rank holds:",
-     "shoal_bare has no text"),
-    ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "the text names shoal_conjure"),
-    ("include/shoal/shoal.h", "/* What one rank holds:", "/* A union. */\nunion shoal_odd;\n\n/* What one rank holds:",
-     "cannot read this declaration"),
-    ("src/shoal.map", "        shoal_version;", "        shoal_version;\n        shoal_secretive;",
-     "shoal_secretive has no place"),
-    ("docs/errors.md", "# Errors", "# Errors\n\n[more](nowhere.md)", "the link to nowhere.html leads nowhere"),
-    ("docs/errors.md", "# Errors", "# Errors\n\n[more](style.md#no-such-place)",
-     "the link to style.html#no-such-place leads nowhere"),
-    ("docs/errors.md", "# Errors", "# Errors\n\n## Twice\n\n## Twice", "#twice is there more than once"),
+    ("include/shoal/shoal.h", "/* What one rank holds:", "struct shoal_bare;\n\n/* What one rank holds:", "shoal_bare has no text"),
+    ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "c:func reference target not found: shoal_conjure"),
+    ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:58: a parameter list without types"),
+    ("src/shoal.map", "        shoal_version;", "        shoal_version;\n        shoal_secretive;", "shoal_secretive has no place"),
+    ("docs/errors.md", "# Errors", "# Errors\n\n[more](nowhere.md)", "nowhere"),
+    ("docs/style.md", "# Style", "# Style\n\n[more](errors.md#no-such-place)", "no-such-place"),
 )
+NEEDED = ("docs/sphinx/make.py", "docs/sphinx/conf.py", "docs/sphinx/rest.py", "docs/sphinx/header_pages.py", "docs/sphinx/command_pages.py",
+          "docs/sphinx/shoal.css", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
+          "include/shoal/shoal.h", "examples/01_hello.c", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
 
 
 def faults_of_the_sources_are_told():
-    for number, (path, old, new, told) in enumerate(FAULTS):
-        tree = copy_with(f"fault-{number}", path, old, new)
-        code, out, err = render(tree, tree / "html")
-        expect(code == 1 and len(out.splitlines()) == 1 and told in out, code, told, out, err)
+    tree = ROOT / "faults"
+    for source in NEEDED:
+        (tree / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TOP / source, tree / source)
+    package = next(path for path in (TOP / "python", TOP / "bindings/python") if path.is_dir())
+    shutil.copytree(package, tree / package.relative_to(TOP))
+    for path, old, new, _ in FAULTS:
+        text = (tree / path).read_text()
+        expect(text.count(old) == 1, path, old, text.count(old))
+        (tree / path).write_text(text.replace(old, new))
+    code, out, err = render(tree, tree)
+    for *_, told in FAULTS:
+        expect(code == 1 and told in err, code, told, out, err)
 
 
 def a_folder_with_other_things_stays_as_it_is():
     other = ROOT / "other"
-    other.mkdir()
-    (other / "letter").write_text("dear")
+    (other / "html").mkdir(parents=True)
+    (other / "html/letter").write_text("dear")
     code, out, err = render(out=other)
-    expect(code == 2 and "holds other things" in err and (other / "letter").read_text() == "dear", code, out, err)
-    code, out, err = render(out=other / "letter")
-    expect(code == 2 and "is no folder" in err and (other / "letter").read_text() == "dear", code, out, err)
+    expect(code == 2 and "holds other things" in err and (other / "html/letter").read_text() == "dear", code, out, err)
+    code, out, err = render(out=other / "html/letter")
+    expect(code == 2 and "is no folder" in err and (other / "html/letter").read_text() == "dear", code, out, err)
 
 
 def what_is_missing_is_told():
-    bin = ROOT / "bin"
-    bin.mkdir()
-    (bin / "python3").symlink_to(shutil.which("python3"))
-    code, out, err = call(TOP / "dev/docs.py", ROOT / "none", env={**os.environ, "PATH": str(bin)})
-    expect(code == 2 and "there is no cmark-gfm here; dev/deps.sh docs" in err, code, out, err)
+    """A Python without what pip installs."""
+    code, out, err = call(sys.executable, "-I", "-S", TOP / "docs/sphinx/make.py", "html", ROOT / "none")
+    expect(code == 2 and "no hawkmoth here: `make docs` puts it at build/sphinx" in err, code, out, err)
 
 
 try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
-               structs_begin_with_their_macro, headers_and_examples_fit_the_columns,
-               sections_keep_their_order, no_link_is_dead, commands_settings_and_examples_have_pages,
-               what_is_read_stands_before_the_list_of_pages, search_finds_names_and_settings,
-               long_lines_are_broken_but_not_those_of_drawings, texts_link_to_names_and_pages, faults_of_the_sources_are_told,
-               a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
+               structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
+               no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
+               every_record_has_a_table_and_a_plot, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

@@ -84,12 +84,18 @@ def commands():
     return re.findall(r"^\s+shoal ([a-z]+)\s{2,}", installed_shoal("--help"), re.M)
 
 
-def page_text(name):
+def groff(page):
+    """As text; pages that lead to another are followed."""
     if not shutil.which("groff"):
         raise Skip("groff is not installed")
-    code, out, err = call("groff", "-man", "-ww", "-Tascii", "-P-cbu", PREFIX / "share/man/man1" / name)
-    expect(code == 0 and not err, name, err)
+    code, out, err = call("groff", "-man", "-ww", "-Tascii", "-P-cbu", "-I", PREFIX / "share/man", page)
+    expect(code == 0 and not err, page, err)
     return out
+
+
+def page_text(name):
+    manual_pages(1)
+    return groff(PREFIX / "share/man/man1" / name)
 
 
 def command_runs_where_it_was_installed_and_where_it_was_moved():
@@ -109,15 +115,35 @@ def package_file_requires_nothing():
     expect("-lshoal" in pkg_config("--libs"), text)
 
 
-def manual_pages_are_there_for_every_command():
-    pages = {path.name for path in (PREFIX / "share/man/man1").iterdir()}
+def manual_pages(section):
+    """Sphinx makes them where it is when the build is configured."""
+    if not (BUILD / "sphinx/bin/python3").exists():
+        raise Skip(f"no Sphinx at {BUILD}/sphinx: `make build/sphinx/bin/python3`")
+    return sorted((PREFIX / f"share/man/man{section}").iterdir())
+
+
+def manual_pages_are_there_for_every_command_and_function():
+    pages = {path.name for path in manual_pages(1)}
     wanted = {"shoal.1", *(f"shoal-{command}.1" for command in commands())}
-    expect(pages == wanted, "the list in meson.build is not that of `shoal --help`:", sorted(pages ^ wanted))
+    expect(pages == wanted, sorted(pages ^ wanted))
+    pages = {path.name for path in manual_pages(3)}
+    functions = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
+    expect(len(functions) > 30 and {"shoal.3", *(f"{name}.3" for name in functions)} <= pages, functions, pages)
+
+
+def manual_pages_of_functions_say_what_the_header_says():
+    manual_pages(3)
+    for name, told in (("shoal_allreduce", ("SHOAL_COLLECTIVES(3)", "#include <shoal/shoal.h>", "const void *input", "element by element")),
+                       ("shoal_mem_alloc", ("Memory that the other ranks of this host can map", "ERR_MEMORY")),
+                       ("shoal_request_wait", ("SHOAL_FOREVER", "timeout_ms"))):
+        out = groff(PREFIX / f"share/man/man3/{name}.3")
+        words = " ".join(out.split())
+        expect(all(text in words for text in told) and "<#" not in out, name, told, out)
 
 
 def manual_pages_format_without_a_warning():
-    for page in sorted((PREFIX / "share/man/man1").iterdir()):
-        page_text(page.name)
+    for page in manual_pages(1) + manual_pages(3):
+        groff(page)
         if shutil.which("man"):
             code, out, err = call("man", "--warnings", "-l", page, env={**os.environ, "MANPAGER": "cat", "LC_ALL": "C.UTF-8"})
             expect(code == 0 and out and not err, page, err)
@@ -140,14 +166,15 @@ def manual_pages_have_each_section_option_and_setting():
 
 def help_texts_of_another_shape_make_no_page():
     command = ROOT / "odd"
-    for body, words, told in (("exit 3", [], "exit code 3"), ("exit 0", [], "it printed nothing"),
-                              ("echo '    shoal go   does it'", ["stay"], "does not list 'stay'"),
-                              ("echo '    shoal go   does it'", ["go"], "`shoal go --help` says nothing that makes OPTIONS")):
+    go, info = "echo '    shoal go   does it'", "*info*) echo 'SHOAL_X  1  (default 1)'; echo '    what it means';;"
+    for body, told in (("exit 3", "exit code 3"), ("exit 0", "it printed nothing"),
+                       (f"{go}; echo 'SHOAL_X'", "a line that is no setting"),
+                       (f'case "$*" in {info} *) {go};; esac', '`shoal go --help` says nothing that makes "Options"')):
         command.write_text(f"#!/bin/sh\n{body}\n")
         command.chmod(0o755)
-        code, out, err = call(TOP / "dev/man.py", command, *words)
-        expect(code == 1 and not out and told in err, body, words, code, out, err)
-    code, out, err = call(TOP / "dev/man.py", ROOT / "nothing")
+        code, out, err = call(TOP / "docs/sphinx/make.py", "man", ROOT / "pages", command)
+        expect(code == 1 and not out and told in err, body, code, out, err)
+    code, out, err = call(TOP / "docs/sphinx/make.py", "man", ROOT / "pages", ROOT / "nothing")
     expect(code == 1 and "cannot run" in err, code, out, err)
 
 
@@ -183,7 +210,8 @@ try:
     run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place,
                program_builds_and_runs_against_the_shared_library, program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
                command_runs_where_it_was_installed_and_where_it_was_moved, package_file_requires_nothing,
-               manual_pages_are_there_for_every_command, manual_pages_format_without_a_warning,
+               manual_pages_are_there_for_every_command_and_function, manual_pages_of_functions_say_what_the_header_says,
+               manual_pages_format_without_a_warning,
                manual_pages_have_each_section_option_and_setting, help_texts_of_another_shape_make_no_page,
                header_compiles_alone_as_c11_and_cpp17])
 finally:

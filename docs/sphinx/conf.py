@@ -1,0 +1,108 @@
+"""Sphinx's configuration; docs/sphinx/make.py makes the pages and starts it."""
+import json
+import os
+import pathlib
+import re
+import sys
+import types
+
+from docutils import nodes
+from sphinx import addnodes
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+PAGES = json.loads(pathlib.Path(os.environ["SHOAL_PAGES"]).read_text())
+
+
+class StandIn(types.ModuleType):
+    """A module of PyTorch, which is too large to be installed for the documentation of what imports it: any name is a class."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.__path__ = []
+        sys.modules[name] = self
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        kind = type(name, (), {"__module__": self.__name__, "__init__": lambda self, *words, **named: None})
+        setattr(self, name, kind)
+        return kind
+
+
+def torch_stand_in():
+    for name in ("torch", "torch.distributed", "torch.distributed.rendezvous"):
+        module = StandIn(name)
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, module)
+    module = sys.modules["torch.distributed"]
+    module.Backend.register_backend = staticmethod(lambda *words, extended_api=False, devices=(): None)
+    sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers = {}
+
+
+torch_stand_in()
+sys.path.insert(0, str(next(path for path in (TOP / "python", TOP / "bindings/python") if path.is_dir())))
+
+project = "Shoal"
+version = release = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 4
+smartquotes = False
+html_theme = "furo"
+html_title = "Shoal"
+html_static_path = ["shoal.css"]
+html_css_files = ["shoal.css"]
+html_show_copyright = html_show_sphinx = html_copy_source = False
+suppress_warnings = ["toc.not_included"]  # of what make.py lists without a tree; tests/multi/test_docs.py looks for the lists
+man_pages = [tuple(page) for page in PAGES["manuals"]]
+man_show_urls = False
+today = version  # in manual pages, so that the same sources give the same pages
+man_make_section_directory = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+c_maximum_signature_line_length = 100
+# What C, Python and PyTorch declare.
+nitpick_ignore_regex = [("c:identifier", r"(u?int\d+|size)_t|FILE"), ("py:.*", r"(torch|pathlib|datetime|dist)\..*")]
+
+
+def literal_links(app, doctree):
+    """Code in a text of ours becomes a link where it names something of the manual or a page."""
+    for node in list(doctree.findall(nodes.literal)):
+        target = reference_of(app.env, node.astext()) if isinstance(node.parent, (nodes.paragraph, nodes.entry)) else None
+        if target and node.get("classes", []) == []:
+            node.replace_self(addnodes.pending_xref("", node.deepcopy(), refdoc=app.env.docname, refwarn=True, refexplicit=True, **target))
+
+
+def reference_of(env, text):
+    name = re.match(r"(?:(?:struct|enum) )?(\w+)(?:\(\))?$", text)
+    full = name and next((full for full in (name[1], f"SHOAL_{name[1]}") if full in PAGES["roles"]), None)
+    if full:
+        return {"refdomain": "c", "reftype": PAGES["roles"][full], "reftarget": full}
+    page = text.removesuffix(".md")
+    if re.match(r"(docs|examples)/[\w/.-]+$", text) and page in env.found_docs:
+        return {"refdomain": "std", "reftype": "doc", "reftarget": f"/{page}"}
+    return None
+
+
+def manual_page(app, doctree, name):
+    """What stands above the first section of a page is its description; pages of the header say how that is included. Links to
+    pages lead nowhere on paper."""
+    if app.builder.name != "man":
+        return
+    for link in list(doctree.findall(nodes.reference)):
+        link.replace_self(link.children) if link.get("internal") else None
+    page = doctree[0]
+    own = [node for node in page[1:] if not isinstance(node, nodes.section)]
+    if own:
+        description = nodes.section("", nodes.title("", "Description"), *own, ids=["description"])
+        page[:] = [page[0], *page_synopsis(name), description, *page[1 + len(own):]]
+
+
+def page_synopsis(name):
+    include = nodes.literal_block("", "#include <shoal/shoal.h>")
+    return [nodes.section("", nodes.title("", "Synopsis"), include, ids=["synopsis"])] if name.startswith("manual/") else []
+
+
+def setup(app):
+    app.connect("doctree-read", literal_links)
+    app.connect("doctree-resolved", manual_page)

@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""Makes the site, or the manual pages, with Sphinx; `make docs` runs it by the Python at build/sphinx.
+
+  docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html; without COMMAND all but the pages of it
+  docs/sphinx/make.py man OUT COMMAND       manual pages: OUT/man1 from COMMAND, OUT/man3 from the header
+
+Sphinx reads pages below one folder. That is made anew below OUT/html-work or OUT/man-work: copies of the pages that people write (docs/, README.md
+and its like), and what is generated: the manual from the public header (header_pages.py), pages of the commands from their help texts
+(command_pages.py), examples with their source, tables and plots of docs/figures. Anything wrong ends with exit code 1: a warning of
+Sphinx, such as a link that leads nowhere, or a declaration without a text."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent
+sys.path[:0] = [str(HERE), str(TOP / "bench")]
+
+import command_pages  # noqa: E402
+import rest  # noqa: E402
+
+HEADER = "include/shoal/shoal.h"
+WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md", "docs/figures/*.md", "examples/**/README.md")
+PLOTS = ("docs/figures/*.svg",)
+SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
+FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
+           "cliffs": "Shoal against its own smooth curve", "four": "Four ranks of one host", "": "Two ranks of one host"}
+
+
+class Source:
+    """The folder that Sphinx reads."""
+
+    def __init__(self, folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folder = folder
+        folder.mkdir(parents=True)
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def copy(self, path):
+        place = self.folder / path.relative_to(TOP)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+
+
+def found(*patterns):
+    return list(dict.fromkeys(path for pattern in patterns for path in sorted(TOP.glob(pattern))))
+
+
+def name_of(path):
+    return path.relative_to(TOP).as_posix().removesuffix(".md")
+
+
+# ---- What is generated ------------------------------------------------------------------------------------------------------
+
+def example_page(path):
+    name = path.relative_to(TOP).as_posix()
+    return "\n".join([*rest.heading(name, "="), f".. literalinclude:: {path.name}", f"   :language: {'python' if path.suffix == '.py' else 'c'}", ""])
+
+
+def figures_pages(source):
+    """A page for each family of suites; tables and plots are made of the records."""
+    import bench_report
+    folder, names = TOP / "docs/figures", {title: [] for title in FIGURES.values()}
+    for path in sorted(folder.glob("bench-*.jsonl")):
+        suite = path.stem.removeprefix("bench-")
+        names[next(title for prefix, title in FIGURES.items() if f"{suite}-".startswith(f"{prefix}-") or not prefix)].append(suite)
+    for prefix, title in FIGURES.items():
+        out = ["---", "nosearch: true", "---", f"# {title}", ""]
+        for suite in names[title]:
+            record = bench_report.record_read(folder, suite)
+            source.write(f"docs/figures/plots/{suite}.svg", bench_report.plot(record))
+            out += [re.sub("^### ", "## ", bench_report.markdown(record)), f"![{suite}](plots/{suite}.svg)", ""]
+        source.write(f"docs/figures/{prefix or 'two'}.md", "\n".join(out))
+    return [f"{prefix or 'two'}" for prefix in reversed(FIGURES)]
+
+
+def list_page(source, name, title, entries):
+    """Of pages that are too many for the list that each page has; that, which is no tree, also costs time."""
+    source.write(f"{name}.rst", "\n".join([*rest.heading(title, "="), *(f"- :doc:`{entry}`" for entry in entries), ""]))
+
+
+def python_page():
+    out = rest.heading("Python", "=")
+    for module in ("shoal", "shoal.torch"):
+        out += [f".. automodule:: {module}", "   :members:", ""]
+    return "\n".join(out)
+
+
+def index_page(commands):
+    """README.md, with the list of pages."""
+    guides = [name_of(path) for path in found("docs/*.md")]
+    examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
+    groups = {"Manual": ["manual/index", "python", "genindex"], "Guides": guides, "Commands": [f"commands/{name}" for name in commands],
+              "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
+              "Project": ["docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
+    out = [(TOP / "README.md").read_text()]
+    for caption, names in groups.items():
+        out += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""] if names else []
+    return "\n".join(out)
+
+
+# ---- The whole --------------------------------------------------------------------------------------------------------------
+
+def commands_write(source, command):
+    pages, settings, manuals = command_pages.pages_of(command) if command else ({}, set(), [])
+    for name, text in pages.items():
+        source.write(f"commands/{name}.rst", text)
+    return list(pages), settings, [(f"commands/{page}", name, summary, "", "1") for page, name, summary in manuals]
+
+
+def header_write(source, out, settings, has_pages):
+    """(roles of names, manual pages, aliases of these, what is wrong)."""
+    import header_pages
+    pages, roles, manuals, wrong = header_pages.pages_of(TOP / HEADER, out / "shoal.h", settings, has_pages)
+    for name, text in pages.items():
+        source.write(f"manual/{name}.rst", text)
+    listed = set(re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
+    wrong += [f"src/shoal.map: {name} has no place in the manual: declare it in {HEADER}"
+              for name in sorted(listed - {name for name, role in roles.items() if role == "func"})]
+    aliases = {function: name for _, name, _, functions in manuals for function in functions}
+    return roles, [(f"manual/{page}", name, summary, "", "3") for page, name, summary, _ in manuals], aliases, wrong
+
+
+def site_write(source, commands):
+    for path in found(*WRITTEN, *PLOTS, *SHOWN):
+        source.copy(path)
+    for path in found(*SHOWN):
+        source.write(f"{path.relative_to(TOP).as_posix()}.rst", example_page(path))
+    list_page(source, "examples/index", "All files", [f"/{path.relative_to(TOP).as_posix()}" for path in found(*SHOWN)])
+    list_page(source, "docs/decisions/index", "Decisions", [path.stem for path in found("docs/decisions/*.md")])
+    list_page(source, "docs/figures/index", "Figures", [*figures_pages(source), *(path.stem for path in found("docs/figures/*.md"))])
+    source.write("python.rst", python_page())
+    source.write("index.md", index_page(commands))
+
+
+def aliases_write(folder, aliases):
+    """A page for each function that leads to the one of its section, as manual pages do that."""
+    for function, name in aliases.items():
+        (folder / f"{function}.3").write_text(f".so man3/{name}.3\n")
+
+
+def sphinx(kind, work, out):
+    from sphinx.cmd.build import main
+    os.environ["SHOAL_PAGES"] = str(work / "pages.json")
+    return main(["-q", "-W", "--keep-going", "-n", "-b", kind, "-c", str(HERE), "-d", str(work / "doctrees"), str(work / "source"),
+                 str(out / "html" if kind == "html" else out)])
+
+
+def make(kind, out, command):
+    work = out / f"{kind}-work"
+    shutil.rmtree(work, ignore_errors=True)
+    source = Source(work / "source")
+    commands, settings, manuals = commands_write(source, command)
+    roles, more, aliases, wrong = header_write(source, work, settings, kind == "html")
+    if kind == "html":
+        site_write(source, commands)
+    else:
+        list_page(source, "index", "Shoal", [page for page, *_ in (*manuals, *more)])
+    (work / "pages.json").write_text(json.dumps({"roles": roles, "manuals": manuals + more}))
+    for folder in ("html",) if kind == "html" else ("man1", "man3"):
+        shutil.rmtree(out / folder, ignore_errors=True)
+    code = sphinx(kind, work, out)
+    if kind == "man":
+        aliases_write(out / "man3", aliases)
+    print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)
+    return 1 if code or wrong else 0
+
+
+def why_not(kind, out):
+    """What stands in the way; None: nothing."""
+    if out.exists() and not out.is_dir():
+        return f"{out} is no folder"
+    page = out / "html"
+    if kind == "html" and page.exists() and not (page / "objects.inv").exists():
+        return f"{page} holds other things than this site: name another folder, or empty it"
+    return None
+
+
+def main():
+    words = sys.argv[1:]
+    if len(words) not in (2, 3) or words[0] not in ("html", "man") or (words[0] == "man" and len(words) < 3):
+        print(__doc__)
+        return 0 if words == ["--help"] else 2
+    out = pathlib.Path(words[1]).resolve()
+    why = why_not(words[0], out)
+    if why:
+        print(f"make.py: {why}", file=sys.stderr)
+        return 2
+    try:
+        return make(words[0], out, words[2] if len(words) == 3 else None)
+    except command_pages.Wrong as wrong:
+        why, code = str(wrong), 1
+    except ModuleNotFoundError as missing:
+        why, code = f"no {missing.name} here: `make docs` puts it at build/sphinx, and runs this by the Python there", 2
+    print(f"make.py: {why}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
