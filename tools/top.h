@@ -94,7 +94,7 @@ struct top_wait top_wait_of(const struct top_look *look, size_t comm_at);
 /* The one that holds up most; false: none is known. */
 bool top_blame_find(const struct top_look *look, struct top_blame *blame_out);
 
-/* Messages that the process's endpoint rejected. All its communicators have the same endpoint; the newest figure is the largest. */
+/* Messages that the process's endpoint rejected. All its communicators share it, so the newest figure is the largest. */
 uint64_t top_rejected(const struct top_look *look, const struct top_process *process);
 
 /* "stopped" */

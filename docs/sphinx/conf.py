@@ -99,8 +99,11 @@ def manual_page(app, doctree, name):
 
 
 def page_synopsis(name):
-    include = nodes.literal_block("", "#include <shoal/shoal.h>")
-    return [nodes.section("", nodes.title("", "Synopsis"), include, ids=["synopsis"])] if name.startswith("manual/") else []
+    folder = name.split("/")[0]
+    if folder == "commands":
+        return []
+    include = nodes.literal_block("", f"#include <shoal/{'shoal' if folder == 'manual' else folder}.h>")
+    return [nodes.section("", nodes.title("", "Synopsis"), include, ids=["synopsis"])]
 
 
 def setup(app):

@@ -1,6 +1,6 @@
-"""Pages of the public header: Hawkmoth (that is, libclang) reads its declarations, this module what is its own.
+"""Pages of the public headers: Hawkmoth (that is, libclang) reads its declarations, this module what is its own.
 
-The header stays as it is read in an editor: sections, their order, plain comments. A comment tells of the declarations that follow
+A header stays as it is read in an editor: sections, their order, plain comments. A comment tells of the declarations that follow
 it, up to the next one; behind a member it tells of that. Hawkmoth wants a comment that begins with two stars before each
 declaration. So it is given a copy with such comments in the very same lines: its messages name lines of the header.
 
@@ -50,17 +50,19 @@ def declaration_end(lines, i):
 
 def enum_marked(lines, text):
     """An enum that is made of a list X(...), written out in its first line: the columns behind the number are each one's text."""
+    if len(lines) == 1:
+        return [re.sub(r"([{,] *)(\w+)", r"\1/** */ \2", lines[0])]
     body = "\n".join(lines)
-    columns, used = re.search(r"#define \w+\(([^)]*)\) SHOAL_##name", body), re.search(r"^\s+(SHOAL_\w+_LIST)\(", body, re.M)
-    if not columns or not used:
+    made, used = re.search(r"#define \w+\(([^)]*)\) (\w+)##name", body), re.search(r"^\s+(SHOAL_\w+_LIST)\(", body, re.M)
+    if not made or not used:
         return members_marked(lines)
-    columns = columns[1].split(", ")
+    columns, prefix = made[1].split(", "), made[2]
     listed = re.search(rf"^#define {used[1]}\(X\)((?:.*\\\n)*.*)", text, re.M)[1]
     out = []
     for row in re.findall(r'\bX\(((?:"[^"]*"|[^)"])*)\)', listed):
         name, number, *more = re.findall(r'"[^"]*"|[^,\s"]+', row)
         told = [value.strip('"') if column == "text" else f"{column}: {value}" for column, value in zip(columns[2:], more)]
-        out.append(f"/** {', '.join(told)} */ SHOAL_{name} = {number},")
+        out.append(f"/** {', '.join(told)} */ {prefix}{name} = {number},")
     out += [f"/** */ {name}," for name in re.findall(r"^\s+(SHOAL_\w+),?$", body, re.M)]
     return [lines[0] + " " + " ".join(out), *[""] * (len(lines) - 2), lines[-1]]
 
@@ -102,8 +104,10 @@ def marked(text):
         else:
             end = declaration_end(lines, i)
             own = lines[i:end]
-            own = enum_marked(own, text) if own[0].startswith("enum") and len(own) > 2 else \
-                members_marked(own) if re.match(r"(struct|union) \w+ \{", own[0]) else own
+            if re.match(r"enum \w+ \{", own[0]):
+                own = enum_marked(own, text)
+            elif re.match(r"(struct|union) \w+ \{", own[0]):
+                own = members_marked(own)
             out += [("" if was_comment else "/** */ ") + own[0], *own[1:]]
         was_comment = lines[i].startswith("/*") and not re.match(SECTION, lines[i])
         i = end
@@ -214,8 +218,25 @@ def section_page(section, text):
     return "\n".join(out)
 
 
+@dataclass
+class Header:
+    path: object
+    introduction: list
+    sections: list
+    wrong: list  # what Hawkmoth says
+
+    @property
+    def folder(self):
+        """Of its pages."""
+        return "manual" if self.path.stem == "shoal" else self.path.stem
+
+    @property
+    def manual(self):
+        """What its manual pages begin with."""
+        return "shoal" if self.path.stem == "shoal" else f"shoal_{self.path.stem}"
+
+
 def read(path, copy):
-    """(introduction, sections, what Hawkmoth says that is wrong)."""
     from hawkmoth.parser import parse
     from hawkmoth.util import compiler
     header = path.read_text()
@@ -223,11 +244,11 @@ def read(path, copy):
     lines = header.splitlines()
     introduction = [re.sub(r"^(/\*| \*)(?!/) ?", "", line) for line in lines[:comment_end(lines, 0) - 1]]
     sections = [Section(*match.groups(), number) for number, line in enumerate(lines, 1) if (match := re.match(SECTION, line))]
-    root, errors = parse(str(copy), domain="c", clang_args=compiler.get_include_args("cc"))
+    root, errors = parse(str(copy), domain="c", clang_args=[*compiler.get_include_args("cc"), f"-I{path.parent.parent}"])
     for docstring in root:
         section = [section for section in sections if section.line < docstring.get_line()][-1]
         section.found.append(docstring)
-    return introduction, sections, [f"{path.name}:{error.line}: {error.message}" for error in errors]
+    return Header(path, introduction, sections, [f"{path.name}:{error.line}: {error.message}" for error in errors])
 
 
 def roles_of(sections):
@@ -247,16 +268,29 @@ def textless(path, sections):
             yield f"{path.name}:{first.get_line()}: {first.get_name()} has no text: write a comment above it"
 
 
-def pages_of(path, copy, settings, has_pages):
+def index_page(header, text):
+    title = "Manual" if header.folder == "manual" else f"shoal/{header.path.name}"
+    return "\n".join([*rest.heading(title, "="), *text.blocks(header.introduction), *rest.toctree([one.name for one in header.sections])])
+
+
+def manuals_of(header):
+    summary = "collective communication for data-parallel training"
+    yield f"{header.folder}/index", header.manual, summary if header.folder == "manual" else f"the manual of shoal/{header.path.name}", []
+    for section in header.sections:
+        functions = [one.get_name() for one in section.found if ROLES.get(type(one).__name__) == "func"]
+        yield f"{header.folder}/{section.name}", f"{header.manual}_{section.name}", section.title.lower(), functions
+
+
+def pages_of(paths, copies, settings, has_pages):
     """(name -> text of each page, roles of the names, manual pages as in command_pages with their functions, what is wrong).
-    has_pages: are there pages of docs/ and examples/ that links can lead to?"""
-    introduction, sections, wrong = read(path, copy)
-    roles = roles_of(sections)
+    copies: a folder. has_pages: are there pages of docs/ and examples/ that links can lead to?"""
+    headers = [read(path, copies / path.name) for path in paths]
+    roles = roles_of([section for header in headers for section in header.sections])
     text = Text(roles, settings, has_pages)
-    pages = {"index": "\n".join([*rest.heading("Manual", "="), *text.blocks(introduction),
-                                 *rest.toctree([section.name for section in sections])])}
-    pages |= {section.name: section_page(section, text) for section in sections}
-    manuals = [("index", "shoal", "collective communication for data-parallel training", [])]
-    manuals += [(section.name, f"shoal_{section.name}", section.title.lower(),
-                 [one.get_name() for one in section.found if ROLES.get(type(one).__name__) == "func"]) for section in sections]
-    return pages, roles, manuals, [*wrong, *textless(path, sections)]
+    pages, manuals, wrong = {}, [], []
+    for header in headers:
+        pages[f"{header.folder}/index"] = index_page(header, text)
+        pages |= {f"{header.folder}/{section.name}": section_page(section, text) for section in header.sections}
+        manuals += manuals_of(header)
+        wrong += [*header.wrong, *textless(header.path, header.sections)]
+    return pages, roles, manuals, wrong

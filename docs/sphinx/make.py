@@ -2,10 +2,10 @@
 """Makes the site, or the manual pages, with Sphinx; `make docs` runs it by the Python at build/sphinx.
 
   docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html; without COMMAND all but the pages of it
-  docs/sphinx/make.py man OUT COMMAND       manual pages: OUT/man1 from COMMAND, OUT/man3 from the header
+  docs/sphinx/make.py man OUT COMMAND       manual pages: OUT/man1 from COMMAND, OUT/man3 from the headers
 
 Sphinx reads pages below one folder. That is made anew below OUT/html-work or OUT/man-work: copies of the pages that people write (docs/, README.md
-and its like), and what is generated: the manual from the public header (header_pages.py), pages of the commands from their help texts
+and its like), and what is generated: the manual from the public headers (header_pages.py), pages of the commands from their help texts
 (command_pages.py), examples with their source, tables and plots of docs/figures. Anything wrong ends with exit code 1: a warning of
 Sphinx, such as a link that leads nowhere, or a declaration without a text."""
 import json
@@ -22,7 +22,7 @@ sys.path[:0] = [str(HERE), str(TOP / "bench")]
 import command_pages  # noqa: E402
 import rest  # noqa: E402
 
-HEADER = "include/shoal/shoal.h"
+HEADERS = "include/shoal/*.h"
 WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md", "docs/figures/*.md", "examples/**/README.md")
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
@@ -93,11 +93,11 @@ def python_page():
     return "\n".join(out)
 
 
-def index_page(commands):
+def index_page(commands, manuals):
     """README.md, with the list of pages."""
     guides = [name_of(path) for path in found("docs/*.md")]
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
-    groups = {"Manual": ["manual/index", "python", "genindex"], "Guides": guides, "Commands": [f"commands/{name}" for name in commands],
+    groups = {"Manual": [*manuals, "python", "genindex"], "Guides": guides, "Commands": [f"commands/{name}" for name in commands],
               "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
               "Project": ["docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
     out = [(TOP / "README.md").read_text()]
@@ -118,17 +118,18 @@ def commands_write(source, command):
 def header_write(source, out, settings, has_pages):
     """(roles of names, manual pages, aliases of these, what is wrong)."""
     import header_pages
-    pages, roles, manuals, wrong = header_pages.pages_of(TOP / HEADER, out / "shoal.h", settings, has_pages)
+    headers = sorted(found(HEADERS), key=lambda path: path.stem != "shoal")  # that of all others first
+    pages, roles, manuals, wrong = header_pages.pages_of(headers, out, settings, has_pages)
     for name, text in pages.items():
-        source.write(f"manual/{name}.rst", text)
+        source.write(f"{name}.rst", text)
     listed = set(re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
-    wrong += [f"src/shoal.map: {name} has no place in the manual: declare it in {HEADER}"
+    wrong += [f"src/shoal.map: {name} has no place in the manual: declare it in a public header"
               for name in sorted(listed - {name for name, role in roles.items() if role == "func"})]
     aliases = {function: name for _, name, _, functions in manuals for function in functions}
-    return roles, [(f"manual/{page}", name, summary, "", "3") for page, name, summary, _ in manuals], aliases, wrong
+    return roles, [(page, name, summary, "", "3") for page, name, summary, _ in manuals], aliases, wrong
 
 
-def site_write(source, commands):
+def site_write(source, commands, manuals):
     for path in found(*WRITTEN, *PLOTS, *SHOWN):
         source.copy(path)
     for path in found(*SHOWN):
@@ -137,7 +138,7 @@ def site_write(source, commands):
     list_page(source, "docs/decisions/index", "Decisions", [path.stem for path in found("docs/decisions/*.md")])
     list_page(source, "docs/figures/index", "Figures", [*figures_pages(source), *(path.stem for path in found("docs/figures/*.md"))])
     source.write("python.rst", python_page())
-    source.write("index.md", index_page(commands))
+    source.write("index.md", index_page(commands, manuals))
 
 
 def aliases_write(folder, aliases):
@@ -160,7 +161,7 @@ def make(kind, out, command):
     commands, settings, manuals = commands_write(source, command)
     roles, more, aliases, wrong = header_write(source, work, settings, kind == "html")
     if kind == "html":
-        site_write(source, commands)
+        site_write(source, commands, [page for page, *_ in more if page.endswith("/index")])
     else:
         list_page(source, "index", "Shoal", [page for page, *_ in (*manuals, *more)])
     (work / "pages.json").write_text(json.dumps({"roles": roles, "manuals": manuals + more}))

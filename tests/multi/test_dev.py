@@ -41,7 +41,9 @@ def a_dependency_that_comes_later_is_found():
 
 def make_in_a_fresh_checkout(target):
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(TOP / "Makefile", folder)
+        for name in ("Makefile", "docs/sphinx/requirements.txt"):
+            (pathlib.Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, pathlib.Path(folder) / name)
         code, out, err = call("make", "-n", "-C", folder, target)
         expect(code == 0, out, err)
         return out

@@ -17,6 +17,7 @@ PAGES = ROOT / "html"
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 PYTHON = COMMAND.parent / "sphinx/bin/python3"
 HEADER = TOP / "include/shoal/shoal.h"
+HEADERS = sorted(HEADER.parent.glob("*.h"), key=lambda path: path != HEADER)
 
 
 def render(tree=TOP, out=ROOT):
@@ -31,15 +32,20 @@ def page(name):
     return (PAGES / name).read_text()
 
 
-def sections():
-    """Number, title, and the page of each section of the header."""
-    wanted = re.findall(r"^/\* -{4} (\d+)\. (.*?) -+ \*/", HEADER.read_text(), re.M)
-    expect(len(wanted) >= 10, wanted)
-    return [(number, title, page("manual/" + re.sub(r"\W+", "_", title.lower()).strip("_") + ".html")) for number, title in wanted]
+def folder_of(header):
+    return "manual" if header == HEADER else header.stem
 
 
-def manual():
-    return "\n".join(text for _, _, text in sections())
+def sections(header):
+    """Number, title, and the page of each section of a header."""
+    wanted = re.findall(r"^/\* -{4} (\d+)\. (.*?) -+ \*/", header.read_text(), re.M)
+    expect(len(wanted) >= 5, header, wanted)
+    return [(number, title, page(f"{folder_of(header)}/" + re.sub(r"\W+", "_", title.lower()).strip("_") + ".html"))
+            for number, title in wanted]
+
+
+def manual(headers=HEADERS):
+    return "\n".join(text for header in headers for _, _, text in sections(header))
 
 
 def plain(text):
@@ -60,9 +66,10 @@ def every_exported_symbol_has_a_place_and_a_text():
     """Above it, or as that of the declarations before it, whose text holds for it, too."""
     symbols = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
     expect(len(symbols) > 30, symbols)
+    texts = [text for header in HEADERS for _, _, text in sections(header)]
     for symbol in symbols:
-        own = [text for _, _, text in sections() if f' id="c.{symbol}"' in text]
-        expect(len(own) == 1 and manual().count(f' id="c.{symbol}"') == 1, symbol, len(own))
+        own = [text for text in texts if f' id="c.{symbol}"' in text]
+        expect(len(own) == 1 and own[0].count(f' id="c.{symbol}"') == 1, symbol, len(own))
         article = own[0][own[0].index("<article"):]
         before, after = article.split(f' id="c.{symbol}"')
         expect("<dd><p>" in re.sub(r">\s+<", "><", after.split("<dl ")[0]) or "<p>" in before, symbol)
@@ -71,7 +78,10 @@ def every_exported_symbol_has_a_place_and_a_text():
 def names_are_those_the_compiler_sees():
     if not shutil.which("clang"):
         raise Skip("clang is not installed")
-    code, out, err = call("clang", "-x", "c", "-fsyntax-only", "-Xclang", "-ast-dump=json", HEADER)
+    all_of_them = ROOT / "all.h"
+    all_of_them.write_text("".join(f"#include <shoal/{header.name}>\n" for header in HEADERS))
+    clang = ["clang", "-x", "c", f"-I{TOP}/include"]
+    code, out, err = call(*clang, "-fsyntax-only", "-Xclang", "-ast-dump=json", all_of_them)
     expect(code == 0, err)
     seen, todo = set(), [json.loads(out)]
     while todo:
@@ -79,9 +89,9 @@ def names_are_those_the_compiler_sees():
         todo += node.get("inner", [])
         if node.get("kind") in ("FunctionDecl", "RecordDecl", "EnumDecl", "EnumConstantDecl", "TypedefDecl"):
             seen.add(node.get("name", ""))
-    code, out, err = call("clang", "-x", "c", "-dM", "-E", HEADER)
+    code, out, err = call(*clang, "-dM", "-E", all_of_them)
     expect(code == 0, err)
-    above = HEADER.read_text().partition("/* ---- 1.")[0]  # the header's guard and attributes have no place in the manual
+    above = "".join(header.read_text().partition("/* ---- 1.")[0] for header in HEADERS)  # guards and attributes have no place
     seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - set(re.findall(r"#define (\w+)", above))
     seen = {name for name in seen if name.lower().startswith("shoal_")}
     found = {name.split(".")[-1] for name in re.findall(r' id="c\.([\w.]+)"', manual())}
@@ -109,23 +119,24 @@ def structs_begin_with_their_macro():
 
 
 def headers_and_examples_fit_the_columns():
-    for path in [HEADER, *TOP.glob("examples/**/*.[ch]"), *TOP.glob("tools/*.[ch]")]:
+    for path in [*HEADERS, *TOP.glob("examples/**/*.[ch]"), *TOP.glob("tools/*.[ch]")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             expect(len(line) <= 128, f"{path}:{number} has {len(line)} columns")
 
 
 def sections_keep_their_order():
-    entries = re.findall(r'toctree-l1"><a [^>]*>([^<]*)</a>', page("manual/index.html").partition("<article")[2])
-    expect(entries == [f"{number}. {title}" for number, title, _ in sections()], entries)
-    for number, title, text in sections():
-        functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", HEADER.read_text().partition(f"---- {number}. ")[2].partition("\n/* ---- ")[0],
-                               re.M | re.S)
-        places = [text.index(f' id="c.{name}"') for name in functions]
-        expect(functions and places == sorted(places), f"functions of {title} are not in the order of the header")
+    for header in HEADERS:
+        entries = re.findall(r'toctree-l1"><a [^>]*>([^<]*)</a>', page(f"{folder_of(header)}/index.html").partition("<article")[2])
+        expect(list(map(html.unescape, entries)) == [f"{number}. {title}" for number, title, _ in sections(header)], header, entries)
+        for number, title, text in sections(header):
+            own = header.read_text().partition(f"---- {number}. ")[2].partition("\n/* ---- ")[0]
+            functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", own, re.M | re.S)
+            places = [text.index(f' id="c.{name}"') for name in functions]
+            expect(places == sorted(places), f"functions of {title} are not in the order of {header}")
 
 
 def members_have_their_own_texts():
-    text = plain(manual())
+    text = plain(manual([HEADER]))
     for told in ("size_t bytes ¶ of the larger operand: all parts where there are parts, and then rounded down to equal parts",
                  "ERR_TIMEOUT", "enumerator SHOAL_OK = 0 ¶ success", "enumerator SHOAL_FLOAT64 = 1 ¶ bytes: 8",
                  "a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and it can be left."):
@@ -214,12 +225,12 @@ FAULTS = (  # what is changed, where; what must be said
 )
 NEEDED = ("docs/sphinx/make.py", "docs/sphinx/conf.py", "docs/sphinx/rest.py", "docs/sphinx/header_pages.py", "docs/sphinx/command_pages.py",
           "docs/sphinx/shoal.css", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
-          "include/shoal/shoal.h", "examples/01_hello.c", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
+          "examples/01_hello.c", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
 
 
 def faults_of_the_sources_are_told():
     tree = ROOT / "faults"
-    for source in NEEDED:
+    for source in (*NEEDED, *(path.relative_to(TOP) for path in HEADERS)):
         (tree / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TOP / source, tree / source)
     package = next(path for path in (TOP / "python", TOP / "bindings/python") if path.is_dir())
