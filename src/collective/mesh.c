@@ -252,7 +252,7 @@ static void broadcast_beside_root(const struct shoal_hosts *hosts)
 }
 
 /* On another host: the blocks that are owned here are put on before they are handed out. */
-static void broadcast_elsewhere(const struct shoal_hosts *hosts)
+static void broadcast_to_hosts(const struct shoal_hosts *hosts)
 {
     const int stride = shoal_hosts_size(hosts, hosts->own);
 
@@ -279,7 +279,7 @@ static void build_broadcast(struct shoal_hosts *hosts)
     else if (hosts->own == hosts->root_host)
         broadcast_beside_root(hosts);
     else
-        broadcast_elsewhere(hosts);
+        broadcast_to_hosts(hosts);
 }
 
 void shoal_mesh_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)

@@ -52,8 +52,8 @@ static struct shoal_block inbox(const struct shoal_hosts *hosts, int from, int t
 }
 
 /* Elsewhere, in turn: rank i of the host at a distance, each rank beginning with another one. Calls visit for each. */
-static void visit_elsewhere(const struct shoal_hosts *hosts, bool is_backward,
-                            void (*visit)(const struct shoal_hosts *hosts, int peer))
+static void visit_remote(const struct shoal_hosts *hosts, bool is_backward,
+                         void (*visit)(const struct shoal_hosts *hosts, int peer))
 {
     for (int distance = 1; distance < hosts->count; distance++) {
         const int host = shoal_hosts_next(hosts, is_backward ? -distance : distance), size = shoal_hosts_size(hosts, host);
@@ -155,10 +155,10 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
     if (is_put_to || is_staging(&hosts))
         shoal_hosts_await_readers(&hosts);
     if (is_taker)
-        visit_elsewhere(&hosts, true, send_cts);
+        visit_remote(&hosts, true, send_cts);
     if (is_giver) {
         give_inside(&hosts);
-        visit_elsewhere(&hosts, false, put);
+        visit_remote(&hosts, false, put);
     }
     if (is_giver && is_taker)
         shoal_plan_copy(plan, source(&hosts, rank, rank), dest(&hosts, rank, rank));
@@ -166,7 +166,7 @@ void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, i
         take_inside(&hosts);
         if (view->shape->is_input_cut && view->shape->is_output_cut)
             shoal_plan_wait_puts(plan);
-        visit_elsewhere(&hosts, true, receive);
+        visit_remote(&hosts, true, receive);
     }
     if (is_giver)
         await_readers(&hosts);

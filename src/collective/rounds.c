@@ -115,7 +115,7 @@ static void exchange(struct builder *builder, int distance)
 static void build(struct builder *builder)
 {
     const int partner = shoal_hosts_stand_by(builder->hosts.count, builder->hosts.own);
-    builder->rounds->here = list_host(builder, builder->hosts.own);
+    builder->rounds->local = list_host(builder, builder->hosts.own);
     if (builder->hosts.own >= builder->powers) {
         stand_by(builder);
         return;
@@ -134,7 +134,7 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     struct shoal_plan plan;
     *rounds = (struct shoal_rounds){.count = 0};
     shoal_plan_init(&plan, rank, view->size);
-    const bool is_apart = shoal_hosts_find(&builder.hosts, &plan, view, rank, 0);
+    const bool is_on_hosts = shoal_hosts_find(&builder.hosts, &plan, view, rank, 0);
     shoal_plan_fini(&plan);
     builder.powers = shoal_hosts_powers(builder.hosts.count);
     /* In all rounds together a rank serves each other rank at most once, and so it is with parts that come; what is held may be
@@ -143,7 +143,7 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     if (!rounds->pool)
         return false;
     builder.next = rounds->pool;
-    if (is_apart)
+    if (is_on_hosts)
         build(&builder);
     return true;
 }

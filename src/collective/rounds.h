@@ -31,7 +31,7 @@ struct shoal_round {
 };
 
 struct shoal_rounds {
-    struct shoal_ranks here; /* the ranks of the own host */
+    struct shoal_ranks local; /* the ranks of the own host */
     int count;
     struct shoal_round rounds[SHOAL_ROUNDS_MAX];
     uint16_t *pool; /* of ranks */

@@ -185,7 +185,7 @@ static bool is_over_hosts(const struct shoal_selection *selection)
 static bool can_go_direct(const struct shoal_selection *selection)
 {
     return selection->payload_bytes <= SHOAL_PAYLOAD_MAX &&
-           (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_ELSEWHERE);
+           (!is_over_hosts(selection) || selection->size <= SHOAL_DIRECT_RANKS_REMOTE);
 }
 
 /* A rank sends all that its host holds. */
@@ -238,7 +238,7 @@ size_t shoal_select_rounds_limit(const struct shoal_selection *selection)
 /* A crossing costs about as much as two records that the processor sends, unless these cost next to nothing. */
 static bool rounds_pay(const struct shoal_selection *selection)
 {
-    if (selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE)
+    if (selection->size > SHOAL_DIRECT_RANKS_REMOTE)
         return true;
     const int rounds = shoal_rounds_count(selection->hosts), records = selection->size - ranks_per_host(selection);
     return !selection->sends_cheaply && rounds < records && 2 * rounds <= records + 1;

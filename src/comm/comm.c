@@ -67,7 +67,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
     if (!options.shm.peers)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", recipe->size);
     for (int r = 0; r < recipe->size; r++)
-        options.shm.peers[r] = recipe->members[r].here;
+        options.shm.peers[r] = recipe->members[r].local;
     const enum shoal_status status = shoal_shm_create(context->endpoint, &options.shm, transport_out);
     free(options.shm.peers);
     return status;
@@ -263,7 +263,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.membership);
     if (status == SHOAL_OK) {
-        shoal_progress_note_ranks(&context->progress, shoal_members_count_here(members, recipe.size, recipe.rank));
+        shoal_progress_note_ranks(&context->progress, shoal_members_count_local(members, recipe.size, recipe.rank));
         status = make(context, &recipe, comm_out);
     }
     free(members);

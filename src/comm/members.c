@@ -30,7 +30,7 @@ static void free_bytes(void *bytes)
     free(*(void **)bytes);
 }
 
-int shoal_members_count_here(const struct shoal_member *members, int size, int rank)
+int shoal_members_count_local(const struct shoal_member *members, int size, int rank)
 {
     int count = 0;
     for (int r = 0; r < size; r++)
@@ -105,7 +105,7 @@ static bool find_source(const struct reach *reach, struct sockaddr_storage *sour
     return false;
 }
 
-static int first_elsewhere(const struct shoal_member *members, int own)
+static int first_remote(const struct shoal_member *members, int own)
 {
     int rank = 0;
     while (members[rank].host == members[own].host)
@@ -127,7 +127,7 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     fill_reach(&nics, &own);
     SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "reach", &own, all, sizeof own, timeout_ms));
-    const int other = first_elsewhere(members, bootstrap->rank);
+    const int other = first_remote(members, bootstrap->rank);
     struct sockaddr_storage source;
     const bool has_route = find_source(&all[other], &source);
     const struct shoal_nic *nic = shoal_nic_choose(&nics, context->settings.nic,
@@ -222,9 +222,9 @@ static struct shoal_session_side side_of(const struct endpoint_address *addresse
 
 /* Must run before any peer may send. That holds because no rank leaves the next exchange, the control tree's, before all ranks
  * have reached it. */
-static enum shoal_status meet_elsewhere(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
-                                        const struct shoal_shm_place *places, const struct endpoint_address *addresses,
-                                        struct shoal_member *members)
+static enum shoal_status meet_remote(struct shoal_context *context, const struct shoal_bootstrap *bootstrap,
+                                     const struct shoal_shm_place *places, const struct endpoint_address *addresses,
+                                     struct shoal_member *members)
 {
     const struct shoal_session_side own = side_of(addresses, bootstrap->rank);
     struct shoal_siphash_key job;
@@ -237,7 +237,7 @@ static enum shoal_status meet_elsewhere(struct shoal_context *context, const str
         const struct shoal_session_side side = side_of(addresses, r);
         struct shoal_network_peer known = {.name = places[r].name, .address = addresses[r].address, .world_rank = r};
         shoal_session_open(&known.session, &job, &own, &side);
-        status = shoal_network_meet(context->network, &known, &members[r].there);
+        status = shoal_network_meet(context->network, &known, &members[r].remote);
     }
     shoal_progress_unlock(&context->progress);
     explicit_bzero(&job, sizeof job);
@@ -249,8 +249,8 @@ static void tell_losses(struct shoal_context *context, struct shoal_membership *
 {
     shoal_progress_lock(&context->progress);
     for (int r = 0; r < size; r++) {
-        if (members[r].there)
-            members[r].there->membership = membership;
+        if (members[r].remote)
+            members[r].remote->membership = membership;
     }
     shoal_progress_unlock(&context->progress);
 }
@@ -259,8 +259,8 @@ static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_mem
                        const struct shoal_member *members)
 {
     for (int r = 0; r < bootstrap->size; r++) {
-        if (members[r].here && members[r].here->pidfd >= 0 && !members[r].here->is_same_process)
-            shoal_membership_watch(membership, r, members[r].here->pidfd);
+        if (members[r].local && members[r].local->pidfd >= 0 && !members[r].local->is_same_process)
+            shoal_membership_watch(membership, r, members[r].local->pidfd);
     }
 }
 
@@ -274,7 +274,7 @@ static enum shoal_status meet_at_addresses(struct shoal_context *context, struct
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     enum shoal_status status = exchange_addresses(context, bootstrap, timeout_ms, addresses);
     if (status == SHOAL_OK)
-        status = meet_elsewhere(context, bootstrap, places, addresses, members);
+        status = meet_remote(context, bootstrap, places, addresses, members);
     explicit_bzero(addresses, (size_t)bootstrap->size * sizeof *addresses);
     free(addresses);
     return status;

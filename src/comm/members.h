@@ -13,6 +13,6 @@ SHOAL_MUST_USE enum shoal_status shoal_members_meet(struct shoal_context *contex
 
 int shoal_members_count_hosts(const struct shoal_member *members, int size);
 /* How many are on the host of `rank`. */
-int shoal_members_count_here(const struct shoal_member *members, int size, int rank);
+int shoal_members_count_local(const struct shoal_member *members, int size, int rank);
 
 #endif

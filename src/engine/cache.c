@@ -109,7 +109,7 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
     const size_t size = (size_t)engine->size;
     for (size_t r = 0; r < size; r++) {
         shared[r] = shared[size + r] = 0;
-        if (!shoal_engine_is_here(engine, (int)r))
+        if (!shoal_engine_is_local(engine, (int)r))
             continue;
         const struct shoal_announcement *arrival =
             (int)r == engine->rank ? &request->arrival : engine->ops->arrival(engine->transport, (int)r, request->sequence);
@@ -248,7 +248,7 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
     if (peer_set)
         shoal_plan_find_peers(&plan, &view, peer_set->has);
     for (int r = 0; peer_set && r < engine->size; r++)
-        peer_set->hears[r] = peer_set->has[r] |= shoal_engine_is_here(engine, r);
+        peer_set->hears[r] = peer_set->has[r] |= shoal_engine_is_local(engine, r);
     const enum shoal_status status = plan.status == SHOAL_ERR_UNSUPPORTED ? plan.status : SHOAL_ERR_MEMORY;
     shoal_plan_fini(&plan);
     if (peer_set && shoal_engine_keep_peer_set(engine, peer_set, request))

@@ -54,11 +54,11 @@ static void count_hosts(struct shoal_engine *engine)
     engine->hosts = 1;
     for (int r = 0; host && r < engine->size; r++)
         engine->hosts = host[r] >= engine->hosts ? host[r] + 1 : engine->hosts;
-    while (!shoal_engine_is_here(engine, engine->leader))
+    while (!shoal_engine_is_local(engine, engine->leader))
         engine->leader++;
     for (int r = 0; r < engine->size; r++) {
-        engine->local += r < engine->rank && shoal_engine_is_here(engine, r);
-        engine->locals += shoal_engine_is_here(engine, r);
+        engine->local += r < engine->rank && shoal_engine_is_local(engine, r);
+        engine->locals += shoal_engine_is_local(engine, r);
     }
 }
 
@@ -487,7 +487,7 @@ static const struct shoal_part_notice *pick_local_notices(const struct shoal_eng
     if (engine->hosts == 1)
         return layout->notices;
     for (int r = 0, count = 0; r < engine->size; r++) {
-        if (shoal_engine_is_here(engine, r))
+        if (shoal_engine_is_local(engine, r))
             picked[count++] = layout->notices[r];
     }
     return picked;
@@ -530,7 +530,7 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
     const struct shoal_part_notice *notices = request->call.layout->notices;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
-        if (!shoal_engine_is_here(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
+        if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
             engine->ops->arrive_at(engine->transport, peer, &request->arrival, &notices[peer], sizeof notices[peer]);
     }
 }
@@ -576,7 +576,7 @@ static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_requ
 static bool meet(struct shoal_engine *engine, struct shoal_request *request)
 {
     const enum shoal_status status =
-        request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_apart(engine, request);
+        request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_hosts(engine, request);
     if (status != SHOAL_OK)
         fail_to_prepare(engine, request, status);
     return status == SHOAL_OK;

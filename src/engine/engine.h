@@ -255,9 +255,9 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *en
  * them, to each rank elsewhere its own. So many bytes come from the peer, and this rank's notice is number *index_out. */
 static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engine, int peer, int *index_out)
 {
-    const bool is_here = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
-    *index_out = is_here ? engine->local : 0;
-    return (size_t)(is_here ? engine->locals : 1) * sizeof(struct shoal_part_notice);
+    const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
+    *index_out = is_local ? engine->local : 0;
+    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_part_notice);
 }
 
 /* Does what can be done now; true when anything was done. */
@@ -360,7 +360,7 @@ void shoal_engine_free_kept(struct shoal_engine *engine);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
-static inline bool shoal_engine_is_here(const struct shoal_engine *engine, int rank)
+static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int rank)
 {
     return engine->hosts == 1 || engine->transport->host[rank] == engine->transport->host[engine->rank];
 }
@@ -388,7 +388,7 @@ static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, in
 
 /* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a staging buffer for what they
  * put. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request);
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
 

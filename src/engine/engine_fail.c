@@ -181,7 +181,7 @@ static bool is_teller(const struct shoal_engine *engine)
     int teller = engine->leader;
     if (engine->failure.status == SHOAL_ERR_PEER_LOST && engine->failure.rank == teller)
         teller++;
-    while (teller < engine->size && !shoal_engine_is_here(engine, teller))
+    while (teller < engine->size && !shoal_engine_is_local(engine, teller))
         teller++;
     /* relaxed: a number that nothing else goes by */
     return engine->rank == teller &&
@@ -304,7 +304,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
 {
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_announcement *other =
-            shoal_engine_is_here(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
+            shoal_engine_is_local(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
         if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
             return engine->is_broken;
     }
@@ -396,7 +396,7 @@ static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = engine->done_sequence;
     for (int r = 0; r < engine->size; r++) {
-        const bool is_asked = r != engine->rank && shoal_engine_is_here(engine, r);
+        const bool is_asked = r != engine->rank && shoal_engine_is_local(engine, r);
         const uint64_t done = is_asked ? engine->ops->completed(engine->transport, r) : least;
         least = done < least ? done : least;
     }
@@ -405,7 +405,7 @@ static uint64_t first_open(const struct shoal_engine *engine)
 
 static bool is_behind(const struct shoal_engine *engine, uint64_t first, int peer)
 {
-    return peer != engine->rank && shoal_engine_is_here(engine, peer) && !engine->ops->arrival(engine->transport, peer, first);
+    return peer != engine->rank && shoal_engine_is_local(engine, peer) && !engine->ops->arrival(engine->transport, peer, first);
 }
 
 static bool is_any_behind(const struct shoal_engine *engine, uint64_t first)
@@ -453,7 +453,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *
     if (waits_for_one(engine, request) && !may_be_held_back(engine, wait))
         return peer == request->needed;
     const bool is_queued = request->state == SHOAL_REQUEST_QUEUED;
-    if (wait->is_any_behind && (shoal_engine_is_here(engine, peer) || is_queued))
+    if (wait->is_any_behind && (shoal_engine_is_local(engine, peer) || is_queued))
         return is_behind(engine, wait->first_open, peer);
     if (!is_queued)
         return !engine->ops->arrival(engine->transport, peer, request->sequence);
@@ -676,7 +676,7 @@ static bool is_step_for(const struct shoal_engine *engine, const struct shoal_re
  * Who waits for it says so, and others hear that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
-    if (shoal_engine_is_here(engine, peer))
+    if (shoal_engine_is_local(engine, peer))
         return true;
     if (is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
         return true;
@@ -752,7 +752,7 @@ static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal
 {
     const bool is_blocked = request != first_call(engine) || is_held_up_by(engine, request, rank);
     const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
-    if (shoal_engine_is_here(engine, rank))
+    if (shoal_engine_is_local(engine, rank))
         return false;
     if (!engine->lost_ns || engine->lost_mark != mark)
         engine->lost_ns = now_ns;

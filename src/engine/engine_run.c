@@ -132,7 +132,7 @@ static void agree_on_count(struct shoal_engine *engine, struct shoal_request *re
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
 }
 
-enum shoal_status shoal_engine_prepare_apart(struct shoal_engine *engine, struct shoal_request *request)
+enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);

@@ -100,11 +100,11 @@ static void became_owner(struct shoal_progress *progress)
 static void note_busy(struct shoal_progress *progress)
 {
     struct shoal_engine **link = &progress->busy;
-    bool is_apart = false;
+    bool is_on_hosts = false;
     while (*link) {
         struct shoal_engine *engine = *link;
         if (shoal_engine_is_busy(engine)) {
-            is_apart |= engine->hosts > 1;
+            is_on_hosts |= engine->hosts > 1;
             link = &engine->busy_next;
         } else {
             engine->is_listed = false;
@@ -112,7 +112,7 @@ static void note_busy(struct shoal_progress *progress)
         }
     }
     atomic_store_explicit(&progress->is_busy, progress->busy != NULL, memory_order_relaxed);
-    atomic_store_explicit(&progress->is_apart_busy, is_apart, memory_order_relaxed);
+    atomic_store_explicit(&progress->is_remote_busy, is_on_hosts, memory_order_relaxed);
 }
 
 void shoal_progress_lock(struct shoal_progress *progress)
@@ -315,17 +315,17 @@ static enum turn drive_once(struct shoal_progress *progress)
 /* Polls in which the lock is kept; about two microseconds when nothing comes. */
 #define SPIN_POLLS 100
 /* The same where each poll looks at the network, which takes a system call. */
-#define APART_POLLS 2
+#define HOSTS_POLLS 2
 /* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
 #define SHORT_POLLS 20
 
 void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request)
 {
-    const bool is_apart = engine->hosts > 1;
-    const unsigned polls = !progress->spin_ns ? 1 : is_apart ? APART_POLLS : SPIN_POLLS;
+    const bool is_on_hosts = engine->hosts > 1;
+    const unsigned polls = !progress->spin_ns ? 1 : is_on_hosts ? HOSTS_POLLS : SPIN_POLLS;
     unsigned idle = 0;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
-        if (SHOAL_UNLIKELY(is_apart) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
+        if (SHOAL_UNLIKELY(is_on_hosts) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
             shoal_network_poll(progress->network);
         if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
@@ -391,7 +391,7 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
 /* A sleeper at the network's descriptor does not hear the doorbell of this host. */
 static bool backs_off_at_network(const struct shoal_progress *progress)
 {
-    return atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed) &&
+    return atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed) &&
            shoal_network_has_descriptor(progress->network);
 }
 
@@ -399,7 +399,7 @@ static bool backs_off_at_network(const struct shoal_progress *progress)
 static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns,
                               uint64_t left_ns)
 {
-    const bool is_backoff = atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    const bool is_backoff = atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
     if (is_backoff)
         shoal_shm_endpoint_doze_briefly(progress->endpoint);
     else
@@ -407,7 +407,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     /* The last look: whatever is published after it rings the doorbell. */
     if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
-    const bool must_back_off = is_backoff || atomic_load_explicit(&progress->is_apart_busy, memory_order_relaxed);
+    const bool must_back_off = is_backoff || atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
     shoal_shm_endpoint_sleep(progress->endpoint,
                              must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns);
 }
@@ -474,7 +474,7 @@ static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
 
 static void wait_until_over(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
 {
-    const unsigned first_burst = !progress->spin_ns ? 1 : progress->network ? APART_POLLS : SPIN_BURST;
+    const unsigned first_burst = !progress->spin_ns ? 1 : progress->network ? HOSTS_POLLS : SPIN_BURST;
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(progress, request)) {

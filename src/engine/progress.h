@@ -33,8 +33,8 @@ struct shoal_progress {
     uint64_t yield_ns;
     atomic_int waiters;
     atomic_int sleepers;
-    atomic_bool is_busy;       /* operations were under way when the lock was last given back */
-    atomic_bool is_apart_busy; /* some of them with ranks elsewhere */
+    atomic_bool is_busy;        /* operations were under way when the lock was last given back */
+    atomic_bool is_remote_busy; /* some of them with ranks elsewhere */
     uint64_t next_check_ns;
     _Atomic uint64_t next_core_ns; /* when a wait looks at cores again; UINT64_MAX: never */
     unsigned core_meetings;        /* looks in a row that found another rank on this one's core */

@@ -18,8 +18,8 @@ static void mark_peer_set(struct shoal_engine *engine, struct shoal_peer_set *pe
 {
     const struct shoal_rounds *rounds = &peer_set->rounds;
     shoal_rounds_find_peers(rounds, peer_set->has);
-    for (int i = 0; i < rounds->here.count; i++)
-        peer_set->has[rounds->here.at[i]] = peer_set->hears[rounds->here.at[i]] = 1;
+    for (int i = 0; i < rounds->local.count; i++)
+        peer_set->has[rounds->local.at[i]] = peer_set->hears[rounds->local.at[i]] = 1;
     for (int i = 0; i < rounds->count; i++) {
         if (rounds->rounds[i].from >= 0)
             peer_set->hears[rounds->rounds[i].from] = 1;
@@ -67,7 +67,7 @@ static void reduce(struct shoal_engine *engine, const struct shoal_request *requ
 /* An average divides in the last sum; what is scaled is scaled where inputs are read. */
 static void sum_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.local;
     if (request->call.layout)
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
@@ -102,7 +102,7 @@ static void put_part(const struct shoal_request *request, int part, const char *
 
 static void gather_here(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.local;
     if (request->call.layout)
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
@@ -167,7 +167,7 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
 
 static bool begin_here(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_ranks *here = &request->peer_set->rounds.here;
+    const struct shoal_ranks *here = &request->peer_set->rounds.local;
     for (int i = 0; i < here->count; i++) {
         if (!has_come(engine, request, here->at[i]))
             return false;

@@ -116,12 +116,12 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
                               comm->size - 1);
     struct shoal_place place = {.struct_bytes = sizeof place,
                                 .hosts = shoal_members_count_hosts(comm->members, comm->size),
-                                .local_size = shoal_members_count_here(comm->members, comm->size, rank)};
+                                .local_size = shoal_members_count_local(comm->members, comm->size, rank)};
     int first = 0;
     while (comm->members[first].host != comm->members[rank].host)
         first++;
     place.host = shoal_members_count_hosts(comm->members, first);
-    place.local_rank = shoal_members_count_here(comm->members, rank, rank);
+    place.local_rank = shoal_members_count_local(comm->members, rank, rank);
     struct shoal_peer_name name;
     comm->engine->ops->peer_name(comm->engine->transport, rank, &name);
     place.pid = name.pid;
@@ -215,7 +215,7 @@ enum shoal_status shoal_print_algorithms(FILE *out)
             fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_collective_traits(entry->kind)->name, entry->name,
                     wheres[entry->where], entry->when, "", entry->cost);
     }
-    fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
+    fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_REMOTE);
     const enum shoal_status status = shoal_context_configure(&settings, &tuning, NULL, error, sizeof error);
     if (status != SHOAL_OK)
         fprintf(out, "%s\n", error);
@@ -345,7 +345,7 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_alg
     else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
         fprintf(out, "a giver has more than %d bytes\n", SHOAL_PAYLOAD_MAX);
     else
-        fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_ELSEWHERE);
+        fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_REMOTE);
 }
 
 /* Tuning overrides that speak of the call, but were not taken. */
@@ -362,8 +362,8 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
 static void explain_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     const struct shoal_selection *selection = &inquiry->selection;
-    if (inquiry->hosts > 1 && entry->build && selection->size > SHOAL_DIRECT_RANKS_ELSEWHERE) {
-        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_ELSEWHERE, entry->when);
+    if (inquiry->hosts > 1 && entry->build && selection->size > SHOAL_DIRECT_RANKS_REMOTE) {
+        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_REMOTE, entry->when);
         return;
     }
     if (inquiry->entry->shape.is_empty) {

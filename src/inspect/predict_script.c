@@ -35,8 +35,8 @@ static enum shoal_status append_work(struct shoal_script *script, uint64_t full_
 /* To a rank of this host or elsewhere. */
 static enum shoal_status append_increment(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
 {
-    const bool is_here = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
-    return append(script, (struct shoal_act){is_here ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
+    const bool is_local = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
+    return append(script, (struct shoal_act){is_local ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
 }
 
 static enum shoal_status append_wait(struct shoal_script *script, int peer, uint32_t value)
@@ -214,13 +214,13 @@ static enum shoal_status append_rounds(struct shoal_cast *cast, int rank, const 
 {
     struct shoal_script *script = &cast->ranks[rank].meet;
     SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
-    for (int i = 0; i < rounds->here.count; i++) {
-        if (rounds->here.at[i] == rank)
+    for (int i = 0; i < rounds->local.count; i++) {
+        if (rounds->local.at[i] == rank)
             continue;
-        note_heard(cast, rank, rounds->here.at[i]);
-        SHOAL_TRY(append_wait(script, rounds->here.at[i], 1));
+        note_heard(cast, rank, rounds->local.at[i]);
+        SHOAL_TRY(append_wait(script, rounds->local.at[i], 1));
     }
-    const uint64_t work = round_work_bytes(cast->asked, round_bytes(cast->asked, rounds->here));
+    const uint64_t work = round_work_bytes(cast->asked, round_bytes(cast->asked, rounds->local));
     if (work)
         SHOAL_TRY(append_work(script, work, work));
     for (int i = 0; i < rounds->count; i++)

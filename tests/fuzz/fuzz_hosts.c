@@ -117,7 +117,7 @@ static void meet_peers(struct harness *h)
         shoal_session_open(&known.session, &job, &own, &side);
         shoal_session_open(&h->theirs[r], &job, &side, &own);
         h->members[r].host = (uint16_t)r;
-        const enum shoal_status status = shoal_network_meet(h->network, &known, &h->members[r].there);
+        const enum shoal_status status = shoal_network_meet(h->network, &known, &h->members[r].remote);
         assert(status == SHOAL_OK);
     }
 }

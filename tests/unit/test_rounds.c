@@ -49,7 +49,7 @@ static void close_world(void)
 
 static void begin_here(int rank)
 {
-    const struct shoal_ranks *here = &world.rounds[rank].here;
+    const struct shoal_ranks *here = &world.rounds[rank].local;
     for (int i = 0; i < here->count; i++) {
         assert_int_equal(world.host[here->at[i]], world.host[rank]);
         world.held[rank][here->at[i]]++;
@@ -184,8 +184,8 @@ static void expect_whole(const struct shoal_rounds *rounds, int size)
 {
     static int held[SHOAL_RANKS_MAX];
     memset(held, 0, sizeof held);
-    for (int i = 0; i < rounds->here.count; i++)
-        held[rounds->here.at[i]]++;
+    for (int i = 0; i < rounds->local.count; i++)
+        held[rounds->local.at[i]]++;
     for (int i = 0; i < rounds->count; i++) {
         const struct shoal_round *round = &rounds->rounds[i];
         if (round->is_result)

@@ -116,7 +116,7 @@ static struct remote *remote_of(struct hosts *hosts, int rank)
     return &hosts->remotes[rank];
 }
 
-static bool is_here(const struct hosts *hosts, int rank)
+static bool is_local(const struct hosts *hosts, int rank)
 {
     return hosts->local_of[rank] >= 0;
 }
@@ -174,7 +174,7 @@ static void arrive(struct shoal_transport *transport, const struct shoal_announc
     struct hosts *hosts = hosts_of(transport);
     for (int i = 1; i < transport->size; i++) {
         const int peer = (transport->rank + i) % transport->size;
-        if (!is_here(hosts, peer) && (!peers || peers[peer]))
+        if (!is_local(hosts, peer) && (!peers || peers[peer]))
             send_record(hosts, peer, record, payload, bytes);
     }
     hosts->local->ops->arrive(hosts->local, record, payload, bytes, NULL);
@@ -189,7 +189,7 @@ static void arrive_at(struct shoal_transport *transport, int peer, const struct 
 static const struct shoal_announcement *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->arrival(hosts->local, hosts->local_of[peer], sequence);
     const struct shoal_announcement *records = remote_of(hosts, peer)->records;
     const struct shoal_announcement *record = records ? &records[sequence % SHOAL_ANNOUNCEMENTS] : NULL;
@@ -199,7 +199,7 @@ static const struct shoal_announcement *arrival(struct shoal_transport *transpor
 static void expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         hosts->local->ops->expect(hosts->local, hosts->local_of[peer], sequence, bytes);
 }
 
@@ -209,7 +209,7 @@ static const unsigned char nothing[SHOAL_PAYLOAD_MAX];
 static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->payload(hosts->local, hosts->local_of[peer], sequence, bytes);
     const struct remote *remote = remote_of(hosts, peer);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
@@ -237,7 +237,7 @@ static void complete(struct shoal_transport *transport, uint64_t sequence)
     hosts->completed = sequence;
     hosts->local->ops->complete(hosts->local, sequence);
     for (int r = 0; r < transport->size; r++) {
-        if (!is_here(hosts, r))
+        if (!is_local(hosts, r))
             tell_if_due(hosts, r);
     }
 }
@@ -245,7 +245,7 @@ static void complete(struct shoal_transport *transport, uint64_t sequence)
 static uint64_t completed(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->completed(hosts->local, hosts->local_of[peer]);
     const struct remote *remote = remote_of(hosts, peer);
     /* Who has used all that it was sent needs nothing more of what this rank has completed. */
@@ -263,7 +263,7 @@ static shoal_location locate(struct shoal_transport *transport, const void *addr
 static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->reach(hosts->local, hosts->local_of[peer], location, bytes, error);
     *error = shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts", "rank %d's memory is on another host", peer);
     return NULL;
@@ -289,7 +289,7 @@ static enum shoal_status reserve_staging(struct shoal_transport *transport, unsi
 static void *staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
-    return is_here(hosts, rank) ? hosts->local->ops->staging(hosts->local, hosts->local_of[rank], slot) : NULL;
+    return is_local(hosts, rank) ? hosts->local->ops->staging(hosts->local, hosts->local_of[rank], slot) : NULL;
 }
 
 /* ---- Counters and puts --------------------------------------------------------------------------------------------------- */
@@ -408,7 +408,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
     struct hosts *hosts = hosts_of(transport);
     if (hosts->error != SHOAL_OK)
         return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
-    if (is_here(hosts, peer) || !has_space(hosts, slot, offset, bytes))
+    if (is_local(hosts, peer) || !has_space(hosts, slot, offset, bytes))
         return shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
                               "a put of %zu bytes to rank %d, slot %u, offset %zu, is not inside its staging buffer", bytes,
                               peer, slot, offset);
@@ -436,7 +436,7 @@ static bool is_sending(struct shoal_transport *transport, int peer)
     struct hosts *hosts = hosts_of(transport);
     const struct remote *remote = remote_of(hosts, peer);
     unsigned count = 0;
-    for (unsigned i = 0; !is_here(hosts, peer) && i <= hosts->slots; i++)
+    for (unsigned i = 0; !is_local(hosts, peer) && i <= hosts->slots; i++)
         count += remote->under_way[i];
     return count > 0;
 }
@@ -462,7 +462,7 @@ static void owe(struct hosts *hosts, int peer, unsigned slot, int change)
 static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer)) {
+    if (is_local(hosts, peer)) {
         hosts->local->ops->signal(hosts->local, hosts->local_of[peer], slot);
         return;
     }
@@ -495,7 +495,7 @@ static void pay_all_owed(void *arg)
 static uint64_t counter_value(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->counter(hosts->local, hosts->local_of[peer], slot);
     return remote_of(hosts, peer)->counters[slot].heard;
 }
@@ -530,7 +530,7 @@ static size_t packet_space(const struct shoal_packet *packet)
 static enum shoal_status push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->push(hosts->local, hosts->local_of[peer], packet, data);
     struct remote *remote = remote_of(hosts, peer);
     if (hosts->error != SHOAL_OK)
@@ -549,7 +549,7 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
 static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->peek(hosts->local, hosts->local_of[peer]);
     const struct remote *remote = remote_of(hosts, peer);
     return remote->packets && remote->packets->number == remote->popped ? &remote->packets->head : NULL;
@@ -558,7 +558,7 @@ static const struct shoal_packet *peek(struct shoal_transport *transport, int pe
 static void pop(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer)) {
+    if (is_local(hosts, peer)) {
         hosts->local->ops->pop(hosts->local, hosts->local_of[peer]);
         return;
     }
@@ -891,7 +891,7 @@ static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
     int first = rank;
     for (int r = 0; lost_ns && r < hosts->transport.size; r++) {
         const uint64_t ns =
-            is_here(hosts, r) ? 0 : shoal_membership_lost_ns(hosts->membership, remote_of(hosts, r)->peer->world_rank);
+            is_local(hosts, r) ? 0 : shoal_membership_lost_ns(hosts->membership, remote_of(hosts, r)->peer->world_rank);
         if (!ns || ns >= first_ns || lost_ns - ns > CASCADE_NS || has_completed(remote_of(hosts, r), sequence))
             continue;
         first = r;
@@ -941,7 +941,7 @@ static int lost(struct shoal_transport *transport, int first, uint64_t sequence,
     struct hosts *hosts = hosts_of(transport);
     const int local = next_local_lost(hosts, first, sequence, failure);
     for (int r = first; r < local && r < transport->size; r++) {
-        if (!is_here(hosts, r) && is_remote_lost(hosts, r, sequence, failure))
+        if (!is_local(hosts, r) && is_remote_lost(hosts, r, sequence, failure))
             return r;
     }
     return local < transport->size ? local : -1;
@@ -950,14 +950,14 @@ static int lost(struct shoal_transport *transport, int first, uint64_t sequence,
 static bool is_cut_off(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
-    const struct shoal_network_peer *other = is_here(hosts, peer) ? NULL : remote_of(hosts, peer)->peer;
+    const struct shoal_network_peer *other = is_local(hosts, peer) ? NULL : remote_of(hosts, peer)->peer;
     return other && shoal_membership_is_cut_off(other->membership, other->world_rank);
 }
 
 static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer)) {
+    if (is_local(hosts, peer)) {
         hosts->local->ops->describe(hosts->local, hosts->local_of[peer], text, bytes);
         return;
     }
@@ -974,7 +974,7 @@ static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, 
     for (int r = 0; r < transport->size; r++) {
         struct remote *remote = remote_of(hosts, r);
         const bool is_concerned = rank < 0 || remote->last_heard >= sequence || rank == (r | SHOAL_WAIT_BLOCKED);
-        if (is_here(hosts, r) || remote->told_waits == rank + 1 || !is_concerned)
+        if (is_local(hosts, r) || remote->told_waits == rank + 1 || !is_concerned)
             continue;
         remote->told_waits = rank + 1;
         note(hosts, send_message(hosts, r, head, NULL, 0));
@@ -984,7 +984,7 @@ static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, 
 static int waits_for(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         return hosts->local->ops->waits_for(hosts->local, hosts->local_of[peer]);
     return (int)(remote_of(hosts, peer)->waits & UINT32_MAX) - 1;
 }
@@ -992,7 +992,7 @@ static int waits_for(struct shoal_transport *transport, int peer)
 static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
 {
     struct hosts *hosts = hosts_of(transport);
-    if (is_here(hosts, peer))
+    if (is_local(hosts, peer))
         hosts->local->ops->peer_name(hosts->local, hosts->local_of[peer], name);
     else
         *name = remote_of(hosts, peer)->peer->name;
@@ -1132,7 +1132,7 @@ static bool make_loads(struct hosts *hosts)
     hosts->under_way = counts + size * counted;
     for (size_t r = 0; r < size; r++) {
         struct remote *remote = &hosts->remotes[r];
-        remote->peer = hosts->members[r].there;
+        remote->peer = hosts->members[r].remote;
         remote->counters = hosts->counters + r * slots;
         remote->loads = loads + r * kinds;
         remote->under_way = counts + r * counted;
@@ -1201,7 +1201,7 @@ static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_endpoi
     if (!shm.peers)
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %d ranks", shm.size);
     for (int i = 0; i < shm.size; i++)
-        shm.peers[i] = hosts->members[hosts->rank_of[i]].here;
+        shm.peers[i] = hosts->members[hosts->rank_of[i]].local;
     const enum shoal_status status = shoal_shm_create(endpoint, &shm, &hosts->local);
     free(shm.peers);
     return status;

@@ -22,9 +22,9 @@
 
 /* A rank of a communicator, as its others know it. The own rank has neither. */
 struct shoal_member {
-    uint16_t host;                    /* equal for ranks of one host; any numbers */
-    struct shoal_shm_peer *here;      /* of this host */
-    struct shoal_network_peer *there; /* elsewhere */
+    uint16_t host;                     /* equal for ranks of one host; any numbers */
+    struct shoal_shm_peer *local;      /* of this host */
+    struct shoal_network_peer *remote; /* elsewhere */
 };
 
 struct shoal_hosts_options {
