@@ -9,11 +9,12 @@
 
 /* ---- What a rank tells of itself ----------------------------------------------------------------------------------------- */
 
-#define OPTIONS(X)                                                                                                         \
-    X(op)                                                                                                                  \
-    X(buffer_bytes)                                                                                                        \
-    X(first_buffer_bytes) X(rank_bytes) X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) \
-        X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
+#define OPTIONS(X)                                                                                                \
+    X(op)                                                                                                         \
+    X(buffer_bytes)                                                                                               \
+    X(first_buffer_bytes)                                                                                         \
+    X(rank_bytes) X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) \
+        X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
 
 static const char *const option_names[] = {
 #define NAME(option) #option,

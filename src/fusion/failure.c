@@ -93,8 +93,9 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
     struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
     struct notice notice;
     char text[sizeof cause.text];
-    if (shoal_last_failure(reducer->context, reducer->comm, &cause) != SHOAL_OK ||
-        (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
+    const bool is_known =
+        shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK || fusion_compressor_failure(reducer, &cause);
+    if (!is_known || (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
         return; /* the own text stands */
     const bool is_told = cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != reducer->rank &&
                          take_notice(reducer, cause.rank, &notice);
@@ -160,6 +161,7 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
         return fusion_failure_status(reducer);
     send_notice(reducer, &notice);
     shoal_comm_abort(reducer->comm);
+    fusion_compressor_abort(reducer);
     publish(reducer, true);
     return fusion_failed(reducer);
 }

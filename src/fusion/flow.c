@@ -93,6 +93,8 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     struct fusion_slot *slot = &reducer->slots[index];
     const struct shoal_options options = fusion_options(reducer);
     struct shoal_request *request;
+    if (slot->compressed)
+        return fusion_compressed_post(reducer, index);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, slot->memory, slot->memory, slot->elements,
                                     reducer->layout->buffers[index].type, operator_of(reducer), &options, &request));
     fusion_lock(reducer);
@@ -212,6 +214,7 @@ void fusion_reset_slots(struct shoal_reducer *reducer)
         slot->has_unused = false;
         atomic_store_explicit(&slot->missing, reducer->layout->buffers[b].count, memory_order_relaxed);
     }
+    fusion_compressor_begin_step(reducer);
     shoal_request_free(reducer->tail_request);
     reducer->tail_request = NULL;
 }

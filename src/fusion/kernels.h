@@ -12,8 +12,8 @@
  * NULL nothing is written. Pointers need the element's alignment only. */
 typedef void (*shoal_gradient_move_fn)(void *dest, const void *source, size_t count, double factor, bool adds, double *squared);
 
-/* Casts between float32 and a 16-bit type. A NaN stays a NaN. */
-typedef void (*shoal_gradient_narrow_fn)(uint16_t *dest, const float *source, size_t count);
+/* Casts between float32 and a 16-bit type, of source * factor. A NaN stays a NaN. */
+typedef void (*shoal_gradient_narrow_fn)(uint16_t *dest, const float *source, size_t count, float factor);
 typedef void (*shoal_gradient_widen_fn)(float *dest, const uint16_t *source, size_t count, float factor);
 
 /* Of each block of SHOAL_GRADIENT_BLOCK values, the last one may be shorter: u = source + error (NULL: none), scale = the

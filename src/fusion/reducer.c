@@ -10,6 +10,12 @@
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
+static void free_memory(const struct shoal_reducer *reducer, void *memory)
+{
+    if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
+        return; /* it has told why */
+}
+
 static void free_slots(struct shoal_reducer *reducer)
 {
     for (size_t b = 0; reducer->slots && b < shoal_gradient_layout_buffers(reducer->layout); b++) {
@@ -20,9 +26,10 @@ static void free_slots(struct shoal_reducer *reducer)
     free(reducer->times);
     reducer->slots = NULL;
     reducer->times = NULL;
-    if (reducer->memory && shoal_mem_free(reducer->context, reducer->memory) != SHOAL_OK)
-        return; /* it has told why */
+    free_memory(reducer, reducer->memory);
+    free_memory(reducer, reducer->scratch);
     reducer->memory = NULL;
+    reducer->scratch = NULL;
 }
 
 static size_t bytes_of(const struct shoal_gradient_layout *layout)
@@ -50,10 +57,13 @@ enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gra
     const size_t bytes = bytes_of(layout);
     struct fusion_slot *slots = calloc(layout->buffer_count + 1, sizeof *slots);
     struct shoal_buffer_times *times = calloc(layout->buffer_count + 1, sizeof *times);
-    void *memory = NULL;
-    const enum shoal_status status =
+    void *memory = NULL, *scratch = NULL;
+    enum shoal_status status =
         slots && times ? shoal_mem_alloc(reducer->context, bytes + FUSION_ALIGNMENT, &memory) : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK)
+        status = fusion_compressor_prepare(reducer, layout, slots, &scratch);
     if (status != SHOAL_OK) {
+        free_memory(reducer, memory);
         free(slots);
         free(times);
         return status;
@@ -67,6 +77,7 @@ enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gra
     reducer->slots = slots;
     reducer->times = times;
     reducer->memory = memory;
+    reducer->scratch = scratch;
     reducer->layout_number++;
     return SHOAL_OK;
 }
@@ -184,21 +195,17 @@ static enum shoal_status choose_layout(struct shoal_reducer *reducer, const stru
 static enum shoal_status prepare(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count,
                                  struct fusion_parameters *copy, char *text, size_t text_bytes)
 {
+    const size_t buffer_bytes = reducer->options.buffer_bytes ? reducer->options.buffer_bytes : BUFFER_BYTES;
     const char *wrong;
     const enum shoal_status status = check_options(&reducer->options, &wrong);
     if (status != SHOAL_OK) {
         snprintf(text, text_bytes, "%s", wrong);
         return status;
     }
-    FUSION_TRY(fusion_parameters_copy(parameters, count, copy, text, text_bytes));
-    FUSION_TRY(choose_layout(reducer, copy, text, text_bytes));
-    const size_t buffer_bytes = reducer->options.buffer_bytes ? reducer->options.buffer_bytes : BUFFER_BYTES;
     if (!reducer->options.flight_bytes)
         reducer->options.flight_bytes = FLIGHT_BUFFERS * fusion_min(buffer_bytes, SIZE_MAX / FLIGHT_BUFFERS);
-    const enum shoal_status allocated = allocate(reducer);
-    if (allocated != SHOAL_OK)
-        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers", bytes_of(reducer->layout));
-    return allocated;
+    FUSION_TRY(fusion_parameters_copy(parameters, count, copy, text, text_bytes));
+    return choose_layout(reducer, copy, text, text_bytes);
 }
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
@@ -248,24 +255,49 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
     snprintf(reducer->name, sizeof reducer->name, "%.23s", reducer->options.name ? reducer->options.name : "gradients");
 }
 
+/* What a rank may lack, when all have agreed on what to make. */
+static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t text_bytes)
+{
+    enum shoal_status status = allocate(reducer);
+    if (status != SHOAL_OK) {
+        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers", bytes_of(reducer->layout));
+        return status;
+    }
+    status = start_thread(reducer);
+    if (status == SHOAL_OK)
+        status = fusion_compressor_start(reducer);
+    if (status != SHOAL_OK)
+        snprintf(text, text_bytes, "no thread can be started");
+    return status;
+}
+
 /* Where this rank alone is wrong it still meets the others, so that all learn of it. */
-static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *comm, const struct shoal_parameter *parameters,
-                              size_t count)
+static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count)
 {
     char text[FUSION_TEXT_MAX] = "";
     struct fusion_parameters copy = {0, NULL, NULL};
+    enum shoal_status status = prepare(reducer, parameters, count, &copy, text, sizeof text);
+    status = fusion_agree(reducer, &copy, status, text);
+    if (status == SHOAL_OK) {
+        status = fusion_compressor_open(reducer, text, sizeof text);
+        if (status != SHOAL_OK && *text)
+            status = fusion_refuse(reducer, status, "%s", text);
+    }
+    if (status == SHOAL_OK) {
+        status = equip(reducer, text, sizeof text);
+        status = fusion_agree(reducer, &copy, status, text);
+    }
+    fusion_parameters_free(&copy);
+    return status;
+}
+
+static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *comm, const struct shoal_parameter *parameters,
+                              size_t count)
+{
     FUSION_TRY(split(reducer, comm, "", &reducer->comm));
     FUSION_TRY(split(reducer, comm, ".notice", &reducer->notice));
     FUSION_TRY(find_hosts(reducer));
-    enum shoal_status status = prepare(reducer, parameters, count, &copy, text, sizeof text);
-    if (status == SHOAL_OK) {
-        status = start_thread(reducer);
-        if (status != SHOAL_OK)
-            snprintf(text, sizeof text, "no thread can be started");
-    }
-    status = fusion_agree(reducer, &copy, status, text);
-    fusion_parameters_free(&copy);
-    return status;
+    return agree(reducer, parameters, count);
 }
 
 /* What the caller gave is not kept. */
@@ -316,6 +348,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     if (!reducer)
         return;
     stop_thread(reducer);
+    fusion_compressor_stop(reducer);
     shoal_comm_free(reducer->comm); /* completions that it still calls see the reducer */
     shoal_comm_free(reducer->notice);
     free_parts(reducer);
@@ -323,6 +356,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     shoal_request_free(reducer->tail_request);
     free_slots(reducer);
     shoal_gradient_layout_free(reducer->layout);
+    fusion_compressor_free(reducer);
     free(reducer->gradients);
     free(reducer->ready_us);
     free(reducer->ready_order);

@@ -59,7 +59,7 @@ struct fusion_slot {
     bool has_unused;         /* a parameter of it is unused here: what others have decides */
     struct shoal_request *requests[FUSION_STAGES_MAX];
     uint64_t posted_ns, done_ns, out_ns;
-    struct fusion_squeezed *squeezed; /* NULL: not compressed */
+    struct fusion_compressed *compressed; /* NULL: it travels as it is */
 };
 
 /* ---- The reducer --------------------------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ struct shoal_reducer {
     int rank, size;
     int hosts, local_size; /* ranks on this one */
     const struct shoal_gradient_kernels *kernels;
-    struct fusion_squeezer *squeezer; /* NULL: nothing is compressed */
+    struct fusion_compressor *compressor; /* NULL: nothing is compressed */
 
     struct shoal_gradient_layout *layout;
     unsigned layout_number;
@@ -81,6 +81,7 @@ struct shoal_reducer {
     struct fusion_gradient *gradients; /* [parameters] */
     struct fusion_slot *slots;         /* [buffers] */
     char *memory;                      /* of all buffers, from shoal_mem_alloc */
+    void *scratch;                     /* of compression, too */
 
     /* The step. Written by begin and finish alone. */
     enum shoal_step step;
@@ -191,6 +192,32 @@ SHOAL_MUST_USE enum shoal_status fusion_wait(struct shoal_reducer *reducer, stru
 
 /* Frees the requests of a step, and makes slots ready for the next. */
 void fusion_reset_slots(struct shoal_reducer *reducer);
+
+/* ---- compress.c ---- */
+
+/* Collective, where buffers are compressed between hosts; else nothing. *text says what a rank finds wrong. */
+SHOAL_MUST_USE enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes);
+SHOAL_MUST_USE enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer);
+
+/* Ends its thread and frees its communicators: nothing is called back any more. */
+void fusion_compressor_stop(struct shoal_reducer *reducer);
+void fusion_compressor_free(struct shoal_reducer *reducer);
+
+/* Scratch memory for the slots of a layout, and errors of nothing. */
+SHOAL_MUST_USE enum shoal_status fusion_compressor_prepare(struct shoal_reducer *reducer,
+                                                           const struct shoal_gradient_layout *layout,
+                                                           struct fusion_slot *slots, void **scratch_out);
+
+/* Begins what a buffer goes through, instead of an all-reduce. The stages of all buffers go in index order. */
+SHOAL_MUST_USE enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer);
+void fusion_compressor_begin_step(struct shoal_reducer *reducer);
+
+/* The failure of one of its communicators, with rank as the reducer counts; false: there is none. */
+bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
+void fusion_compressor_abort(const struct shoal_reducer *reducer);
+
+/* Payload of a buffer that this rank sends to other hosts. */
+uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer);
 
 /* ---- out.c ---- */
 

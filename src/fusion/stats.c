@@ -38,14 +38,19 @@ static void keep_order(struct shoal_reducer *reducer)
     }
 }
 
-/* As owners reduce: of each buffer a rank sends all but its own share to its owners, and its own share to all others. */
+/* As owners reduce: of each buffer a rank sends all but its own share to its owners, and its own share to all others. A
+ * compressed one is reduced so inside the host, and then between hosts. */
 static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *stats)
 {
     const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const uint64_t bytes = reducer->layout->buffers[b].bytes;
-        stats->sent_bytes += 2 * (size - 1) * (bytes / size);
-        stats->network_bytes += 2 * (hosts - 1) * (bytes / local / hosts);
+        const bool is_compressed = reducer->slots[b].compressed != NULL;
+        const uint64_t network_bytes =
+            is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
+        stats->sent_bytes +=
+            is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : 2 * (size - 1) * (bytes / size);
+        stats->network_bytes += network_bytes;
     }
     stats->received_bytes = stats->sent_bytes;
 }

@@ -12,8 +12,10 @@
 #include <unistd.h>
 
 #define RANK_SECONDS_MAX 240 /* then a rank is taken for hung */
+#define SETTINGS_MAX 16
+#define SKIPPED 77
 
-static int count, failed;
+static int count, failed, ranks_per_host;
 static uint64_t *board;
 
 /* Free now; nobody else asks for it within the moment until rank 0 listens. */
@@ -55,16 +57,35 @@ void world_fail(const struct world *world, const char *file, int line, const cha
     _exit(1);
 }
 
+static const char *const *add_host(const struct world_options *options, int rank, const char **settings, char *host,
+                                   size_t host_bytes)
+{
+    int own = 0;
+    for (; options->settings && options->settings[own] && own < SETTINGS_MAX - 1; own++)
+        settings[own] = options->settings[own];
+    snprintf(host, host_bytes, "SHOAL_HOST_ID=host-%d", rank / ranks_per_host);
+    settings[own] = host;
+    settings[own + 1] = NULL;
+    return settings;
+}
+
 __attribute__((noreturn)) static void run_rank(const struct world_options *options, int rank, const char *address)
 {
     struct world world = {.rank = rank, .size = options->size, .board = board, .arg = options->arg};
     struct shoal_context_options context_options = SHOAL_CONTEXT_OPTIONS_INIT;
     struct shoal_comm_options comm_options = SHOAL_COMM_OPTIONS_INIT;
+    const char *settings[SETTINGS_MAX + 1];
+    char host[40];
     context_options.settings = options->settings;
+    if (ranks_per_host)
+        context_options.settings = add_host(options, rank, settings, host, sizeof host);
     comm_options.timeout_ms = 60000;
     alarm(RANK_SECONDS_MAX);
     OK(&world, shoal_context_create(&context_options, &world.context));
-    OK(&world, shoal_comm_create_at(world.context, address, rank, options->size, &comm_options, &world.comm));
+    const enum shoal_status met = shoal_comm_create_at(world.context, address, rank, options->size, &comm_options, &world.comm);
+    if (ranks_per_host && met == SHOAL_ERR_UNSUPPORTED)
+        exit(SKIPPED);
+    OK(&world, met);
     options->body(&world);
     OK(&world, shoal_comm_finalize(world.comm));
     shoal_comm_free(world.comm);
@@ -147,9 +168,10 @@ void world_close_areas(struct world *world, struct areas *areas)
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 /* When one rank has failed, the others learn it through Shoal; who does not is ended. */
-static bool gather(const struct world_options *options, pid_t *ranks)
+static bool gather(const struct world_options *options, pid_t *ranks, bool *is_skipped)
 {
     bool is_ok = true;
+    *is_skipped = false;
     for (int left = options->size; left > 0; left--) {
         int status;
         const pid_t pid = wait(&status);
@@ -159,6 +181,10 @@ static bool gather(const struct world_options *options, pid_t *ranks)
             ranks[r] = 0;
             if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
                 continue;
+            if (ranks_per_host && WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED) {
+                *is_skipped = true;
+                continue;
+            }
             fprintf(stderr, "# %s: rank %d ended with %s %d\n", options->name, r, WIFSIGNALED(status) ? "signal" : "code",
                     WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
             if (is_ok) {
@@ -181,6 +207,11 @@ void world_report(bool is_ok, const char *name)
     fflush(stdout);
 }
 
+void world_divide(int ranks)
+{
+    ranks_per_host = ranks;
+}
+
 bool world_run(const struct world_options *options)
 {
     char address[32];
@@ -196,8 +227,11 @@ bool world_run(const struct world_options *options)
             exit(1);
         }
     }
-    const bool is_ok = gather(options, ranks);
-    world_report(is_ok, options->name);
+    char name[256];
+    bool is_skipped;
+    const bool is_ok = gather(options, ranks, &is_skipped);
+    snprintf(name, sizeof name, "%s%s", options->name, is_ok && is_skipped ? " # SKIP no network joins several hosts" : "");
+    world_report(is_ok, name);
     return is_ok;
 }
 

@@ -42,6 +42,10 @@ void world_report(bool is_ok, const char *name);
 /* The board of the next world; zeroed by the first call. */
 uint64_t *world_board(void);
 
+/* So many ranks on a host in the worlds after it: they call themselves several hosts. 0: all on one. Where no network joins
+ * several hosts these worlds are skipped. */
+void world_divide(int ranks_per_host);
+
 /* Prints the plan line; 1 when anything failed. To be returned from main. */
 int world_finish(void);
 

@@ -252,12 +252,86 @@ static void steps_body(struct world *world)
         job.options.has_thread = (int)reference_below(&job.shared, 2);
         job.options.has_norms = (int)reference_below(&job.shared, 2);
         job.options.flight_bytes = reference_below(&job.shared, 2) ? 1 : 0;
+        job.options.compression = world->arg ? *(const enum shoal_compression *)world->arg : SHOAL_COMPRESS_NONE;
         OK(world, create(&job));
         for (int s = 0; s < 4; s++)
             run_step(&job);
         CHECK(world, shoal_reducer_layout_number(job.reducer) <= 2, "the layout was made anew more than once");
         close_job(&job);
     }
+}
+
+/* ---- Compression --------------------------------------------------------------------------------------------------------- */
+
+#define LONG ((size_t)30000)
+#define LONG_STEPS 200
+
+/* Bell-shaped, another one on each rank, the same in each step. */
+static void draw_long(float *values, int rank)
+{
+    uint64_t random = 1000 + (uint64_t)rank;
+    for (size_t i = 0; i < LONG; i++) {
+        double sum = -6;
+        for (int k = 0; k < 12; k++)
+            sum += (double)(reference_random(&random) >> 11) / 0x1p53;
+        values[i] = (float)sum;
+    }
+}
+
+/* Relative error of the sum over all steps of what they gave. */
+static double error_of_sum(struct world *world, int forgets_error, int results_in_views)
+{
+    static float own[LONG], back[LONG];
+    static double exact[LONG], summed[LONG];
+    const struct shoal_parameter parameter = {LONG, SHOAL_FLOAT32, "long"};
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct shoal_reducer *reducer;
+    double squared = 0, wrong = 0;
+    options.compression = SHOAL_COMPRESS_INT8;
+    options.forgets_error = forgets_error;
+    options.results_in_views = results_in_views;
+    memset(exact, 0, sizeof exact);
+    memset(summed, 0, sizeof summed);
+    for (int r = 0; r < world->size; r++) {
+        draw_long(own, r);
+        for (size_t i = 0; i < LONG; i++)
+            exact[i] += (double)own[i] / world->size * LONG_STEPS;
+    }
+    draw_long(own, world->rank);
+    OK(world, shoal_reducer_create(world->context, world->comm, &parameter, 1, &options, &reducer));
+    for (int step = 0; step < LONG_STEPS; step++) {
+        memcpy(back, own, sizeof back);
+        OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+        OK(world, shoal_reducer_ready(reducer, 0, back, LONG));
+        OK(world, shoal_reducer_finish(reducer, NULL));
+        const float *result = results_in_views ? shoal_reducer_view(reducer, 0) : back;
+        for (size_t i = 0; i < LONG; i++)
+            summed[i] += (double)result[i];
+        const uint64_t hash = shoal_bytes_hash(result, LONG * sizeof *result);
+        if (step % 50 == 0)
+            OK(world, shoal_reducer_compare(reducer, &hash)); /* the same bits on all ranks */
+    }
+    OK(world, shoal_reducer_stats(reducer, &stats));
+    CHECK(world, stats.network_bytes * 3 < stats.sent_bytes, "%zu of %zu bytes leave the host", (size_t)stats.network_bytes,
+          (size_t)stats.sent_bytes);
+    shoal_reducer_free(reducer);
+    for (size_t i = 0; i < LONG; i++) {
+        squared += exact[i] * exact[i];
+        wrong += (summed[i] - exact[i]) * (summed[i] - exact[i]);
+    }
+    return sqrt(wrong / squared);
+}
+
+/* Two rounds of quantizing err by 1 % in each step. What was cut off comes later, or never. */
+static void error_body(struct world *world)
+{
+    const double kept = error_of_sum(world, 0, 0), forgotten = error_of_sum(world, 1, 1);
+    if (world->rank == 0)
+        printf("# error of the sum over %d steps: %.5f %% with feedback, %.3f %% without\n", LONG_STEPS, kept * 100,
+               forgotten * 100);
+    CHECK(world, kept < 0.0002, "the error of the sum is %g with feedback", kept);
+    CHECK(world, forgotten > 0.003 && forgotten < 0.02, "the error of the sum is %g without feedback", forgotten);
 }
 
 /* ---- Layout: rank 0's order, once ---------------------------------------------------------------------------------------- */
@@ -616,6 +690,15 @@ static void compare_body(struct world *world)
     close_job(&job);
 }
 
+static void unequal_hosts_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 18);
+    job.options.compression = SHOAL_COMPRESS_INT8;
+    expect_last(world, create(&job), SHOAL_ERR_UNSUPPORTED, "compression needs as many ranks on each host: ");
+    close_job(&job);
+}
+
 /* What one rank gives wrong is told on all of them. */
 static void expect_refused(struct job *job, enum shoal_status status, const char *said)
 {
@@ -770,15 +853,22 @@ static enum shoal_status step_with(struct job *job, enum fault fault, bool is_at
     return status == SHOAL_OK ? mark_with(job, fault, is_at_fault) : status;
 }
 
+struct fault_case {
+    enum fault fault;
+    enum shoal_compression compression;
+};
+
 /* A rank whose step was over before another's callback failed learns it in the next. */
 static void fault_body(struct world *world)
 {
-    const enum fault fault = *(const enum fault *)world->arg;
+    const struct fault_case *at = world->arg;
+    const enum fault fault = at->fault;
     struct job job;
     struct calls calls = {.job = &job, .fails_at = SIZE_MAX};
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, 15);
     job.parameters[5].count = 100;
+    job.options.compression = at->compression;
     job.options.on_buffer = fault == CALLBACK_FAILS ? on_buffer : NULL;
     job.options.on_buffer_arg = &calls;
     OK(world, create(&job));
@@ -810,6 +900,7 @@ static void killed_body(struct world *world)
     struct job job;
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, 16);
+    job.options.compression = world->arg ? *(const enum shoal_compression *)world->arg : SHOAL_COMPRESS_NONE;
     OK(world, create(&job));
     OK(world, step_with(&job, FAULTS, false));
     world->board[world->rank] = (uint64_t)getpid();
@@ -835,7 +926,8 @@ static void killed_body(struct world *world)
 
 int main(void)
 {
-    static const enum fault faults[] = {MARKED_TWICE, PART_TWICE, NEVER_MARKED, HALF_MARKED, CALLBACK_FAILS, CALLER_FAILS};
+    static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
+                                        int8 = SHOAL_COMPRESS_INT8;
     static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
                                               "marked in half", "a callback fails",    "the caller gives up"};
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 ranks", 2, NULL, steps_body, NULL});
@@ -853,11 +945,25 @@ int main(void)
     world_run(&(struct world_options){"reducer_lists_that_differ", 4, NULL, lists_body, NULL});
     world_run(&(struct world_options){"reducer_lists_of_other_lengths", 2, NULL, length_body, NULL});
     world_run(&(struct world_options){"reducer_refusals_change_nothing", 2, NULL, refusals_body, NULL});
-    for (size_t i = 0; i < COUNT_OF(faults); i++) {
-        char name[64];
-        snprintf(name, sizeof name, "reducer_faults_are_told_on_all_ranks, %s", fault_names[i]);
-        world_run(&(struct world_options){name, 4, NULL, fault_body, &faults[i]});
+    for (enum fault fault = 0; fault < FAULTS; fault++) {
+        char name[96];
+        const struct fault_case here = {fault, SHOAL_COMPRESS_NONE}, between = {fault, SHOAL_COMPRESS_BFLOAT16};
+        snprintf(name, sizeof name, "reducer_faults_are_told_on_all_ranks, %s", fault_names[fault]);
+        world_divide(0);
+        world_run(&(struct world_options){name, 4, NULL, fault_body, &here});
+        world_divide(2);
+        snprintf(name, sizeof name, "reducer_faults_are_told_on_all_ranks, 2 hosts, %s", fault_names[fault]);
+        world_run(&(struct world_options){name, 4, NULL, fault_body, &between});
     }
+    world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts", 4, NULL, steps_body, NULL});
+    world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts, float16", 4, NULL, steps_body, &float16});
+    world_run(&(struct world_options){"reducer_errors_of_8_bits_come_back", 4, NULL, error_body, NULL});
+    world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
+    world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
+    world_divide(1);
+    world_run(&(struct world_options){"reducer_steps_are_exact, 4 hosts, bfloat16", 4, NULL, steps_body, &bfloat16});
+    world_divide(0);
+    world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
     return world_finish();
 }

@@ -208,7 +208,7 @@ static void casts_round_to_nearest_even(void **state)
                     if (i % 3 == 2)
                         near[i] = nextafterf(near[i], i % 2 ? 1e30f : -1e30f);
                 }
-                (type == SHOAL_FLOAT16 ? kernels->to_float16 : kernels->to_bfloat16)(halves, near, 17);
+                (type == SHOAL_FLOAT16 ? kernels->to_float16 : kernels->to_bfloat16)(halves, near, 17, 1);
                 for (uint32_t i = 0; i < 17; i++)
                     if (!same(value_at(type, halves, i), rounded(type, (double)near[i])))
                         fail_msg("%s: %a became %a, not %a", kernels->name, (double)near[i], value_at(type, halves, i),

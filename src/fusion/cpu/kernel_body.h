@@ -205,13 +205,17 @@ DEFINE_MOVE(float16, uint16_t, float)
 /* ---- Casts -------------------------------------------------------------------------------------------------------------- */
 
 #define DEFINE_CASTS(FORMAT)                                                                   \
-    static void to_##FORMAT(uint16_t *dest, const float *source, size_t count)                 \
+    static void to_##FORMAT(uint16_t *dest, const float *source, size_t count, float factor)   \
     {                                                                                          \
         size_t i = 0;                                                                          \
-        for (; i + GROUP <= count; i += GROUP)                                                 \
-            store_##FORMAT(dest + i, source + i);                                              \
+        for (; i + GROUP <= count; i += GROUP) {                                               \
+            float value[GROUP];                                                                \
+            for (size_t k = 0; k < GROUP; k++)                                                 \
+                value[k] = source[i + k] * factor;                                             \
+            store_##FORMAT(dest + i, value);                                                   \
+        }                                                                                      \
         for (; i < count; i++)                                                                 \
-            dest[i] = FORMAT##_narrow(source[i]);                                              \
+            dest[i] = FORMAT##_narrow(source[i] * factor);                                     \
     }                                                                                          \
     static void from_##FORMAT(float *dest, const uint16_t *source, size_t count, float factor) \
     {                                                                                          \

@@ -1,0 +1,465 @@
+/* What a buffer of float32 goes through where it is compressed between hosts. L ranks on each of H hosts; rank l of a host
+ * owns part l of the buffer there, and exchanges it with the ranks l of the other hosts:
+ *
+ *     scatter   reduce-scatter inside the host, float32          n -> n / L
+ *     across    16 bit: all-reduce of the cast part              n / L
+ *               8 bit: all-to-all of quantized parts of parts    n / L, then summed in float32 by their owner
+ *     back      8 bit: all-gather of the quantized sums          n / L / H -> n / L
+ *     gather    all-gather inside the host, float32              n / L -> n
+ *
+ * Each stage has a communicator of its own, on which buffers follow each other by index: so ranks agree on an order, however
+ * the stages of different buffers overlap. What is computed between stages, the compressor's thread does.
+ *
+ * What quantizing cuts off is added to the same element in the next step: `sent_error` by who sends a part, `sum_error` by who
+ * owns the sum. Both begin at zero with each layout. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fusion/reducer.h"
+
+enum stage { SCATTER, ACROSS, BACK, GATHER, STAGES };
+
+static const char *const stage_names[STAGES] = {".scatter", ".across", ".back", ".gather"};
+_Static_assert(STAGES == FUSION_STAGES_MAX, "a request each");
+
+struct fusion_compressor {
+    struct shoal_comm *comms[STAGES];
+    int *members[STAGES]; /* the reducer's rank of each of their ranks */
+    int local_rank, local_size, host, hosts;
+    pthread_t thread;
+    bool has_thread;
+    bool is_ending;      /* the reducer's lock, as all below */
+    size_t next[STAGES]; /* the buffer whose stage is posted next */
+};
+
+struct fusion_compressed {
+    int stage;          /* the reducer's lock: which is due; STAGES: none */
+    bool is_due;        /* the one before is done */
+    size_t part;        /* elements of a rank inside its host */
+    size_t piece;       /* 8 bit: elements of a host, of a part */
+    size_t piece_bytes; /* with scales */
+    uint16_t *halves;   /* [part] */
+    char *sent, *taken; /* [hosts * piece_bytes]; taken holds the gathered sums afterwards */
+    float *sum;         /* [piece] */
+    float *sent_error;  /* [part], NULL: errors are forgotten */
+    float *sum_error;   /* [piece] */
+};
+
+/* ---- Making -------------------------------------------------------------------------------------------------------------- */
+
+static bool is_8_bit(const struct shoal_reducer *reducer)
+{
+    return reducer->options.compression == SHOAL_COMPRESS_INT8;
+}
+
+/* All ranks see the same places. */
+static enum shoal_status check_places(struct shoal_reducer *reducer, char *text, size_t text_bytes)
+{
+    struct shoal_place first = SHOAL_PLACE_INIT, place = SHOAL_PLACE_INIT;
+    FUSION_TRY(shoal_comm_place(reducer->comm, 0, &first));
+    for (int r = 1; r < reducer->size; r++) {
+        FUSION_TRY(shoal_comm_place(reducer->comm, r, &place));
+        if (place.local_size == first.local_size)
+            continue;
+        snprintf(text, text_bytes, "compression needs as many ranks on each host: %s has %d, %s has %d", first.host_name,
+                 first.local_size, place.host_name, place.local_size);
+        return SHOAL_ERR_UNSUPPORTED;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status open_stage(struct shoal_reducer *reducer, enum stage stage)
+{
+    struct fusion_compressor *compressor = reducer->compressor;
+    const bool is_inside = stage == SCATTER || stage == GATHER;
+    const int color = is_inside ? compressor->host : compressor->local_rank;
+    const int key = is_inside ? compressor->local_rank : compressor->host;
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    const struct shoal_options operation = fusion_options(reducer);
+    char name[40];
+    snprintf(name, sizeof name, "%s%s", reducer->name, stage_names[stage]);
+    options.name = name;
+    options.timeout_ms = reducer->options.timeout_ms;
+    FUSION_TRY(shoal_comm_split(reducer->comm, color, key, &options, &compressor->comms[stage]));
+    const int32_t own = reducer->rank;
+    compressor->members[stage] = calloc((size_t)reducer->size, sizeof *compressor->members[stage]);
+    if (!compressor->members[stage])
+        return SHOAL_ERR_MEMORY;
+    return shoal_allgather(compressor->comms[stage], &own, compressor->members[stage], 1, SHOAL_INT32, &operation);
+}
+
+static bool needs(const struct shoal_reducer *reducer, enum stage stage)
+{
+    return stage == ACROSS || (stage == BACK ? is_8_bit(reducer) : reducer->compressor->local_size > 1);
+}
+
+enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes)
+{
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    if (reducer->options.compression == SHOAL_COMPRESS_NONE || reducer->hosts == 1)
+        return SHOAL_OK;
+    FUSION_TRY(check_places(reducer, text, text_bytes));
+    FUSION_TRY(shoal_comm_place(reducer->comm, reducer->rank, &place));
+    reducer->compressor = calloc(1, sizeof *reducer->compressor);
+    if (!reducer->compressor)
+        return SHOAL_ERR_MEMORY;
+    reducer->compressor->local_rank = place.local_rank;
+    reducer->compressor->local_size = place.local_size;
+    reducer->compressor->host = place.host;
+    reducer->compressor->hosts = place.hosts;
+    for (enum stage stage = SCATTER; stage < STAGES; stage++) {
+        if (needs(reducer, stage))
+            FUSION_TRY(open_stage(reducer, stage));
+    }
+    return SHOAL_OK;
+}
+
+void fusion_compressor_stop(struct shoal_reducer *reducer)
+{
+    struct fusion_compressor *compressor = reducer->compressor;
+    if (!compressor)
+        return;
+    if (compressor->has_thread) {
+        fusion_lock(reducer);
+        compressor->is_ending = true;
+        pthread_cond_broadcast(&reducer->changed);
+        fusion_unlock(reducer);
+        pthread_join(compressor->thread, NULL);
+    }
+    for (enum stage stage = SCATTER; stage < STAGES; stage++)
+        shoal_comm_free(compressor->comms[stage]);
+}
+
+void fusion_compressor_free(struct shoal_reducer *reducer)
+{
+    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
+        free(reducer->compressor->members[stage]);
+    free(reducer->compressor);
+    reducer->compressor = NULL;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static size_t blocks_of(size_t count)
+{
+    return (count + SHOAL_GRADIENT_BLOCK - 1) / SHOAL_GRADIENT_BLOCK;
+}
+
+/* Hands out memory in a row; with memory NULL it only counts. */
+struct carver {
+    char *memory;
+    size_t used;
+};
+
+static void *carve(struct carver *carver, size_t bytes)
+{
+    char *at = carver->memory ? carver->memory + carver->used : NULL;
+    carver->used += fusion_round_up(bytes, FUSION_ALIGNMENT);
+    return at;
+}
+
+/* Scales stand before values, so that both are aligned. */
+static void carve_8_bit(const struct shoal_reducer *reducer, struct fusion_compressed *compressed, struct carver *carver)
+{
+    const size_t hosts = (size_t)reducer->compressor->hosts;
+    compressed->piece = compressed->part / hosts;
+    compressed->piece_bytes = blocks_of(compressed->piece) * sizeof(float) + compressed->piece;
+    compressed->sent = carve(carver, hosts * compressed->piece_bytes);
+    compressed->taken = carve(carver, hosts * compressed->piece_bytes);
+    compressed->sum = carve(carver, compressed->piece * sizeof(float));
+    if (reducer->options.forgets_error)
+        return;
+    compressed->sent_error = carve(carver, compressed->part * sizeof(float));
+    compressed->sum_error = carve(carver, compressed->piece * sizeof(float));
+}
+
+static void carve_buffer(const struct shoal_reducer *reducer, size_t bytes, struct fusion_compressed *compressed,
+                         struct carver *carver)
+{
+    compressed->part = bytes / sizeof(float) / (size_t)reducer->compressor->local_size;
+    if (is_8_bit(reducer))
+        carve_8_bit(reducer, compressed, carver);
+    else
+        compressed->halves = carve(carver, compressed->part * sizeof(uint16_t));
+}
+
+enum shoal_status fusion_compressor_prepare(struct shoal_reducer *reducer, const struct shoal_gradient_layout *layout,
+                                            struct fusion_slot *slots, void **scratch_out)
+{
+    struct carver count = {NULL, 0}, carver = {NULL, 0};
+    struct fusion_compressed unused = {0};
+    size_t buffers = 0;
+    void *memory;
+    *scratch_out = NULL;
+    for (size_t b = 0; reducer->compressor && b < layout->buffer_count; b++) {
+        if (layout->buffers[b].type != SHOAL_FLOAT32)
+            continue;
+        carve_buffer(reducer, layout->buffers[b].bytes, &unused, &count);
+        carve(&count, sizeof unused);
+        buffers++;
+    }
+    if (!buffers)
+        return SHOAL_OK;
+    FUSION_TRY(shoal_mem_alloc(reducer->context, count.used, &memory));
+    memset(memory, 0, count.used);
+    carver.memory = memory;
+    for (size_t b = 0; b < layout->buffer_count; b++) {
+        if (layout->buffers[b].type != SHOAL_FLOAT32)
+            continue;
+        slots[b].compressed = carve(&carver, sizeof unused);
+        carve_buffer(reducer, layout->buffers[b].bytes, slots[b].compressed, &carver);
+    }
+    *scratch_out = memory;
+    return SHOAL_OK;
+}
+
+/* ---- What is computed between stages ------------------------------------------------------------------------------------- */
+
+static float *own_part(const struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    return (float *)(void *)slot->memory + slot->compressed->part * (size_t)reducer->compressor->local_rank;
+}
+
+static float *scales_of(const struct fusion_compressed *compressed, char *packed, size_t host)
+{
+    return (float *)(void *)(packed + host * compressed->piece_bytes);
+}
+
+static int8_t *values_of(const struct fusion_compressed *compressed, char *packed, size_t host)
+{
+    return (int8_t *)(scales_of(compressed, packed, host) + blocks_of(compressed->piece));
+}
+
+/* 1 / ranks, where the sum is to be divided here. */
+static float divisor_of(const struct shoal_reducer *reducer)
+{
+    const bool divides_later = reducer->options.is_uneven && reducer->options.divides_by_active;
+    return reducer->options.op == SHOAL_AVG && !divides_later ? 1.0f / (float)reducer->size : 1.0f;
+}
+
+/* Divided before, as 16 bits of float16 overflow soon. */
+static void cast_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
+    (is_float16 ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(compressed->halves, own_part(reducer, slot),
+                                                                                compressed->part, divisor_of(reducer));
+}
+
+static void widen_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    const bool is_float16 = reducer->options.compression == SHOAL_COMPRESS_FLOAT16;
+    (is_float16 ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(own_part(reducer, slot), compressed->halves,
+                                                                                    compressed->part, 1);
+}
+
+static void quantize_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    const float *part = own_part(reducer, slot);
+    for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++) {
+        const size_t at = h * compressed->piece;
+        reducer->kernels->quantize(values_of(compressed, compressed->sent, h), scales_of(compressed, compressed->sent, h),
+                                   part + at, compressed->sent_error ? compressed->sent_error + at : NULL, compressed->piece);
+    }
+}
+
+/* In the order of hosts; then quantized again, into this host's place of what is gathered. */
+static void sum_pieces(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    const size_t own = (size_t)reducer->compressor->host;
+    for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
+        reducer->kernels->dequantize(compressed->sum, values_of(compressed, compressed->taken, h),
+                                     scales_of(compressed, compressed->taken, h), compressed->piece, 1, h > 0);
+    reducer->kernels->quantize(values_of(compressed, compressed->taken, own), scales_of(compressed, compressed->taken, own),
+                               compressed->sum, compressed->sum_error, compressed->piece);
+}
+
+static void dequantize_part(struct shoal_reducer *reducer, const struct fusion_slot *slot)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    float *part = own_part(reducer, slot);
+    for (size_t h = 0; h < (size_t)reducer->compressor->hosts; h++)
+        reducer->kernels->dequantize(part + h * compressed->piece, values_of(compressed, compressed->taken, h),
+                                     scales_of(compressed, compressed->taken, h), compressed->piece, divisor_of(reducer),
+                                     false);
+}
+
+static void compute(struct shoal_reducer *reducer, const struct fusion_slot *slot, enum stage stage)
+{
+    if (stage == ACROSS && is_8_bit(reducer))
+        quantize_part(reducer, slot);
+    else if (stage == ACROSS)
+        cast_part(reducer, slot);
+    else if (stage == BACK && is_8_bit(reducer))
+        sum_pieces(reducer, slot);
+    else if (stage == GATHER && is_8_bit(reducer))
+        dequantize_part(reducer, slot);
+    else if (stage == GATHER)
+        widen_part(reducer, slot);
+}
+
+/* ---- Stages -------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct fusion_slot *slot, enum stage stage,
+                                    struct shoal_request **request_out)
+{
+    const struct fusion_compressed *compressed = slot->compressed;
+    struct shoal_comm *comm = reducer->compressor->comms[stage];
+    const struct shoal_options options = fusion_options(reducer);
+    const enum shoal_type half = reducer->options.compression == SHOAL_COMPRESS_FLOAT16 ? SHOAL_FLOAT16 : SHOAL_BFLOAT16;
+    char *own = compressed->taken ? compressed->taken + compressed->piece_bytes * (size_t)reducer->compressor->host : NULL;
+    if (stage == SCATTER)
+        return shoal_reduce_scatter_post(comm, slot->memory, own_part(reducer, slot), compressed->part, SHOAL_FLOAT32,
+                                         SHOAL_SUM, &options, request_out);
+    if (stage == GATHER)
+        return shoal_allgather_post(comm, own_part(reducer, slot), slot->memory, compressed->part, SHOAL_FLOAT32, &options,
+                                    request_out);
+    if (stage == BACK)
+        return shoal_allgather_post(comm, own, compressed->taken, compressed->piece_bytes, SHOAL_UINT8, &options, request_out);
+    if (is_8_bit(reducer))
+        return shoal_alltoall_post(comm, compressed->sent, compressed->taken, compressed->piece_bytes, SHOAL_UINT8, &options,
+                                   request_out);
+    return shoal_allreduce_post(comm, compressed->halves, compressed->halves, compressed->part, half, SHOAL_SUM, &options,
+                                request_out);
+}
+
+/* The stage is over. With the lock. */
+static void pass_stage(struct shoal_reducer *reducer, struct fusion_slot *slot)
+{
+    slot->compressed->stage++;
+    slot->compressed->is_due = true;
+    pthread_cond_broadcast(&reducer->changed);
+}
+
+static void stage_done(void *arg, enum shoal_status status)
+{
+    struct fusion_slot *slot = arg;
+    struct shoal_reducer *reducer = slot->reducer;
+    const size_t buffer = (size_t)(slot - reducer->slots);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, (long)buffer);
+        return;
+    }
+    fusion_lock(reducer);
+    pass_stage(reducer, slot);
+    const bool is_last = slot->compressed->stage == STAGES;
+    fusion_unlock(reducer);
+    if (is_last)
+        fusion_buffer_done(reducer, buffer, SHOAL_OK);
+}
+
+/* Without the lock. */
+static enum shoal_status run_stage(struct shoal_reducer *reducer, struct fusion_slot *slot, enum stage stage)
+{
+    struct shoal_request *request;
+    compute(reducer, slot, stage);
+    if (!needs(reducer, stage)) {
+        stage_done(slot, SHOAL_OK);
+        return SHOAL_OK;
+    }
+    FUSION_TRY(post_stage(reducer, slot, stage, &request));
+    fusion_lock(reducer);
+    slot->requests[stage] = request;
+    fusion_unlock(reducer);
+    shoal_request_on_done(request, stage_done, slot);
+    return SHOAL_OK;
+}
+
+enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer)
+{
+    struct fusion_slot *slot = &reducer->slots[buffer];
+    fusion_lock(reducer);
+    slot->compressed->stage = SCATTER;
+    slot->compressed->is_due = false;
+    fusion_unlock(reducer);
+    return run_stage(reducer, slot, SCATTER);
+}
+
+/* With the lock. */
+void fusion_compressor_begin_step(struct shoal_reducer *reducer)
+{
+    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
+        reducer->compressor->next[stage] = 0;
+    for (size_t b = 0; reducer->compressor && b < reducer->layout->buffer_count; b++) {
+        if (reducer->slots[b].compressed)
+            reducer->slots[b].compressed->is_due = false;
+    }
+}
+
+/* Of the later stages first: what is nearest to its end. With the lock, which it lets go of. False: nothing is due. */
+static bool run_one(struct shoal_reducer *reducer)
+{
+    struct fusion_compressor *compressor = reducer->compressor;
+    for (enum stage stage = GATHER; stage > SCATTER; stage--) {
+        size_t *next = &compressor->next[stage];
+        while (*next < reducer->layout->buffer_count && !reducer->slots[*next].compressed)
+            ++*next;
+        struct fusion_slot *slot = *next < reducer->layout->buffer_count ? &reducer->slots[*next] : NULL;
+        if (!slot || !slot->compressed->is_due || slot->compressed->stage != (int)stage)
+            continue;
+        const size_t buffer = (*next)++;
+        slot->compressed->is_due = false;
+        fusion_unlock(reducer);
+        const enum shoal_status status = run_stage(reducer, slot, stage);
+        if (status != SHOAL_OK)
+            fusion_operation_failed(reducer, status, (long)buffer);
+        fusion_lock(reducer);
+        return true;
+    }
+    return false;
+}
+
+static void *run_thread(void *arg)
+{
+    struct shoal_reducer *reducer = arg;
+    fusion_lock(reducer);
+    while (!reducer->compressor->is_ending) {
+        if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed || !run_one(reducer))
+            pthread_cond_wait(&reducer->changed, &reducer->lock);
+    }
+    fusion_unlock(reducer);
+    return NULL;
+}
+
+enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
+{
+    if (!reducer->compressor)
+        return SHOAL_OK;
+    if (pthread_create(&reducer->compressor->thread, NULL, run_thread, reducer) != 0)
+        return SHOAL_ERR_SYSTEM;
+    reducer->compressor->has_thread = true;
+    return SHOAL_OK;
+}
+
+/* ---- Failures and figures ------------------------------------------------------------------------------------------------ */
+
+bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure)
+{
+    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++) {
+        struct shoal_comm *comm = reducer->compressor->comms[stage];
+        if (!comm || shoal_last_failure(reducer->context, comm, failure) != SHOAL_OK)
+            continue;
+        if (failure->rank >= 0 && failure->rank < shoal_comm_size(comm))
+            failure->rank = reducer->compressor->members[stage][failure->rank];
+        return true;
+    }
+    return false;
+}
+
+void fusion_compressor_abort(const struct shoal_reducer *reducer)
+{
+    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
+        shoal_comm_abort(reducer->compressor->comms[stage]);
+}
+
+uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
+{
+    const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;
+    const uint64_t others = (uint64_t)reducer->compressor->hosts - 1;
+    return is_8_bit(reducer) ? 2 * others * compressed->piece_bytes
+                             : 2 * others * (compressed->part / (others + 1)) * sizeof(uint16_t);
+}
