@@ -527,6 +527,18 @@ def groups_together(world):
         dist.destroy_process_group(group)
 
 
+def split_by_torch(world):
+    """What torch.distributed.split_group calls, which torch refuses by itself on machines without an accelerator."""
+    if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
+        raise Skip("only versions of torch with ProcessGroup.split_group ask for it, and only the shim in C++")
+    group = dist.group.WORLD.split_group([0, 1], group_name="both")
+    tensor = torch.tensor([1.0, 2.0]) * (world.rank + 1)
+    group.allreduce([tensor]).wait()
+    expect(group.rank() == world.rank and tensor.tolist() == [3, 6], group.rank(), tensor)
+    alone = dist.group.WORLD.split_group([0], group_name="alone")
+    expect((alone is not None) == (world.rank == 0), alone)
+
+
 def many_collectives(world):
     """200 collectives of each kind leave nothing."""
     tensor, lists = torch.ones(50_000), [torch.empty(50_000) for _ in range(world.size)]
@@ -581,8 +593,8 @@ def threads_that_end(world):
 
 ALONE = (debug_detail, ranks_of_both_shims, beside_nccl, a_rank_that_raises, torchrun, shoal_run, variables_win,
          from_no_launcher, a_store_that_is_not_rank_0s)
-IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, many_collectives, memory_is_given_back,
-            threads_that_end)
+IN_PAIRS = (fork_after_init, subprocesses, many_groups, groups_together, split_by_torch, many_collectives,
+            memory_is_given_back, threads_that_end)
 CASES = [beginning_case(*row) for row in BEGINNINGS]
 CASES += [Case("hash_store", hash_store, sizes=(1,), init=False, fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)

@@ -18,12 +18,12 @@ ranks.SHIMS = ["python"]
 
 
 def start():
-    """The default group of two ranks; returns the shim and the store in which they met."""
-    from shoal.torch import _python
+    """The default group of two ranks; returns the package and the store in which they met."""
+    import shoal.torch
 
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, os.environ["RANK"] == "0")
     dist.init_process_group("shoal", store=store, rank=int(os.environ["RANK"]), world_size=2, timeout=timedelta(seconds=20))
-    return _python, store
+    return shoal.torch, store
 
 
 def callback_that_waits_for_another_future(world):
@@ -136,7 +136,8 @@ def wait_gives_up_and_the_operation_goes_on(world):
 
 def child_has_a_context_of_its_own(world):
     shim, _ = start()
-    parents, inherited = shim.context(), shim.empty(4096)
+    context = shim._communicator.context
+    parents, inherited = context(), shim.empty(4096)
     child = os.fork()
     if child == 0:
         code = 1
@@ -146,7 +147,7 @@ def child_has_a_context_of_its_own(world):
             mine = shim.empty(4096).fill_(5)
             del inherited
             gc.collect()
-            code = 0 if "fork" in str(error) and shim.context() != parents and mine.sum() == 5 * 4096 else 2
+            code = 0 if "fork" in str(error) and context() != parents and mine.sum() == 5 * 4096 else 2
         os._exit(code)
     expect(os.waitpid(child, 0)[1] == 0)
     inherited.fill_(1)
@@ -163,7 +164,7 @@ def memory_stays_flat(world):
             dist.all_reduce(whole)
             dist.all_reduce(whole, async_op=True)
             dist.all_reduce(part, async_op=True).get_future().wait()
-            dist.all_reduce(shim.empty(1 << 16))
+            dist.all_reduce(shim.empty(1 << 16, dtype=torch.uint8))
         dist.barrier()
         gc.collect()
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4

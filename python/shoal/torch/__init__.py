@@ -16,7 +16,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from . import _compile, _rendezvous
+from . import _communicator, _compile, _rendezvous
 
 _SHIMS = ("auto", "c++", "python")
 _chosen = None  # (name, module), once a group or a tensor was asked for
@@ -44,7 +44,8 @@ def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | 
                          "that serve both")
     shape = torch.Size(size[0] if len(size) == 1 and hasattr(size[0], "__len__") else size)
     plain = torch.empty((), dtype=dtype, device="cpu")
-    return _shim(0)[1].empty(shape.numel() * plain.element_size()).view(plain.dtype).view(shape)
+    memory = _shim(0)[1].empty(_communicator.context(), shape.numel() * plain.element_size())
+    return memory.view(plain.dtype).view(shape)
 
 
 def shim() -> str:
@@ -87,20 +88,23 @@ def _choose(rank: int):
 def _create(options, pg_options=None):
     ranks = [int(rank) for rank in options.global_ranks_in_group]
     name = f"torch.{options.group_id or 'world'}"
-    return _join(options.store, options.group_rank, options.group_size, options.timeout, name, ranks)
+    return join(options.store, options.group_rank, options.group_size, options.timeout, name, ranks)
 
 
 def _create_plain(store, rank, size, timeout):
-    return _join(store, rank, size, timeout, "torch", [])
+    return join(store, rank, size, timeout, "torch", [])
 
 
-def _join(store, rank, size, timeout, name, ranks):
+def join(store, rank, size, timeout, name, ranks):
+    """A group of torch that Shoal serves; all its ranks call this, with one Store. ranks: theirs in the job. Not for users: torch
+    calls it, and the shim in C++ where a group is split."""
     # DDP takes the memory of its buckets from the group where this is 0, which spares a copy each way; torch's default is 1. It
     # is of the process, and would change what NCCL does.
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     create = _shim(rank)[1].create
-    return create(store, rank, size, timeout, name, ranks)
+    comm = _communicator.join(store, rank, size, timeout, name)
+    return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
 
 register()

@@ -21,17 +21,16 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _native
-from .._native import ERR_ARGUMENT, ERR_TIMEOUT, OK, PENDING, UINT8
+from .._native import ERR_ARGUMENT, OK, PENDING, UINT8
+from ._communicator import BackendError, milliseconds, timed_out
 
 SLICE_MS = 50
 CALLS_END_S = 10  # what other threads post ends far sooner; else the communicator is rather kept
 STOP_S = 5
-UINT32_MAX = 2**32 - 1
 
 IS_BACKEND = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)  # else the shim is a whole group
 Base = c10d.Backend if IS_BACKEND else dist.ProcessGroup
 NoSharedMemory = getattr(torch, "OutOfMemoryError", MemoryError)
-BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 _BESIDE = 'Write init_process_group("cpu:shoal,cuda:nccl") to have NCCL for tensors of GPUs' + (
     "." if IS_BACKEND else ', and install a C++ compiler: before torch 2.14 the shim in Python cannot stand beside NCCL.')
@@ -51,30 +50,17 @@ _BOOL_OPERATORS = _operators(SUM=_native.MAX, MAX=_native.MAX, BOR=_native.BITOR
                              BAND=_native.BITAND, BXOR=_native.BITXOR)
 
 
-# ---- The process: one context, the groups in it ------------------------------------------------------------------------------
+# ---- The process: the groups in it, and memory that it shares ----------------------------------------------------------------
 
-_context = None
 _futures = None
 _groups = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def context():
-    """The process's context, made at first use; in a forked child a new one."""
-    global _context
-    with _lock:
-        if _context is None:
-            try:
-                _context = _native.create_context()
-            except _native.ShoalError as error:
-                raise BackendError(str(error)) from None
-        return _context
-
-
 def _forget():
     """In a forked child: what the parent made is the parent's."""
-    global _context, _futures, _groups, _lock
-    _context, _futures, _groups, _lock = None, None, weakref.WeakSet(), threading.Lock()
+    global _futures, _groups, _lock
+    _futures, _groups, _lock = None, weakref.WeakSet(), threading.Lock()
 
 
 @atexit.register
@@ -89,22 +75,22 @@ def _free_groups():
 os.register_at_fork(after_in_child=_forget)
 
 
-def empty(nbytes):
+def empty(context, nbytes):
     """uint8 tensor over memory that the host's other ranks can map, freed with the last tensor that views it."""
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
-    owner, memory, library = context(), ctypes.c_void_p(), _native.load()
-    status = library.mem_alloc(owner, nbytes, ctypes.byref(memory))
+    memory, library = ctypes.c_void_p(), _native.load()
+    status = library.mem_alloc(context, nbytes, ctypes.byref(memory))
     if status != OK:
-        raise NoSharedMemory(str(_native.error_of(status, owner)))
+        raise NoSharedMemory(f"shoal: {_native.error_of(status, context)}")
     block = (ctypes.c_uint8 * nbytes).from_address(memory.value)
-    weakref.finalize(block, _free, owner, memory.value).atexit = False
+    weakref.finalize(block, _free, os.getpid(), context, memory.value).atexit = False
     return torch.frombuffer(block, dtype=torch.uint8)
 
 
-def _free(owner, address):
-    if owner == _context:  # not so in a forked child, where the memory is still the parent's
-        _native.load().mem_free(owner, address)
+def _free(owner, context, address):
+    if owner == os.getpid():  # not so in a forked child, where the memory is still the parent's
+        _native.load().mem_free(context, address)
 
 
 # ---- Types and operators -----------------------------------------------------------------------------------------------------
@@ -129,15 +115,9 @@ def _reduced(dtype, reduce_op):
     return type_, operator, reduce_op.__getstate__()[1] if operator == _native.SCALED_SUM else 1.0
 
 
-def _milliseconds(timeout):
-    """0 where a timedelta is None or, as torch writes "none given", not positive."""
-    return 0 if timeout is None else max(0, min(UINT32_MAX - 1, round(timeout.total_seconds() * 1000)))
-
-
 def _error(failure, place=""):
-    """The exception of torch's users for a ShoalError. Programs look for the words "timed out"."""
-    late = "timed out: " if failure.status == ERR_TIMEOUT else ""
-    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(f"{late}{failure}{place}")
+    """The exception of torch's users for a ShoalError."""
+    return (ValueError if failure.status == ERR_ARGUMENT else BackendError)(f"{timed_out(failure.status)}{failure}{place}")
 
 
 # ---- Work --------------------------------------------------------------------------------------------------------------------
@@ -191,7 +171,7 @@ class Work(dist.Work):
 
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
-        limit_ms = _milliseconds(timeout)
+        limit_ms = milliseconds(timeout)
         until = time.monotonic() + limit_ms / 1000 if limit_ms else None
         status = PENDING
         while status == PENDING:
@@ -269,7 +249,7 @@ class WorkOfMany(dist.Work):
         self._works = works
 
     def wait(self, timeout=None):
-        until = time.monotonic() + timeout.total_seconds() if _milliseconds(timeout) else None
+        until = time.monotonic() + timeout.total_seconds() if milliseconds(timeout) else None
         for work in self._works:
             work.wait(until and datetime.timedelta(seconds=max(0.001, until - time.monotonic())))
         return True
@@ -408,12 +388,12 @@ class Group(Base):
 
     _group_name = _group_desc = ""
 
-    def __init__(self, store, rank, size, timeout, name, ranks):
+    def __init__(self, context, comm, rank, size, timeout, name, ranks):
+        """context, comm: their addresses. The communicator becomes this group's, which frees it."""
         super().__init__(rank, size)
-        self.comm, self.label, self.ranks, self.running, self.lock = None, name, ranks, set(), threading.RLock()
-        self._owner, self._calls, self._left = os.getpid(), 0, threading.Condition(self.lock)
-        self.library, self._timeout_ms, self._sweep_at, self._coalesced = _native.load(), 0, 64, None
-        self.comm = _create_comm(store, rank, size, timeout, name)
+        self.context, self.comm, self.label, self.ranks, self.running = context, comm, name, ranks, set()
+        self.library, self.lock, self._owner, self._calls = _native.load(), threading.RLock(), os.getpid(), 0
+        self._left, self._timeout_ms, self._sweep_at, self._coalesced = threading.Condition(self.lock), 0, 64, None
         _groups.add(self)
 
     def __del__(self):
@@ -436,15 +416,15 @@ class Group(Base):
         if len(self.running) >= self._sweep_at:
             self._sweep()
         waits = not getattr(options, "asyncOp", True) and self._coalesced is None
-        told = _native.Options(timeout_ms=_milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
-                                wait_ms=SLICE_MS if waits else 0)
+        told = _native.Options(timeout_ms=milliseconds(getattr(options, "timeout", None)) or self._timeout_ms, scale=scale,
+                               wait_ms=SLICE_MS if waits else 0)
         comm = self._enter()
         try:
             self.running.add(work)  # before the post: from here on an interrupt may come, and operands must live
             status = getattr(self.library, call + "_post")(comm, *operands, ctypes.byref(told), ctypes.byref(work.request))
             if status != OK:
                 self.running.discard(work)
-                raise self.error(_native.error_of(status, context(), None if status == ERR_ARGUMENT else comm))
+                raise self.error(_native.error_of(status, self.context, None if status == ERR_ARGUMENT else comm))
         finally:
             self._leave()
         if self._coalesced is not None:
@@ -697,12 +677,12 @@ class Group(Base):
 
     def allocate_tensor(self, size, *, dtype, device):
         try:
-            return empty(size * torch.empty((), dtype=dtype).element_size()).view(dtype)
+            return empty(self.context, size * torch.empty((), dtype=dtype).element_size()).view(dtype)
         except NoSharedMemory:  # told by the library
             return torch.empty(size, dtype=dtype)
 
     def set_timeout(self, timeout):
-        self._timeout_ms = _milliseconds(timeout)
+        self._timeout_ms = milliseconds(timeout)
 
     def _set_sequence_number_for_group(self):
         pass
@@ -747,61 +727,4 @@ def _entries(given, taken, counts):
     return (_native.Tensor * len(counts))(*zip(given, taken, counts))
 
 
-def create(store, rank, size, timeout, name, ranks=()):
-    """The group of torch that Shoal serves; all its ranks call this, with one Store. ranks: theirs in the job."""
-    return Group(store, rank, size, timeout, name, ranks)
-
-
-def _create_comm(store, rank, size, timeout, name):
-    # torch may hand out a store again for a later group: each rank counts its own joins, and keys carry the number.
-    prefix = f"{store.add(f'shoal joins {rank}', 1)}/"
-    raised = []  # what went wrong in the store is told by the store; Shoal knows only that something did
-
-    def guarded(default):
-        def wrap(function):
-            def call(*arguments):
-                try:
-                    return function(*arguments)
-                except BaseException as error:  # an interrupt, too, must not be lost in the frames of C
-                    raised.append(error)
-                    return default
-            return call
-        return wrap
-
-    @_native.StoreSet
-    @guarded(-1)
-    def store_set(_, key, value, nbytes):
-        store.set(prefix + key.decode(), ctypes.string_at(value, nbytes))
-        return 0
-
-    @_native.StoreGet
-    @guarded(-2)
-    def store_get(_, key, value, capacity, timeout_ms):
-        began = time.monotonic()
-        pause = 50e-6
-        while not store.check([prefix + key.decode()]):  # its own wait cannot be left on a signal
-            if (time.monotonic() - began) * 1000 >= timeout_ms:
-                return -1
-            time.sleep(pause)
-            pause = min(2 * pause, 0.02)
-        found = store.get(prefix + key.decode())
-        ctypes.memmove(value, found, min(len(found), capacity))
-        return len(found)
-
-    @_native.StoreErase
-    @guarded(0)
-    def store_erase(_, key):
-        store.delete_key(prefix + key.decode())  # FileStore and HashStore can, some wrappers cannot: then it stays
-        return 0
-
-    owner, comm, library, timeout_ms = context(), ctypes.c_void_p(), _native.load(), _milliseconds(timeout)
-    options = _native.CommOptions(name=name.encode()[:31], timeout_ms=timeout_ms, create_timeout_ms=timeout_ms)
-    callbacks = _native.Store(store_set, store_get, store_erase, None)
-    status = library.comm_create_with(owner, ctypes.byref(callbacks), rank, size, ctypes.byref(options), ctypes.byref(comm))
-    for error in raised:
-        if not isinstance(error, Exception):
-            library.comm_free(comm)
-            raise error
-    if status != OK:
-        raise _error(_native.error_of(status, owner)) from (raised[0] if raised else None)
-    return comm.value
+create = Group

@@ -24,14 +24,13 @@ from urllib.parse import parse_qs, urlparse
 import torch.distributed as dist
 
 from .. import _native
+from ._communicator import BackendError, milliseconds, timed_out
 
 MESSAGE_BYTES = 8192  # what rank 0 broadcasts
 TIMEOUT = getattr(dist, "default_pg_timeout", datetime.timedelta(minutes=30))
 REACHED_S = 3  # to connect to one address of rank 0's host
 SIOCGIFADDR = 0x8915
 LAUNCHERS = (("PMIX_NAMESPACE",), ("PMI_FD", "PMI_RANK", "PMI_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
-
-BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 _met = None  # (process, store, rank, size) of the one time that ranks met
 _groups = 0  # that were begun through it
@@ -83,7 +82,7 @@ def _from_launcher(url, timeout=TIMEOUT, **_):
 def _meet(timeout):
     """(store, rank, size) of the job that the environment tells of."""
     library, context, comm = _native.load(), _native.create_context(), ctypes.c_void_p()
-    limit_ms = max(1, min(2**32 - 2, round(timeout.total_seconds() * 1000)))
+    limit_ms = milliseconds(timeout)
     options = _native.CommOptions(name=b"rendezvous", timeout_ms=limit_ms, create_timeout_ms=limit_ms)
     try:
         _check(library.comm_create(context, ctypes.byref(options), ctypes.byref(comm)), context)
@@ -103,8 +102,7 @@ def _meet(timeout):
 
 def _check(status, context=None, comm=None):
     if status != _native.OK:
-        late = "timed out: " if status == _native.ERR_TIMEOUT else ""
-        raise BackendError(f"shoal: ranks cannot meet: {late}{_native.error_of(status, context, comm)}")
+        raise BackendError(f"shoal: ranks cannot meet: {timed_out(status)}{_native.error_of(status, context, comm)}")
 
 
 def _place(library, comm, rank):

@@ -10,6 +10,9 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
 
 #include <shoal/shoal.h>
 
@@ -17,9 +20,6 @@
 #include "types.h"
 
 namespace {
-
-Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, milliseconds timeout, const std::string &name,
-                          std::vector<int64_t> ranks);
 
 class ShoalBackend : public Poster {
   public:
@@ -355,7 +355,7 @@ class ShoalBackend : public Poster {
         if (bytes >= refused_)
             return at::empty({size}, options);
         try {
-            return shared_bytes(bytes).view(type);
+            return shared_bytes(group_->context(), bytes).view(type);
         } catch (const c10::OutOfMemoryError &) {
             refused_ = bytes; // and not tried again in each step
             return at::empty({size}, options);
@@ -377,8 +377,10 @@ class ShoalBackend : public Poster {
         if (mine == ranks.end())
             return nullptr;
         const milliseconds timeout = options ? options->timeout : timeout_.load();
-        return create(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), timeout, "split",
-                      group_->ranks_of(ranks));
+        pybind11::gil_scoped_acquire gil;
+        const pybind11::object join = pybind11::module_::import("shoal.torch").attr("join");
+        return pybind11::cast<Ref<c10d::Backend>>(
+            join(store, mine - ranks.begin(), ranks.size(), timeout, "split", group_->ranks_of(ranks)));
     }
 
   private:

@@ -1,12 +1,10 @@
-// What a process and a group of torch have of the library: its context, shared memory, a communicator, and its errors as
-// exceptions of torch.
+// What a group of torch has of the library: a communicator, shared memory, and its errors as exceptions of torch.
 #pragma once
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -27,23 +25,6 @@ std::string failure_text(const shoal_context *context, const shoal_comm *comm, s
     return shoal_status_text(status);
 }
 
-// A process has one context for all groups. It lives until the process ends; a forked child makes its own.
-shoal_context *process_context()
-{
-    static std::mutex mutex;
-    static pid_t owner;
-    static shoal_context *context;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (owner == getpid())
-        return context;
-    shoal_context *made;
-    const shoal_status status = shoal_context_create(nullptr, &made);
-    TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: cannot begin: ", shoal_status_text(status),
-                     " (the reason is on stderr)");
-    owner = getpid();
-    return context = made;
-}
-
 // A deadline of torch's as the library wants it, which takes 0 for a default of its own.
 uint32_t deadline_ms(milliseconds timeout)
 {
@@ -51,11 +32,10 @@ uint32_t deadline_ms(milliseconds timeout)
 }
 
 // Bytes in memory that the host's other ranks map. Freed with the last tensor that views it.
-at::Tensor shared_bytes(int64_t bytes)
+at::Tensor shared_bytes(shoal_context *context, int64_t bytes)
 {
     WithoutGil released;
     TORCH_CHECK_VALUE(bytes >= 0, "shoal: a tensor of ", bytes, " bytes");
-    shoal_context *context = process_context();
     void *memory;
     const shoal_status status = shoal_mem_alloc(context, std::max<size_t>(static_cast<size_t>(bytes), 1), &memory);
     TORCH_CHECK_WITH(OutOfMemoryError, status == SHOAL_OK, "shoal: ", failure_text(context, nullptr, status));
@@ -69,8 +49,8 @@ at::Tensor shared_bytes(int64_t bytes)
 
 class Communicator {
   public:
-    Communicator(shoal_comm *comm, std::string name, std::vector<int64_t> ranks)
-        : comm_(comm), name_(std::move(name)), ranks_(std::move(ranks)), owner_(getpid())
+    Communicator(shoal_context *context, shoal_comm *comm, std::string name, std::vector<int64_t> ranks)
+        : context_(context), comm_(comm), name_(std::move(name)), ranks_(std::move(ranks)), owner_(getpid())
     {
     }
     Communicator(const Communicator &) = delete;
@@ -118,8 +98,13 @@ class Communicator {
             return c10::str("group ", name_, " was destroyed: ", last_text_);
         shoal_failure failure = SHOAL_FAILURE_INIT;
         if (status == SHOAL_ERR_ARGUMENT || shoal_last_failure(nullptr, comm_, &failure) != SHOAL_OK)
-            return failure_text(process_context(), nullptr, status);
+            return failure_text(context_, nullptr, status);
         return failure.text + place_in_job(failure.rank);
+    }
+
+    shoal_context *context() const
+    {
+        return context_;
     }
 
     // Ranks of the group as ranks of the job.
@@ -141,6 +126,7 @@ class Communicator {
     }
 
     std::shared_mutex mutex_;
+    shoal_context *const context_;
     shoal_comm *comm_;
     const std::string name_;
     const std::vector<int64_t> ranks_;

@@ -1,6 +1,7 @@
 // Shoal as a back-end of torch.distributed: a c10d::Backend over the C library's public header.
 //
-// It maps types, keeps tensors alive, completes works and writes error texts; everything else is shoal.h's. Compiled against the
+// It maps types, keeps tensors alive, completes works and writes error texts; everything else is shoal.h's. Contexts and
+// communicators are made in Python (_communicator.py), as for the other shim. Compiled against the
 // user's torch by _compile.py; overrides only what torch 2.4 has, and what later versions added is declared without `override`.
 // The parts are headers that only this file includes, because torch's own headers take most of the minute of compiling:
 //
@@ -15,37 +16,31 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
-#include "rendezvous.h"
 
 namespace {
 
-Ref<c10d::Backend> create(const Ref<c10d::Store> &store, int rank, int size, milliseconds timeout, const std::string &name,
+// The back-end over a communicator that shoal.torch made; addresses come as numbers. The communicator becomes the back-end's.
+Ref<c10d::Backend> create(uintptr_t context, uintptr_t comm, int rank, int size, milliseconds timeout, std::string name,
                           std::vector<int64_t> ranks)
 {
-    WithoutGil released;
-    shoal_context *context = process_context();
-    Rendezvous rendezvous(store, rank);
-    const shoal_store callbacks = rendezvous.callbacks();
-    shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
-    options.name = name.c_str();
-    options.timeout_ms = options.create_timeout_ms = deadline_ms(timeout);
-    shoal_comm *comm = nullptr;
-    const shoal_status status = shoal_comm_create_with(context, &callbacks, rank, size, &options, &comm);
-    if (status != SHOAL_OK)
-        rendezvous.rethrow();
-    TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal: rank ", rank, " of ", size, " cannot join group ", name,
-                     ": ", timed_out(status), failure_text(context, nullptr, status));
-    auto group = std::make_shared<Communicator>(comm, name, std::move(ranks));
+    auto *of_process = reinterpret_cast<shoal_context *>(context);
+    auto *of_group = reinterpret_cast<shoal_comm *>(comm);
+    auto group = std::make_shared<Communicator>(of_process, of_group, std::move(name), std::move(ranks));
     return c10::make_intrusive<ShoalBackend>(std::move(group), rank, size, timeout);
+}
+
+at::Tensor empty(uintptr_t context, int64_t bytes)
+{
+    return shared_bytes(reinterpret_cast<shoal_context *>(context), bytes);
 }
 
 } // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 {
-    module.def("create", &create, "Joins a group through torch's store; returns its back-end.", pybind11::arg("store"),
-               pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"), pybind11::arg("name"),
-               pybind11::arg("ranks"));
+    module.def("create", &create, "The back-end of a group over its communicator.", pybind11::arg("context"),
+               pybind11::arg("comm"), pybind11::arg("rank"), pybind11::arg("size"), pybind11::arg("timeout"),
+               pybind11::arg("name"), pybind11::arg("ranks"));
     // Python, as FSDP2, gets the type that it asks for, complex too; DDP calls allocateTensor in C++.
     pybind11::class_<ShoalBackend, c10d::Backend, Ref<ShoalBackend>>(module, "ShoalBackend")
         .def(
@@ -56,5 +51,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
             },
             pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"), pybind11::arg("device"));
     module.def("finish", [] { Completer::instance().finish(); }, "Ends the threads that complete futures; at exit.");
-    module.def("empty", &shared_bytes, "A tensor of bytes that the host's other ranks map.", pybind11::arg("bytes"));
+    module.def("empty", &empty, "A tensor of bytes that the host's other ranks map.", pybind11::arg("context"),
+               pybind11::arg("bytes"));
 }
