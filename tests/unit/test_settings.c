@@ -130,6 +130,7 @@ static void settings_former_names_work_and_are_told(void **state)
     assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
     assert_int_equal(shoal_settings_load(&settings, overrides, error, sizeof error), SHOAL_OK);
     assert_int_equal(settings.chunk_bytes, 16384);
+    at = 0;
     assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
     unsetenv("SHOAL_CHUNK_BYTES");
 
