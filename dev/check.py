@@ -97,7 +97,7 @@ def check_public():
 
 def check_symbols():
     header = "\n".join(path.read_text() for path in sources("include"))
-    declared = set(re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", header, re.M | re.S))
+    declared = set(re.findall(r"^SHOAL_(?:API|CALL) [^;]*?\b(shoal_\w+)\(", header, re.M | re.S))
     listed = set(re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M))
     for name in sorted(declared - listed):
         say(TOP / "src/shoal.map", 1, "symbols", f"add {name}, which the header declares")

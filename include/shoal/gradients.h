@@ -71,24 +71,22 @@ struct shoal_gradient_layout_options {
  *
  * ERR_ARGUMENT (order names a parameter twice, a type is none of the four ...), ERR_MEMORY; one line in error, which may be
  * NULL, says what is wrong. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gradient_layout_create(const struct shoal_parameter *parameters,
-                                                                        size_t parameter_count,
-                                                                        const struct shoal_gradient_layout_options *options,
-                                                                        struct shoal_gradient_layout **layout_out, char *error,
-                                                                        size_t error_bytes);
+SHOAL_CALL shoal_gradient_layout_create(const struct shoal_parameter *parameters, size_t parameter_count,
+                                        const struct shoal_gradient_layout_options *options,
+                                        struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes);
 
 /* Frees a layout that one of the functions here has made, not one of a reducer. NULL is allowed. */
 SHOAL_API void shoal_gradient_layout_free(struct shoal_gradient_layout *layout);
 
 /* Prints the layout as text, docs/gradients.md has its format. shoal_gradient_layout_parse reads it back. A layout saved with a
  * checkpoint makes a resumed job sum in the same order and so to the same bits. ERR_SYSTEM when out takes no more. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gradient_layout_print(const struct shoal_gradient_layout *layout, FILE *out);
+SHOAL_CALL shoal_gradient_layout_print(const struct shoal_gradient_layout *layout, FILE *out);
 
 /* Makes a layout from text of so many bytes, which needs no end mark. It must be of these parameters: the same number of them
  * with the same counts, types and, where both sides have one, names. ERR_ARGUMENT: the line in error begins with "line N: ". */
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_gradient_layout_parse(const char *text, size_t bytes, const struct shoal_parameter *parameters, size_t parameter_count,
-                            struct shoal_gradient_layout **layout_out, char *error, size_t error_bytes);
+SHOAL_CALL shoal_gradient_layout_parse(const char *text, size_t bytes, const struct shoal_parameter *parameters,
+                                       size_t parameter_count, struct shoal_gradient_layout **layout_out, char *error,
+                                       size_t error_bytes);
 
 /* The same for all layouts that place all parameters alike, among as many ranks; names do not count. 0 for NULL. */
 SHOAL_API uint64_t shoal_gradient_layout_hash(const struct shoal_gradient_layout *layout);
@@ -113,14 +111,12 @@ struct shoal_gradient_buffer {
     }
 
 /* ERR_ARGUMENT: there is no such buffer. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gradient_layout_buffer(const struct shoal_gradient_layout *layout,
-                                                                        size_t buffer,
-                                                                        struct shoal_gradient_buffer *buffer_out);
+SHOAL_CALL shoal_gradient_layout_buffer(const struct shoal_gradient_layout *layout, size_t buffer,
+                                        struct shoal_gradient_buffer *buffer_out);
 
 /* In which buffer a parameter lies, and at which byte of it. ERR_ARGUMENT: there is no such parameter. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gradient_layout_place(const struct shoal_gradient_layout *layout,
-                                                                       size_t parameter, size_t *buffer_out,
-                                                                       size_t *offset_out);
+SHOAL_CALL shoal_gradient_layout_place(const struct shoal_gradient_layout *layout, size_t parameter, size_t *buffer_out,
+                                       size_t *offset_out);
 
 /* ---- 2. Making a reducer ------------------------------------------------------------------------------------------------- */
 
@@ -184,9 +180,9 @@ struct shoal_reducer_options {
  * Errors are the same on every rank, also where one rank alone is wrong (but NULL arguments are told that rank alone):
  * ERR_MISMATCH names the first parameter that differs and both sides; ERR_ARGUMENT a wrong option, an unsupported type or a
  * layout of other parameters, and the rank; ERR_UNSUPPORTED; ERR_MEMORY; and those of shoal_comm_split. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_reducer_create(struct shoal_context *context, struct shoal_comm *comm, const struct shoal_parameter *parameters,
-                     size_t parameter_count, const struct shoal_reducer_options *options, struct shoal_reducer **reducer_out);
+SHOAL_CALL shoal_reducer_create(struct shoal_context *context, struct shoal_comm *comm,
+                                const struct shoal_parameter *parameters, size_t parameter_count,
+                                const struct shoal_reducer_options *options, struct shoal_reducer **reducer_out);
 
 /* Frees the reducer, its communicators and its buffers; a local call. What is under way fails on the other ranks with
  * ERR_PEER_LOST. No other thread may be inside a call on it. NULL is allowed. */
@@ -203,7 +199,7 @@ enum shoal_step { SHOAL_STEP_REDUCE = 0, SHOAL_STEP_LOCAL = 1 };
  * call that waits, and views have moved. Other begins are local and return at once. A step in which nothing has been marked yet
  * may be begun again. Errors: ERR_STATE (gradients of the step before were marked, but finish was not called: names how many),
  * the reducer's failure. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_step step);
+SHOAL_CALL shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_step step);
 
 /* Gradient `parameter` is ready: count elements of the parameter's type at gradient. From any thread, at the same time as other
  * marks. The gradient is read during the call only, and written by finish or the reducer's thread, unless results_in_views:
@@ -213,18 +209,17 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_begin(struct shoal_redu
  * ERR_ARGUMENT refuses the mark and changes nothing: there is no such parameter, or count is not the parameter's. ERR_STATE: no
  * step has begun. The parameter was marked before in this step: ERR_STATE, and the reducer fails on every rank, as the sums may
  * already be under way. Otherwise the reducer's failure. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_ready(struct shoal_reducer *reducer, size_t parameter, void *gradient,
-                                                               size_t count);
+SHOAL_CALL shoal_reducer_ready(struct shoal_reducer *reducer, size_t parameter, void *gradient, size_t count);
 
 /* The same for elements [offset, offset + count) of the parameter, which are at gradient. A parameter is ready when all its
  * elements have been marked. Parts may come in any order and from any threads, and may not overlap: ERR_STATE, as above. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t parameter,
-                                                                    void *gradient, size_t offset, size_t count);
+SHOAL_CALL shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t parameter, void *gradient, size_t offset,
+                                    size_t count);
 
 /* The parameter has no gradient in this step on this rank. With allows_unused only (ERR_STATE otherwise). What other ranks have
  * decides: where it is unused on all of them, no gradient is written; where any has one, all get the average, to which this
  * rank gave zeros. In a step after LOCAL steps that gave it a gradient, this stays. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t parameter);
+SHOAL_CALL shoal_reducer_unused(struct shoal_reducer *reducer, size_t parameter);
 
 /* What came of a step; the same on all ranks. Begins as SHOAL_STEP_RESULT_INIT. */
 struct shoal_step_result {
@@ -254,15 +249,13 @@ struct shoal_step_result {
  * ERR_MISMATCH, ERR_MEMORY. The status of on_buffer, where it failed. After an error gradients are undefined:
  * do not step the optimizer. Parameters then are as the last step left them that returned OK (with on_buffer: those of buffers
  * that were completed before the failure have been stepped once more). */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer,
-                                                                struct shoal_step_result *result_out);
+SHOAL_CALL shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out);
 
 /* With is_uneven: a rank that has no further batch calls this instead of begin, until *more_out is 0. Each call takes part in
  * one step of the others, with no gradient of its own. Where *more_out is 1 the averages are in the views; let the optimizer
  * step on them to stay equal to the others (on_buffer was called). 0: all ranks have joined, no step took place; then steps may
  * begin again. Errors are those of finish; ERR_STATE without is_uneven or inside a step. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out,
-                                                              struct shoal_step_result *result_out);
+SHOAL_CALL shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out);
 
 /* ---- 4. Views ------------------------------------------------------------------------------------------------------------ */
 
@@ -283,7 +276,7 @@ SHOAL_API const struct shoal_gradient_layout *shoal_reducer_layout(const struct 
 
 /* The order in which gradients became ready on this rank in the last REDUCE step; those that did not are at the end: P
  * entries. ERR_STATE: no REDUCE step has been finished. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out);
+SHOAL_CALL shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out);
 
 /* ---- 5. When something fails --------------------------------------------------------------------------------------------- */
 
@@ -297,8 +290,7 @@ SHOAL_API void shoal_reducer_fail(struct shoal_reducer *reducer, enum shoal_stat
 
 /* Why the reducer failed. rank is who caused it, -1 when none is to blame; operation names the buffer or the parameter; text
  * is one line. failure_out begins as SHOAL_FAILURE_INIT. PENDING: it has not failed. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_failure(const struct shoal_reducer *reducer,
-                                                                 struct shoal_failure *failure_out);
+SHOAL_CALL shoal_reducer_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure_out);
 
 /* ---- 6. What a step did -------------------------------------------------------------------------------------------------- */
 
@@ -325,8 +317,7 @@ struct shoal_step_stats {
     }
 
 /* PENDING: no REDUCE step has been finished. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer,
-                                                               struct shoal_step_stats *stats_out);
+SHOAL_CALL shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out);
 
 /* When a buffer of that step was what, in microseconds since begin. Begins as SHOAL_BUFFER_TIMES_INIT. */
 struct shoal_buffer_times {
@@ -343,8 +334,7 @@ struct shoal_buffer_times {
     }
 
 /* ERR_ARGUMENT: there is no such buffer; PENDING: no REDUCE step has been finished. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_buffer_times(const struct shoal_reducer *reducer, size_t buffer,
-                                                                      struct shoal_buffer_times *times_out);
+SHOAL_CALL shoal_reducer_buffer_times(const struct shoal_reducer *reducer, size_t buffer, struct shoal_buffer_times *times_out);
 
 /* When a parameter became ready in that step, microseconds since begin; -1: it did not. */
 SHOAL_API double shoal_reducer_ready_us(const struct shoal_reducer *reducer, size_t parameter);
@@ -357,7 +347,7 @@ SHOAL_API uint64_t shoal_bytes_hash(const void *data, size_t bytes);
 /* A collective call, between steps: hashes has an entry for each parameter, of its values (shoal_bytes_hash, or what a GPU
  * computes). OK when all ranks gave the same. ERR_MISMATCH names the first parameter that differs and the ranks that have not
  * what most have; the reducer stays usable. Call it every so many steps: it costs an all-reduce of 16 bytes a parameter. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reducer_compare(struct shoal_reducer *reducer, const uint64_t *hashes);
+SHOAL_CALL shoal_reducer_compare(struct shoal_reducer *reducer, const uint64_t *hashes);
 
 #ifdef __cplusplus
 }

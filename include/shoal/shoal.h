@@ -48,6 +48,9 @@ extern "C" {
 #define SHOAL_MUST_USE
 #endif
 
+/* How each function begins that can fail: its status must be looked at. */
+#define SHOAL_CALL SHOAL_API SHOAL_MUST_USE enum shoal_status
+
 /* ---- 1. Version and status ----------------------------------------------------------------------------------------------- */
 
 #define SHOAL_VERSION_MAJOR 0
@@ -107,8 +110,7 @@ struct shoal_context_options {
 
 /* Makes a context. Reads the SHOAL_* settings (shoal_print_settings lists them) once. Starts no thread and opens no socket.
  * Errors: ERR_ARGUMENT (a setting has no such value; the line logged names it), ERR_MEMORY, ERR_SYSTEM. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_context_create(const struct shoal_context_options *options,
-                                                                struct shoal_context **context_out);
+SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out);
 
 /* Frees the context and all communicators and memory it still holds. Requests that were not freed are done afterwards and stay
  * yours to free. NULL is allowed. No other thread may be inside a call on it. In a callback it frees nothing and logs an error
@@ -139,15 +141,14 @@ struct shoal_comm_options {
  * of these Shoal tries one port only. Jobs that meet there fail (ERR_ARGUMENT); rank 0 waits half a second for such a job.
  * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
  * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options, struct shoal_comm **comm_out);
+SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,
+                             struct shoal_comm **comm_out);
 
 /* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. size is
  * 1 to 4,096, rank 0 to size - 1; they are here and in shoal_comm_create_with. The address is this job's alone, unless
  * SHOAL_JOB_ID or a secret tells it from others. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char *address, int rank,
-                                                                int size, const struct shoal_comm_options *options,
-                                                                struct shoal_comm **comm_out);
+SHOAL_CALL shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
+                                const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* A key-value store shared by the ranks; all Shoal asks of a launcher. Keys are short texts, values are bytes.
  * set and erase return 0, or another number on failure. get waits until the key is there or timeout_ms passed; it
@@ -161,16 +162,13 @@ struct shoal_store {
 
 /* The same through a store of yours (PyTorch's, MPI's, a file system's). It is used only during this call. Keys begin with
  * "shoal/"; two jobs or two calls that share a store must see different keys (prefix them in your callbacks). */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_create_with(struct shoal_context *context,
-                                                                  const struct shoal_store *store, int rank, int size,
-                                                                  const struct shoal_comm_options *options,
-                                                                  struct shoal_comm **comm_out);
+SHOAL_CALL shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store, int rank, int size,
+                                  const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* A collective call on comm: ranks that give the same color >= 0 form a new communicator, ordered by key, then by rank in comm.
  * A negative color takes part and gets *comm_out = NULL. The new communicator fails and is freed on its own. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key,
-                                                            const struct shoal_comm_options *options,
-                                                            struct shoal_comm **comm_out);
+SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const struct shoal_comm_options *options,
+                            struct shoal_comm **comm_out);
 
 /* This rank's number in the communicator, and how many ranks it has. -1 for NULL. */
 SHOAL_API int shoal_comm_rank(const struct shoal_comm *comm);
@@ -194,12 +192,11 @@ struct shoal_place {
             0                                      \
         }                                          \
     }
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank,
-                                                            struct shoal_place *place_out);
+SHOAL_CALL shoal_comm_place(const struct shoal_comm *comm, int rank, struct shoal_place *place_out);
 
 /* A collective end in good order: waits until all operations posted here are done and every rank has come here too. After it
  * only shoal_comm_free is allowed. Optional: it tells apart "done" from "left early" for the others. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_finalize(struct shoal_comm *comm);
+SHOAL_CALL shoal_comm_finalize(struct shoal_comm *comm);
 
 /* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is
  * allowed. No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are
@@ -281,66 +278,56 @@ struct shoal_options {
  * this rank's part of it. They may not overlap otherwise. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, void *output,
-                                                           size_t count, enum shoal_type type, enum shoal_op op,
-                                                           const struct shoal_options *options);
+SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                           enum shoal_op op, const struct shoal_options *options);
 
 /* output on root = op over the inputs of all ranks. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                                        enum shoal_type type, enum shoal_op op, int root,
-                                                        const struct shoal_options *options);
+SHOAL_CALL shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                        enum shoal_op op, int root, const struct shoal_options *options);
 
 /* output = op over this rank's parts of all inputs. input is in parts. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output,
-                                                                size_t count, enum shoal_type type, enum shoal_op op,
-                                                                const struct shoal_options *options);
+SHOAL_CALL shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                enum shoal_op op, const struct shoal_options *options);
 
 /* output on every rank = input of root. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output,
-                                                           size_t count, enum shoal_type type, int root,
-                                                           const struct shoal_options *options);
+SHOAL_CALL shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                           int root, const struct shoal_options *options);
 
 /* output on every rank = the inputs of all ranks. output is in parts. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output,
-                                                           size_t count, enum shoal_type type,
-                                                           const struct shoal_options *options);
+SHOAL_CALL shoal_allgather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                           const struct shoal_options *options);
 
 /* output on root = the inputs of all ranks. output is in parts. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                                        enum shoal_type type, int root, const struct shoal_options *options);
+SHOAL_CALL shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type, int root,
+                        const struct shoal_options *options);
 
 /* output = this rank's part of root's input. input is in parts. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
-                                                         enum shoal_type type, int root, const struct shoal_options *options);
+SHOAL_CALL shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type, int root,
+                         const struct shoal_options *options);
 
 /* part i of output = this rank's part of rank i's input. Both are in parts. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output,
-                                                          size_t count, enum shoal_type type,
-                                                          const struct shoal_options *options);
+SHOAL_CALL shoal_alltoall(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                          const struct shoal_options *options);
 
 /* Returns when every rank has called it. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
+SHOAL_CALL shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
 
 /* The same with parts of different lengths. Part i has counts[i] elements (0 is fine) and begins at element offsets[i];
  * offsets NULL: the parts follow each other. Parts of an output may not overlap. The arrays have an entry per rank and are
  * read during the call only. counts must be the same on all ranks; offsets are each rank's own. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output,
-                                                            const size_t *counts, const size_t *offsets, enum shoal_type type,
-                                                            const struct shoal_options *options);
+SHOAL_CALL shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                            const size_t *offsets, enum shoal_type type, const struct shoal_options *options);
 
 /* The parts of the input follow each other. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output,
-                                                                 const size_t *counts, enum shoal_type type, enum shoal_op op,
-                                                                 const struct shoal_options *options);
+SHOAL_CALL shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                 enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
 
 /* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
  * (output_counts[i] there); where it is not, every rank gets ERR_MISMATCH, but others may have moved their bytes. In place
  * (input == output) needs equal counts and offsets on both sides. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input,
-                                                           const size_t *input_counts, const size_t *input_offsets,
-                                                           void *output, const size_t *output_counts,
-                                                           const size_t *output_offsets, enum shoal_type type,
-                                                           const struct shoal_options *options);
+SHOAL_CALL shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts, const size_t *input_offsets,
+                           void *output, const size_t *output_counts, const size_t *output_offsets, enum shoal_type type,
+                           const struct shoal_options *options);
 
 /* Several tensors in one operation: one announcement, one request, one deadline, and chunks that run across the borders
  * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
@@ -352,20 +339,14 @@ struct shoal_tensor {
     size_t count;
 };
 
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm,
-                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
-                                                                     enum shoal_type type, enum shoal_op op,
-                                                                     const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                               enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm,
-                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
-                                                                     enum shoal_type type, int root,
-                                                                     const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm,
-                                                                     const struct shoal_tensor *tensors, size_t tensor_count,
-                                                                     enum shoal_type type, const struct shoal_options *options);
+SHOAL_CALL shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                     enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
+SHOAL_CALL shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                          enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
+SHOAL_CALL shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                     enum shoal_type type, int root, const struct shoal_options *options);
+SHOAL_CALL shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                     enum shoal_type type, const struct shoal_options *options);
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
@@ -374,78 +355,56 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_coalesced(struct shoa
  * of counts, offsets, tensors and messages need not outlive the call. */
 struct shoal_request;
 
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                size_t count, enum shoal_type type, enum shoal_op op,
-                                                                const struct shoal_options *options,
-                                                                struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output,
-                                                             size_t count, enum shoal_type type, enum shoal_op op, int root,
-                                                             const struct shoal_options *options,
-                                                             struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                     size_t count, enum shoal_type type, enum shoal_op op,
-                                                                     const struct shoal_options *options,
-                                                                     struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                size_t count, enum shoal_type type, int root,
-                                                                const struct shoal_options *options,
-                                                                struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                size_t count, enum shoal_type type,
-                                                                const struct shoal_options *options,
-                                                                struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, void *output,
-                                                             size_t count, enum shoal_type type, int root,
-                                                             const struct shoal_options *options,
-                                                             struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output,
-                                                              size_t count, enum shoal_type type, int root,
-                                                              const struct shoal_options *options,
-                                                              struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output,
-                                                               size_t count, enum shoal_type type,
-                                                               const struct shoal_options *options,
-                                                               struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
-                                                              struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                 const size_t *counts, const size_t *offsets,
-                                                                 enum shoal_type type, const struct shoal_options *options,
-                                                                 struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output,
-                                                                      const size_t *counts, enum shoal_type type,
-                                                                      enum shoal_op op, const struct shoal_options *options,
-                                                                      struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts, const size_t *input_offsets,
-                     void *output, const size_t *output_counts, const size_t *output_offsets, enum shoal_type type,
-                     const struct shoal_options *options, struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm,
-                                                                          const struct shoal_tensor *tensors,
-                                                                          size_t tensor_count, enum shoal_type type,
-                                                                          enum shoal_op op, const struct shoal_options *options,
-                                                                          struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                                    enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
-                                    struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm,
-                                                                          const struct shoal_tensor *tensors,
-                                                                          size_t tensor_count, enum shoal_type type, int root,
-                                                                          const struct shoal_options *options,
-                                                                          struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status
-shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
-                               enum shoal_type type, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                enum shoal_op op, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                             enum shoal_op op, int root, const struct shoal_options *options,
+                             struct shoal_request **request_out);
+SHOAL_CALL shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
+                                     enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                     struct shoal_request **request_out);
+SHOAL_CALL shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                int root, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                                const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_gather_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                             int root, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                              int root, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
+                               const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                 const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
+                                 struct shoal_request **request_out);
+SHOAL_CALL shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                      enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                      struct shoal_request **request_out);
+SHOAL_CALL shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts,
+                                const size_t *input_offsets, void *output, const size_t *output_counts,
+                                const size_t *output_offsets, enum shoal_type type, const struct shoal_options *options,
+                                struct shoal_request **request_out);
+SHOAL_CALL shoal_allreduce_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                          enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                          struct shoal_request **request_out);
+SHOAL_CALL shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                               enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                               struct shoal_request **request_out);
+SHOAL_CALL shoal_broadcast_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                          enum shoal_type type, int root, const struct shoal_options *options,
+                                          struct shoal_request **request_out);
+SHOAL_CALL shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
+                                          enum shoal_type type, const struct shoal_options *options,
+                                          struct shoal_request **request_out);
 
 /* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost:
  * wait again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
 #define SHOAL_FOREVER UINT32_MAX
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
+SHOAL_CALL shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
 /* Drives a little, without waiting; returns PENDING or the operation's status. Gives way to other ranks where the host has more
  * of them than cores, so that a loop of tests lets them come. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_request_test(struct shoal_request *request);
+SHOAL_CALL shoal_request_test(struct shoal_request *request);
 
 /* Calls fn once when the request is done, on the thread that drives; at once when it is done already. It may post operations,
  * must not wait, and must free neither its own request nor the communicator. */
@@ -463,19 +422,14 @@ SHOAL_API void shoal_request_free(struct shoal_request *request);
  * count and type; a receive that does not fit its message breaks the communicator with ERR_MISMATCH on both sides. A rank may
  * not send to itself. */
 #define SHOAL_EAGER_BYTES 8192
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count,
-                                                      enum shoal_type type, int peer, int tag,
-                                                      const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type,
-                                                      int peer, int tag, const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count,
-                                                           enum shoal_type type, int peer, int tag,
-                                                           const struct shoal_options *options,
-                                                           struct shoal_request **request_out);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count,
-                                                           enum shoal_type type, int peer, int tag,
-                                                           const struct shoal_options *options,
-                                                           struct shoal_request **request_out);
+SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
+                      const struct shoal_options *options);
+SHOAL_CALL shoal_recv(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
+                      const struct shoal_options *options);
+SHOAL_CALL shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
+                           const struct shoal_options *options, struct shoal_request **request_out);
+SHOAL_CALL shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
+                           const struct shoal_options *options, struct shoal_request **request_out);
 
 /* Several messages in one request, which is done when all of them are: sends and receives, in any order, also several between
  * the same two ranks. They move together: no order of theirs on the two sides can make them wait for each other for ever. */
@@ -488,11 +442,10 @@ struct shoal_message {
     int tag;
 };
 
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_message *messages,
-                                                          size_t message_count, const struct shoal_options *options);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm *comm, const struct shoal_message *messages,
-                                                               size_t message_count, const struct shoal_options *options,
-                                                               struct shoal_request **request_out);
+SHOAL_CALL shoal_exchange(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
+                          const struct shoal_options *options);
+SHOAL_CALL shoal_exchange_post(struct shoal_comm *comm, const struct shoal_message *messages, size_t message_count,
+                               const struct shoal_options *options, struct shoal_request **request_out);
 
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
@@ -501,18 +454,17 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_exchange_post(struct shoal_comm
  * of the context, made before or after it. Its bytes are undefined, as malloc's; aligned to at least 4096 bytes. It counts
  * against the memory limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the
  * limit leaves. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
+SHOAL_CALL shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
 /* Frees memory from shoal_mem_alloc. No operation on it may be under way. Up to SHOAL_MEMORY_KEPT bytes of what was freed stay
  * mapped, here and by peers, for later calls of shoal_mem_alloc. ERR_ARGUMENT when it is not such memory. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory);
+SHOAL_CALL shoal_mem_free(struct shoal_context *context, void *memory);
 
 /* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it too.
  * fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with shoal_mem_deregister
  * before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range), ERR_SYSTEM. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd,
-                                                              uint64_t offset);
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory);
+SHOAL_CALL shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset);
+SHOAL_CALL shoal_mem_deregister(struct shoal_context *context, void *memory);
 
 /* ---- 9. When something fails --------------------------------------------------------------------------------------------- */
 
@@ -537,8 +489,8 @@ struct shoal_failure {
 
 /* Writes the failure of comm (or, with comm NULL, this thread's last failed call on context; of any thread when this one had
  * none) to *failure_out, which begins as SHOAL_FAILURE_INIT. Returns PENDING when nothing has failed. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_failure(const struct shoal_context *context,
-                                                              const struct shoal_comm *comm, struct shoal_failure *failure_out);
+SHOAL_CALL shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
+                              struct shoal_failure *failure_out);
 
 /* For libraries built on Shoal: makes text this thread's last failure on context, as shoal_last_failure tells it, and logs it
  * as Shoal logs its own, with module in brackets; a NULL module logs nothing. Returns status; with SHOAL_OK, or with NULL for
@@ -569,7 +521,7 @@ struct shoal_operation {
     }
 
 /* PENDING when none has finished yet. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
+SHOAL_CALL shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
 
 /* Bytes of memory held for a communicator. Begins as SHOAL_MEMORY_USAGE_INIT. */
 struct shoal_memory_usage {
@@ -582,11 +534,11 @@ struct shoal_memory_usage {
     {                                              \
         sizeof(struct shoal_memory_usage), 0, 0, 0 \
     }
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
+SHOAL_CALL shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
 /* Prints the table of settings: name, current value, default, meaning. Context may be NULL: then the environment counts, and
  * where a variable makes no sense ERR_ARGUMENT is returned; then one line on out says why, and begins with its name. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_settings(const struct shoal_context *context, FILE *out);
+SHOAL_CALL shoal_print_settings(const struct shoal_context *context, FILE *out);
 
 /* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
 SHOAL_API void shoal_print_topology(FILE *out);
@@ -594,12 +546,12 @@ SHOAL_API void shoal_print_topology(FILE *out);
 /* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the tuning overrides of SHOAL_ALGORITHMS,
  * which come before it. ERR_ARGUMENT when the tuning overrides or other variables make no sense; then one line after the table
  * says why. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_algorithms(FILE *out);
+SHOAL_CALL shoal_print_algorithms(FILE *out);
 
 /* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers
  * there or why it was rejected, and which would be taken.
  * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_print_providers(FILE *out);
+SHOAL_CALL shoal_print_providers(FILE *out);
 
 /* How bad a finding is: name, number, what it means. */
 #define SHOAL_FINDING_LIST(X)                               \
@@ -633,8 +585,7 @@ struct shoal_diagnosis_options {
 /* Looks for what would go wrong on this host: settings, launcher's variables, cores, memory, limits, kernel, names, interfaces,
  * ports, libfabric. Changes nothing and sends nothing but questions to name servers. ERR_UNSUPPORTED when a finding is an
  * error, ERR_ARGUMENT when fn is NULL or struct_bytes is not set. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn,
-                                                          void *arg);
+SHOAL_CALL shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg);
 
 /* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks on one host and 1 MiB of
  * float32; the collective is still to be named. */
@@ -657,10 +608,10 @@ struct shoal_question {
 
 /* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
  * then one line on out says why. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out);
+SHOAL_CALL shoal_explain(const struct shoal_question *question, FILE *out);
 /* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none
  * where data travel beside the announcements). On ERR_ARGUMENT the line on out is no JSON. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out);
+SHOAL_CALL shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
  * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. All hosts have as many ranks. */
@@ -724,8 +675,7 @@ struct shoal_simulated {
  * every machine. Takes microseconds to minutes: thousands of ranks have millions of messages for each chunk.
  * ERR_ARGUMENT when the question makes no sense, ERR_UNSUPPORTED when no plan serves such machines, ERR_MEMORY; then one line
  * on out, which may be NULL, says why. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_simulate(const struct shoal_simulation *simulation, FILE *out,
-                                                          struct shoal_simulated *simulated_out);
+SHOAL_CALL shoal_simulate(const struct shoal_simulation *simulation, FILE *out, struct shoal_simulated *simulated_out);
 
 /* ---- 11. A live job ------------------------------------------------------------------------------------------------------ */
 
@@ -777,10 +727,10 @@ typedef void (*shoal_watch_fn)(void *arg, const struct shoal_watched *watched);
  * PENDING: it has no communicator; ERR_ARGUMENT: there is no such process; ERR_SYSTEM: it may not be looked at;
  * ERR_UNSUPPORTED: it runs a version of Shoal whose recorder this one does not read. In all these cases one line is in error,
  * which may be NULL. Any thread. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
+SHOAL_CALL shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
 
 /* Prints the flight recorders of process pid as shoal_flight_print does. Errors are those of shoal_watch. */
-SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_watch_print(int pid, FILE *out, char *error, size_t error_bytes);
+SHOAL_CALL shoal_watch_print(int pid, FILE *out, char *error, size_t error_bytes);
 
 #ifdef __cplusplus
 }

@@ -130,7 +130,7 @@ def sections_keep_their_order():
         expect(list(map(html.unescape, entries)) == [f"{number}. {title}" for number, title, _ in sections(header)], header, entries)
         for number, title, text in sections(header):
             own = header.read_text().partition(f"---- {number}. ")[2].partition("\n/* ---- ")[0]
-            functions = re.findall(r"^SHOAL_API [^;]*?\b(shoal_\w+)\(", own, re.M | re.S)
+            functions = re.findall(r"^SHOAL_(?:API|CALL) [^;]*?\b(shoal_\w+)\(", own, re.M | re.S)
             places = [text.index(f' id="c.{name}"') for name in functions]
             expect(places == sorted(places), f"functions of {title} are not in the order of {header}")
 
@@ -218,7 +218,7 @@ def texts_link_to_names_and_pages():
 FAULTS = (  # what is changed, where; what must be said
     ("include/shoal/shoal.h", "/* What one rank holds:", "struct shoal_bare;\n\n/* What one rank holds:", "shoal_bare has no text"),
     ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "c:func reference target not found: shoal_conjure"),
-    ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:58: a parameter list without types"),
+    ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:61: a parameter list without types"),
     ("src/shoal.map", "        shoal_version;", "        shoal_version;\n        shoal_secretive;", "shoal_secretive has no place"),
     ("docs/errors.md", "# Errors", "# Errors\n\n[more](nowhere.md)", "nowhere"),
     ("docs/style.md", "# Style", "# Style\n\n[more](errors.md#no-such-place)", "no-such-place"),
