@@ -18,16 +18,17 @@
  *     shoal_context_destroy(context);
  *
  * Rules that hold everywhere:
- *   - A function that can fail returns enum shoal_status and must not be ignored. Outputs named *_out are written only on
- *     success. Nothing is lost by a call refused with SHOAL_ERR_ARGUMENT: the communicator is as it was.
+ *   - A function that can fail returns enum shoal_status; the compiler warns when the status is ignored. Outputs named *_out
+ *     are written only on success. A call refused with SHOAL_ERR_ARGUMENT changes nothing: the communicator is as it was.
  *   - Counts are elements, bytes are bytes; both are size_t and may exceed 4 GiB.
- *   - All functions may be called from any thread, at the same time, unless their text says otherwise. Calls on one
- *     communicator must reach it in the same order on every rank, so two threads that call collectives on one communicator
- *     must agree on an order; on different communicators any order is right.
- *   - Structs that libraries may lengthen, of options and of answers, begin with struct_bytes: begin each with its *_INIT
- *     macro, as in `struct shoal_options options = SHOAL_OPTIONS_INIT;`. A NULL options pointer means all defaults.
+ *   - Any thread may call any function at any time, unless the function's text says otherwise. Every rank must make its
+ *     collective calls on one communicator in the same order. Two threads that call collectives on one communicator must
+ *     therefore agree on an order. Calls on different communicators may come in any order.
+ *   - Structs that later versions may extend begin with the field struct_bytes. Initialize each with its *_INIT macro, as in
+ *     `struct shoal_options options = SHOAL_OPTIONS_INIT;`. A NULL options pointer means all defaults.
  *   - No state is global. A process may hold several contexts, even several ranks of one job.
- *   - After fork() the child must not use what its parent made: each call returns SHOAL_ERR_STATE there. exec() is fine.
+ *   - After fork() the child must not use objects that its parent made: each call on them returns SHOAL_ERR_STATE. exec() is
+ *     fine.
  */
 #ifndef SHOAL_H
 #define SHOAL_H
@@ -48,7 +49,7 @@ extern "C" {
 #define SHOAL_MUST_USE
 #endif
 
-/* How each function begins that can fail: its status must be looked at. */
+/* Begins the prototype of each function that can fail: exported, returns a status, and the caller must look at it. */
 #define SHOAL_CALL SHOAL_API SHOAL_MUST_USE enum shoal_status
 
 /* ---- 1. Version and status ----------------------------------------------------------------------------------------------- */
@@ -60,7 +61,7 @@ extern "C" {
 /* The version of the library in use, as "0.1.0". Static storage. */
 SHOAL_API const char *shoal_version(void);
 
-/* Every status there is: name, number, one sentence. docs/errors.md says what usually causes each and what to do. */
+/* All statuses: name, number, one sentence. docs/errors.md tells the usual cause of each and what to do. */
 #define SHOAL_STATUS_LIST(X)                                                       \
     X(OK, 0, "success")                                                            \
     X(PENDING, 1, "not finished yet; nothing is lost, wait again")                 \
@@ -82,7 +83,7 @@ enum shoal_status {
 #undef SHOAL_STATUS_ENUM
 };
 
-/* The sentence above for a status. Never NULL, also for numbers that are no status. Static storage. */
+/* The sentence above for a status. Never NULL, even for a number that is no status. Static storage. */
 SHOAL_API const char *shoal_status_text(enum shoal_status status);
 
 /* The name of a status as in this header, such as "SHOAL_ERR_PEER_LOST". Static storage. */
@@ -90,7 +91,7 @@ SHOAL_API const char *shoal_status_name(enum shoal_status status);
 
 /* ---- 2. Context ---------------------------------------------------------------------------------------------------------- */
 
-/* What one rank holds: its shared memory, its connections to other ranks on this host, the progress thread. */
+/* A context holds what one rank owns: shared memory, connections to other ranks, the progress thread. */
 struct shoal_context;
 
 /* Receives each log line (no newline at its end). level is 0 warn, 1 info, 2 debug. Called from any thread that uses the
@@ -101,58 +102,58 @@ struct shoal_context_options {
     size_t struct_bytes;
     shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
-    const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value"; each wins over the environment */
+    const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
 };
 #define SHOAL_CONTEXT_OPTIONS_INIT                    \
     {                                                 \
         sizeof(struct shoal_context_options), 0, 0, 0 \
     }
 
-/* Makes a context. Reads the SHOAL_* settings (shoal_print_settings lists them) once. Starts no thread and opens no socket.
- * Errors: ERR_ARGUMENT (a setting has no such value; the line logged names it), ERR_MEMORY, ERR_SYSTEM. */
+/* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.
+ * Errors: ERR_ARGUMENT (a setting has an invalid value; the logged line names it), ERR_MEMORY, ERR_SYSTEM. */
 SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out);
 
-/* Frees the context and all communicators and memory it still holds. Requests that were not freed are done afterwards and stay
- * yours to free. NULL is allowed. No other thread may be inside a call on it. In a callback it frees nothing and logs an error
- * (ERR_STATE, for shoal_last_failure too), as the thread that drives is inside a call then. Waits at most a second for peers
- * that may still write to this rank's memory. */
+/* Frees the context with all communicators and memory that it still holds. NULL is allowed. Requests that were not freed become
+ * done; the caller still frees them. No other thread may be inside a call on the context. Inside a callback the function frees
+ * nothing and logs an error (ERR_STATE, also for shoal_last_failure), because the thread that runs the callback is inside a
+ * call itself. Waits at most a second for peers that may still write to this rank's memory. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
 
-/* A group of ranks that make calls together, 4,096 at most. */
+/* A group of at most 4,096 ranks that make collective calls together. */
 struct shoal_comm;
 
 struct shoal_comm_options {
     size_t struct_bytes;
-    const char *name;           /* for messages; NULL: "world", or "world.1" and so on for splits. At most 31 bytes are kept. */
+    const char *name;           /* in messages; NULL: "world", for splits "world.1" and so on. Cut after 31 bytes. */
     uint32_t timeout_ms;        /* default deadline of each operation; 0: SHOAL_TIMEOUT_MS */
-    uint32_t create_timeout_ms; /* for the creation itself; 0: SHOAL_BOOTSTRAP_TIMEOUT_MS */
+    uint32_t create_timeout_ms; /* deadline of the creation; 0: SHOAL_BOOTSTRAP_TIMEOUT_MS */
 };
 #define SHOAL_COMM_OPTIONS_INIT                    \
     {                                              \
         sizeof(struct shoal_comm_options), 0, 0, 0 \
     }
 
-/* Makes the communicator of all workers of the job, from the environment: the variables of `shoal run` and torchrun (RANK,
- * WORLD_SIZE, MASTER_ADDR, MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. With none of
- * them: a communicator of size 1. Every rank must call it. Once per context; make others with shoal_comm_split.
- * Two jobs at one MASTER_PORT are told apart by what their launcher calls them, by SHOAL_JOB_ID or by their secrets. With none
- * of these Shoal tries one port only. Jobs that meet there fail (ERR_ARGUMENT); rank 0 waits half a second for such a job.
- * Errors: ERR_TIMEOUT names the ranks that did not come; ERR_AUTH; ERR_ARGUMENT when a variable makes no sense;
- * ERR_UNSUPPORTED when ranks are on several hosts and libfabric, or a provider of it that fits, is missing on one. */
+/* Makes the communicator of all workers of the job. Every rank must call it, once per context; shoal_comm_split makes more.
+ * The environment says who the ranks are: the variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
+ * MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. Without any of these the communicator has size 1.
+ * Two jobs may share a MASTER_PORT when their launchers name them differently, or SHOAL_JOB_ID or their secrets differ. Without
+ * such a name Shoal tries one port only; two jobs that meet there fail with ERR_ARGUMENT, and rank 0 waits half a second to
+ * find out. Errors: ERR_TIMEOUT (the message names the ranks that did not come), ERR_AUTH, ERR_ARGUMENT (a variable is
+ * invalid), ERR_UNSUPPORTED (ranks are on several hosts, and one host lacks libfabric or a suitable provider). */
 SHOAL_CALL shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,
                              struct shoal_comm **comm_out);
 
-/* The same without any environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others connect to it. size is
- * 1 to 4,096, rank 0 to size - 1; they are here and in shoal_comm_create_with. The address is this job's alone, unless
- * SHOAL_JOB_ID or a secret tells it from others. */
+/* Makes the same communicator without the environment: rank 0 listens at address ("host:port" or "[v6]:port"), the others
+ * connect to it. size is 1 to 4,096; rank is 0 to size - 1. Two jobs must not share an address, unless SHOAL_JOB_ID or their
+ * secrets differ. */
 SHOAL_CALL shoal_comm_create_at(struct shoal_context *context, const char *address, int rank, int size,
                                 const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
-/* A key-value store shared by the ranks; all Shoal asks of a launcher. Keys are short texts, values are bytes.
- * set and erase return 0, or another number on failure. get waits until the key is there or timeout_ms passed; it
- * writes at most capacity bytes and returns the length of the value, -1 when the time passed, -2 on failure. */
+/* A key-value store that the ranks share. Shoal needs nothing else of a launcher. Keys are short texts, values are bytes.
+ * set and erase return 0, or another number on failure. get waits until the key exists or timeout_ms has passed. It writes
+ * at most capacity bytes and returns the value's length, -1 on timeout, -2 on failure. */
 struct shoal_store {
     int (*set)(void *arg, const char *key, const void *value, size_t bytes);
     long (*get)(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms);
@@ -160,13 +161,15 @@ struct shoal_store {
     void *arg;
 };
 
-/* The same through a store of yours (PyTorch's, MPI's, a file system's). It is used only during this call. Keys begin with
- * "shoal/"; two jobs or two calls that share a store must see different keys (prefix them in your callbacks). */
+/* Makes the same communicator through the caller's store (PyTorch's, MPI's, a file system's). size and rank are as above. Shoal
+ * uses the store only during this call. Its keys begin with "shoal/". Two jobs or two calls that share a store must see
+ * different keys: prefix the keys in the callbacks. */
 SHOAL_CALL shoal_comm_create_with(struct shoal_context *context, const struct shoal_store *store, int rank, int size,
                                   const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
-/* A collective call on comm: ranks that give the same color >= 0 form a new communicator, ordered by key, then by rank in comm.
- * A negative color takes part and gets *comm_out = NULL. The new communicator fails and is freed on its own. */
+/* Splits comm; a collective call. Ranks that pass the same color >= 0 form a new communicator, ordered by key, then by rank in
+ * comm. A rank with a negative color must call too, and gets *comm_out = NULL. The new communicator fails independently of comm
+ * and is freed separately. */
 SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const struct shoal_comm_options *options,
                             struct shoal_comm **comm_out);
 
@@ -174,14 +177,13 @@ SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const s
 SHOAL_API int shoal_comm_rank(const struct shoal_comm *comm);
 SHOAL_API int shoal_comm_size(const struct shoal_comm *comm);
 
-/* Where a rank of a communicator is: on which of its hosts, numbered in the order of their lowest ranks, and the how manieth
- * there. Begins as SHOAL_PLACE_INIT. ERR_ARGUMENT. */
+/* Where a rank of a communicator runs. Initialize with SHOAL_PLACE_INIT. */
 struct shoal_place {
     size_t struct_bytes;
-    int hosts; /* of the communicator */
-    int host;
-    int local_rank;
-    int local_size;
+    int hosts;      /* hosts of the communicator */
+    int host;       /* the rank's host; hosts are numbered in the order of their lowest ranks */
+    int local_rank; /* its index among that host's ranks */
+    int local_size; /* ranks on that host */
     int pid;
     char host_name[64];
 };
@@ -194,17 +196,18 @@ struct shoal_place {
     }
 SHOAL_CALL shoal_comm_place(const struct shoal_comm *comm, int rank, struct shoal_place *place_out);
 
-/* A collective end in good order: waits until all operations posted here are done and every rank has come here too. After it
- * only shoal_comm_free is allowed. Optional: it tells apart "done" from "left early" for the others. */
+/* Ends a communicator in good order; a collective call. Waits until all operations posted here are done and every rank has
+ * called it. Afterwards only shoal_comm_free is allowed. Optional: without it, other ranks may take a rank that leaves for one
+ * that failed. */
 SHOAL_CALL shoal_comm_finalize(struct shoal_comm *comm);
 
-/* Frees the communicator; a local call. Operations not done fail here, and on the other ranks with ERR_PEER_LOST. NULL is
- * allowed. No other thread may be inside a call on it. Requests not yet freed stay valid (they are done) until they are
+/* Frees the communicator; a local call. Operations that are not done fail here, and on the other ranks with ERR_PEER_LOST. NULL
+ * is allowed. No other thread may be inside a call on the communicator. Requests become done and stay valid until they are
  * freed. */
 SHOAL_API void shoal_comm_free(struct shoal_comm *comm);
 
-/* Makes every operation of the communicator, here and on all ranks, fail with ERR_ABORTED, and wakes who waits; where another
- * failure was found before, with that. Returns at once; async-signal-safe; any thread. */
+/* Makes every operation of the communicator fail on all ranks with ERR_ABORTED, or with the failure that was found before, and
+ * wakes all waiting threads. Returns at once; async-signal-safe; any thread. */
 SHOAL_API void shoal_comm_abort(struct shoal_comm *comm);
 
 /* ---- 4. Types, operators, options ---------------------------------------------------------------------------------------- */
@@ -221,12 +224,12 @@ enum shoal_type {
         SHOAL_TYPE_END
 };
 
-/* Sum, prod: integers wrap. Max, min: a NaN anywhere gives NaN. Avg: the sum divided once by the number of ranks (integers:
- * the wrapped sum, toward zero). Scaled sum: the sum of scale times each element; scale is in the options, the same on all
- * ranks, and a whole number for integers (their products wrap). The bitwise operators are for integers alone. bfloat16 and
- * float16 are computed in float32, in rank order, and rounded once to nearest even; over several hosts the sum of each host is
- * rounded too, and so are scaled elements where the algorithm keeps them. All ranks get the same bits, and the same inputs give
- * the same bits in every run, whatever the processor. */
+/* SUM and PROD of integers wrap. MAX and MIN give NaN when any element is NaN. AVG divides the sum once by the number of ranks
+ * (integers: the wrapped sum, toward zero). SCALED_SUM adds scale times each element; scale is in the options, the same on all
+ * ranks, and a whole number for integers (their products wrap). The bitwise operators take integers only.
+ * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. Over several hosts each host's
+ * sum is rounded too, and so are scaled elements that an algorithm stores. All ranks get the same bits. The same inputs give
+ * the same bits in every run, on any processor. */
 #define SHOAL_OP_LIST(X) \
     X(SUM, 0) X(AVG, 1) X(MAX, 2) X(MIN, 3) X(PROD, 4) X(BITAND, 5) X(BITOR, 6) X(BITXOR, 7) X(SCALED_SUM, 8)
 
@@ -243,7 +246,7 @@ SHOAL_API size_t shoal_type_bytes(enum shoal_type type);
 /* Options of one operation. */
 struct shoal_options {
     size_t struct_bytes;
-    uint32_t timeout_ms; /* the operation's deadline, from posting; 0: the communicator's */
+    uint32_t timeout_ms; /* the operation's deadline, counted from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
     double scale;        /* of SHOAL_SCALED_SUM; other operators do not read it */
     uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and
@@ -256,26 +259,25 @@ struct shoal_options {
 
 /* ---- 5. Collectives ------------------------------------------------------------------------------------------------------ */
 
-/* The n-th collective call of each rank on a communicator meets the n-th of the others. They must agree in kind, count, type,
- * operator, scale and root; where they do not, every rank gets ERR_MISMATCH, the line logged says how
- * many ranks called what, and no byte has moved.
+/* The n-th collective call of each rank on a communicator belongs to the n-th call of every other rank. These calls must agree
+ * in collective type, count, element type, operator, scale and root. Where they differ, every rank gets ERR_MISMATCH, the
+ * logged line says how many ranks called what, and no byte has moved.
  *
- * Blocking calls return when the result is in this rank's output and no other rank reads this rank's input any more. A rank
- * that takes nothing (the root of a small broadcast, the others in a small reduce) may return before the others have come:
- * that they called something else it is told by a later call, shoal_comm_finalize at the latest.
+ * A blocking call returns when the result is in this rank's output and no other rank reads this rank's input any more. A rank
+ * that receives nothing (the root of a small broadcast, the other ranks in a small reduce) may return before the others have
+ * called. If they then call something else, a later call returns ERR_MISMATCH here, shoal_comm_finalize at the latest.
+ *
  * Errors of every collective: ERR_ARGUMENT (nothing happened), ERR_MISMATCH, ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
- * ERR_MEMORY. After any but the first the communicator is broken for good: all its operations, on all ranks, return
- * the first cause. Outputs then hold undefined bytes; memory from shoal_mem_alloc may still be written until
- * shoal_comm_free returns.
+ * ERR_MEMORY. Any of these but the first breaks the communicator for good: all its operations, on all ranks, return the first
+ * cause. Outputs then hold undefined bytes, and peers may write to memory from shoal_mem_alloc until shoal_comm_free returns.
  *
- * An operand is a vector of count elements or, where its text says "in parts", one part of count elements for each rank, in
- * the order of ranks: count times size elements in all. An operand that a rank does not have (the input of a broadcast but on
- * root, the output of a reduce but on root) is not looked at and may be NULL. count may be 0 (pointers may then be NULL). No
- * alignment is asked beyond the element's own.
+ * An operand is a vector of count elements. An operand "in parts" has one part of count elements for each rank, in the order of
+ * ranks: count times size elements in all. Operands that a rank does not use (the input of a broadcast outside root, the output
+ * of a reduce outside root) are not read and may be NULL. count may be 0; pointers may then be NULL. Elements need their
+ * natural alignment, no more.
  *
- * In place. Operands may be the same memory where an element of the output would replace the very element of the input that
- * only this rank reads: input == output where both are vectors or both are in parts; where one is in parts, the other is
- * this rank's part of it. They may not overlap otherwise. */
+ * In place. Where both operands are vectors, or both are in parts, input == output is allowed. Where only one is in parts, the
+ * other may be this rank's part of it. Operands may not overlap otherwise. */
 
 /* output on every rank = op over the inputs of all ranks, element by element. */
 SHOAL_CALL shoal_allreduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -312,27 +314,27 @@ SHOAL_CALL shoal_alltoall(struct shoal_comm *comm, const void *input, void *outp
 /* Returns when every rank has called it. */
 SHOAL_CALL shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options);
 
-/* The same with parts of different lengths. Part i has counts[i] elements (0 is fine) and begins at element offsets[i];
- * offsets NULL: the parts follow each other. Parts of an output may not overlap. The arrays have an entry per rank and are
- * read during the call only. counts must be the same on all ranks; offsets are each rank's own. */
+/* shoal_allgather with parts of different lengths. Part i has counts[i] elements (0 is allowed) and begins at element
+ * offsets[i]. With offsets NULL the parts follow each other. Parts of an output may not overlap. The arrays have one entry per
+ * rank and are read during the call only. counts must be the same on all ranks; each rank chooses its own offsets. */
 SHOAL_CALL shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                             const size_t *offsets, enum shoal_type type, const struct shoal_options *options);
 
-/* The parts of the input follow each other. */
+/* shoal_reduce_scatter with parts of different lengths. The parts of the input follow each other. */
 SHOAL_CALL shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                                  enum shoal_type type, enum shoal_op op, const struct shoal_options *options);
 
-/* Here counts are each rank's own: what rank i gives to rank j (input_counts[j] there) must be what j takes from i
- * (output_counts[i] there); where it is not, every rank gets ERR_MISMATCH, but others may have moved their bytes. In place
- * (input == output) needs equal counts and offsets on both sides. */
+/* shoal_alltoall with parts of different lengths; each rank has its own counts. input_counts[j] on rank i must equal
+ * output_counts[i] on rank j. Where they differ, every rank gets ERR_MISMATCH, but other ranks may have moved their bytes. In
+ * place (input == output) needs equal counts and offsets for input and output. */
 SHOAL_CALL shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts, const size_t *input_offsets,
                            void *output, const size_t *output_counts, const size_t *output_offsets, enum shoal_type type,
                            const struct shoal_options *options);
 
-/* Several tensors in one operation: one announcement, one request, one deadline, and chunks that run across the borders
- * between tensors. Each does what the plain call does with its count; counts, and the number of tensors, must agree between
- * ranks. No output may overlap an operand of another tensor. The array is read during the call only. Peers are given the data
- * through staging buffers, also from shared memory. */
+/* Several tensors in one operation: one announcement, one request, one deadline, and chunks that cross the borders between
+ * tensors. Each tensor gets the result of the plain call with its count. The number of tensors and their counts must agree
+ * between ranks. No output may overlap an operand of another tensor. The array is read during the call only. The data go
+ * through staging buffers, even from shared memory. */
 struct shoal_tensor {
     const void *input;
     void *output;
@@ -350,9 +352,9 @@ SHOAL_CALL shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal
 
 /* ---- 6. Requests --------------------------------------------------------------------------------------------------------- */
 
-/* An operation under way. The *_post calls return at once (but for options.wait_ms); buffers belong to Shoal until the
- * request is done. Any number may be posted; they start in order. The first one starts the context's progress thread. Arrays
- * of counts, offsets, tensors and messages need not outlive the call. */
+/* An operation under way. A *_post call returns at once, or after options.wait_ms. Its buffers belong to Shoal until the
+ * request is done; arrays of counts, offsets, tensors and messages are free when the call returns. Any number of operations may
+ * be posted; they start in order. The first one starts the context's progress thread. */
 struct shoal_request;
 
 SHOAL_CALL shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -397,30 +399,30 @@ SHOAL_CALL shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct 
                                           enum shoal_type type, const struct shoal_options *options,
                                           struct shoal_request **request_out);
 
-/* Waits, driving the engine from this thread. Returns the operation's status, or PENDING after timeout_ms (nothing is lost:
- * wait again). SHOAL_FOREVER waits until the operation's own deadline decides. The request stays yours to free. */
+/* Waits, and makes progress on this thread meanwhile. Returns the operation's status, or PENDING after timeout_ms (nothing is
+ * lost: wait again). With SHOAL_FOREVER the operation's own deadline ends the wait. The caller still frees the request. */
 #define SHOAL_FOREVER UINT32_MAX
 SHOAL_CALL shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms);
 
-/* Drives a little, without waiting; returns PENDING or the operation's status. Gives way to other ranks where the host has more
- * of them than cores, so that a loop of tests lets them come. */
+/* Makes some progress without waiting. Returns PENDING or the operation's status. Yields the core where the host has more ranks
+ * than cores, so that a loop of tests does not keep other ranks from running. */
 SHOAL_CALL shoal_request_test(struct shoal_request *request);
 
-/* Calls fn once when the request is done, on the thread that drives; at once when it is done already. It may post operations,
- * must not wait, and must free neither its own request nor the communicator. */
+/* Calls fn once when the request is done, on the thread that makes progress; at once when it is done already. fn may post
+ * operations. It must not wait, and must free neither its own request nor the communicator. */
 typedef void (*shoal_done_fn)(void *arg, enum shoal_status status);
 SHOAL_API void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg);
 
-/* Frees a request; one not yet done is detached and runs on, never cancelled. NULL is allowed. */
+/* Frees a request. An operation that is not done runs on; it is never cancelled. NULL is allowed. */
 SHOAL_API void shoal_request_free(struct shoal_request *request);
 
 /* ---- 7. Send and receive ------------------------------------------------------------------------------------------------- */
 
-/* Messages between two ranks, first in first out per (peer, tag), apart from the order of collectives. tag >= 0. Up to
- * SHOAL_EAGER_BYTES a send completes without its receive: the peer keeps up to 4,096 such messages of each communicator, and
- * takes them whenever one of its threads waits in a call on any communicator of the context. Both sides must name the same
- * count and type; a receive that does not fit its message breaks the communicator with ERR_MISMATCH on both sides. A rank may
- * not send to itself. */
+/* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. A rank may not
+ * send to itself. Both sides must name the same count and type; a receive that does not match its message breaks the
+ * communicator with ERR_MISMATCH on both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer
+ * keeps up to 4,096 unexpected messages of each communicator, and accepts them while any of its threads waits in a call on the
+ * context. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                       const struct shoal_options *options);
@@ -431,8 +433,8 @@ SHOAL_CALL shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t c
 SHOAL_CALL shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
                            const struct shoal_options *options, struct shoal_request **request_out);
 
-/* Several messages in one request, which is done when all of them are: sends and receives, in any order, also several between
- * the same two ranks. They move together: no order of theirs on the two sides can make them wait for each other for ever. */
+/* Several messages in one request: sends and receives in any order, even several between the same two ranks. The request is
+ * done when all messages are. They progress together, so no order of the messages on the two sides can deadlock. */
 struct shoal_message {
     int is_send;
     void *buffer; /* read for a send, written for a receive */
@@ -449,20 +451,20 @@ SHOAL_CALL shoal_exchange_post(struct shoal_comm *comm, const struct shoal_messa
 
 /* ---- 8. Shared memory ---------------------------------------------------------------------------------------------------- */
 
-/* Memory that the other ranks of this host can map: operations on it copy nothing through staging buffers, and to other hosts
- * it is sent from where it lies (EFA and InfiniBand lock it when it is first used so). A local call; serves all communicators
- * of the context, made before or after it. Its bytes are undefined, as malloc's; aligned to at least 4096 bytes. It counts
- * against the memory limit of the container, not against /dev/shm. Errors: ERR_MEMORY says how much was wanted and how much the
- * limit leaves. */
+/* Allocates memory that the other ranks of this host can map; a local call. Operations on it need no staging buffer, and the
+ * network sends it from where it lies (EFA and InfiniBand lock it at that first use). All communicators of the context can use
+ * it. Its contents are undefined, as malloc's; it is aligned to at least 4096 bytes. It counts against the memory limit of the
+ * container, not against /dev/shm. ERR_MEMORY: the message says how much was wanted and how much the limit leaves. */
 SHOAL_CALL shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **memory_out);
 
-/* Frees memory from shoal_mem_alloc. No operation on it may be under way. Up to SHOAL_MEMORY_KEPT bytes of what was freed stay
- * mapped, here and by peers, for later calls of shoal_mem_alloc. ERR_ARGUMENT when it is not such memory. */
+/* Frees memory from shoal_mem_alloc. No operation on it may be under way. A buffer cache keeps up to SHOAL_MEMORY_KEPT freed
+ * bytes mapped, here and in peers, for later calls of shoal_mem_alloc. ERR_ARGUMENT: the memory is not from shoal_mem_alloc. */
 SHOAL_CALL shoal_mem_free(struct shoal_context *context, void *memory);
 
-/* Tells Shoal that [memory, memory + bytes) maps descriptor fd (a memfd or file) shared, from offset on; peers then map it too.
- * fd is duplicated. With fd = -1 any memory is accepted and nothing is gained yet on one host. Undo with shoal_mem_deregister
- * before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range), ERR_SYSTEM. */
+/* Registers memory of the caller: [memory, memory + bytes) is a shared mapping of descriptor fd (a memfd or file) from offset
+ * on, and peers then map it too. Shoal duplicates fd. With fd = -1 any memory is accepted, without a gain on one host yet. Call
+ * shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range),
+ * ERR_SYSTEM. */
 SHOAL_CALL shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset);
 SHOAL_CALL shoal_mem_deregister(struct shoal_context *context, void *memory);
 
@@ -472,11 +474,11 @@ SHOAL_CALL shoal_mem_deregister(struct shoal_context *context, void *memory);
 struct shoal_failure {
     size_t struct_bytes;
     enum shoal_status status;
-    int rank;          /* the rank that caused it (of a mismatch: outside the majority), -1 when none is to blame */
+    int rank;          /* the rank that caused it (in a mismatch: the one outside the majority), -1 when none did */
     int reporter;      /* the rank that noticed it first */
     int pid;           /* process of the rank that caused it, 0 when not known */
     uint64_t sequence; /* the operation during which it was noticed, 0 when none */
-    int step;          /* the plan's step it waited in, -1 when none */
+    int step;          /* the step of the plan that waited, -1 when none */
     uint64_t waited_ms;
     char host[64];
     char operation[96]; /* such as "all-reduce of 1024 float32, sum" */
@@ -487,8 +489,8 @@ struct shoal_failure {
         sizeof(struct shoal_failure), SHOAL_OK, -1, -1, 0, 0, -1, 0, "", "", "" \
     }
 
-/* Writes the failure of comm (or, with comm NULL, this thread's last failed call on context; of any thread when this one had
- * none) to *failure_out, which begins as SHOAL_FAILURE_INIT. Returns PENDING when nothing has failed. */
+/* Writes the failure of comm to *failure_out, which begins as SHOAL_FAILURE_INIT. With comm NULL: this thread's last failed
+ * call on context, or another thread's when this one had none. Returns PENDING when nothing has failed. */
 SHOAL_CALL shoal_last_failure(const struct shoal_context *context, const struct shoal_comm *comm,
                               struct shoal_failure *failure_out);
 
@@ -504,16 +506,16 @@ SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
 /* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */
 
-/* The last operation that finished on this rank. Times are microseconds since it was posted here. Begins as
+/* The last operation that finished on this rank. Times are microseconds since it was posted here. Initialize with
  * SHOAL_OPERATION_INIT. */
 struct shoal_operation {
     size_t struct_bytes;
     uint64_t sequence;
-    const char *algorithm; /* the row that ran, static storage */
-    double arrived_us;     /* all ranks had come */
+    const char *algorithm; /* the algorithm that ran, static storage */
+    double arrived_us;     /* when all ranks had called */
     double done_us;
-    int last_rank;  /* who came last, -1 when not known */
-    double late_us; /* how long after the first to come */
+    int last_rank;  /* the rank that called last, -1 when not known */
+    double late_us; /* how long it called after the first rank */
 };
 #define SHOAL_OPERATION_INIT                              \
     {                                                     \
@@ -523,7 +525,7 @@ struct shoal_operation {
 /* PENDING when none has finished yet. */
 SHOAL_CALL shoal_last_operation(struct shoal_comm *comm, struct shoal_operation *operation_out);
 
-/* Bytes of memory held for a communicator. Begins as SHOAL_MEMORY_USAGE_INIT. */
+/* Bytes of memory that a communicator holds. Initialize with SHOAL_MEMORY_USAGE_INIT. */
 struct shoal_memory_usage {
     size_t struct_bytes;
     size_t control_bytes; /* shared: announcements, counters, small payloads */
@@ -536,21 +538,20 @@ struct shoal_memory_usage {
     }
 SHOAL_CALL shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
-/* Prints the table of settings: name, current value, default, meaning. Context may be NULL: then the environment counts, and
- * where a variable makes no sense ERR_ARGUMENT is returned; then one line on out says why, and begins with its name. */
+/* Prints the table of settings: name, current value, default, meaning. With context NULL the values are those of the
+ * environment; ERR_ARGUMENT then means that a variable is invalid, and one line on out begins with its name and says why. */
 SHOAL_CALL shoal_print_settings(const struct shoal_context *context, FILE *out);
 
-/* Prints what this machine offers: cores, the limits that matter here, instruction sets, how local ranks would be joined. */
+/* Prints what this machine offers: cores, limits that matter to Shoal, instruction sets, how local ranks would connect. */
 SHOAL_API void shoal_print_topology(FILE *out);
 
 /* Prints the table of algorithms: collective, name, when it is chosen, its cost; then the tuning overrides of SHOAL_ALGORITHMS,
- * which come before it. ERR_ARGUMENT when the tuning overrides or other variables make no sense; then one line after the table
- * says why. */
+ * which take precedence. ERR_ARGUMENT: the overrides or other variables are invalid; one line after the table says why. */
 SHOAL_CALL shoal_print_algorithms(FILE *out);
 
-/* Prints the interface that would lead to other hosts, and why; which libfabric was found; what each of its providers offers
- * there or why it was rejected, and which would be taken.
- * ERR_ARGUMENT where a setting makes no sense, ERR_UNSUPPORTED where no provider can be taken: the last line says why. */
+/* Prints which interface Shoal would use to reach other hosts, and why; which libfabric was found; what each provider offers
+ * there, or why it is rejected; and which provider would be used. ERR_ARGUMENT: a setting is invalid. ERR_UNSUPPORTED: no
+ * provider can be used. In both cases the last line says why. */
 SHOAL_CALL shoal_print_providers(FILE *out);
 
 /* How bad a finding is: name, number, what it means. */
@@ -566,15 +567,15 @@ enum shoal_finding_level {
 #undef SHOAL_FINDING_ENUM
 };
 
-/* Receives each finding of shoal_diagnose, in a fixed order: what it is about ("memory"), what was found, and what to do (""
- * where nothing is to be done). Texts are one line of printable ASCII and hold during the call. */
+/* Receives each finding of shoal_diagnose, in a fixed order: its subject ("memory"), what was found, and what to do ("" where
+ * nothing is to be done). Each text is one line of printable ASCII, valid during the call. */
 typedef void (*shoal_finding_fn)(void *arg, enum shoal_finding_level level, const char *subject, const char *found,
                                  const char *advice);
 
 struct shoal_diagnosis_options {
     size_t struct_bytes;
-    const char *towards; /* a host that has to be reached, beside MASTER_ADDR; NULL: none */
-    int ranks;           /* that will run on this host; 0: as many as the launcher's variables say */
+    const char *towards; /* another host that must be reachable, beside MASTER_ADDR; NULL: none */
+    int ranks;           /* ranks that will run on this host; 0: as many as the launcher's variables say */
     uint32_t timeout_ms; /* for each thing that may hang, such as a name server; 0: 3000 */
 };
 #define SHOAL_DIAGNOSIS_OPTIONS_INIT                    \
@@ -582,13 +583,13 @@ struct shoal_diagnosis_options {
         sizeof(struct shoal_diagnosis_options), 0, 0, 0 \
     }
 
-/* Looks for what would go wrong on this host: settings, launcher's variables, cores, memory, limits, kernel, names, interfaces,
- * ports, libfabric. Changes nothing and sends nothing but questions to name servers. ERR_UNSUPPORTED when a finding is an
- * error, ERR_ARGUMENT when fn is NULL or struct_bytes is not set. */
+/* Checks what would make a job fail or run slowly on this host: settings, the launcher's variables, cores, memory, limits,
+ * kernel, names, interfaces, ports, libfabric. Changes nothing, and sends nothing but questions to name servers.
+ * ERR_UNSUPPORTED: a finding is an error. ERR_ARGUMENT: fn is NULL or struct_bytes is not set. */
 SHOAL_CALL shoal_diagnose(const struct shoal_diagnosis_options *options, shoal_finding_fn fn, void *arg);
 
-/* A question to shoal_explain. Begins as SHOAL_QUESTION_INIT, which asks for the plans of 2 ranks on one host and 1 MiB of
- * float32; the collective is still to be named. */
+/* A question to shoal_explain. SHOAL_QUESTION_INIT asks for the plans of 2 ranks on one host and 1 MiB of float32; the caller
+ * names the collective. */
 struct shoal_question {
     size_t struct_bytes;
     const char *collective; /* "allreduce" or "all-reduce": dashes do not count */
@@ -599,22 +600,22 @@ struct shoal_question {
     int shared_output;
     int rank;     /* whose plan to print; -1: all */
     int in_place; /* are input and output the same memory? */
-    size_t hosts; /* on which the ranks are, as many on each, in a row */
+    size_t hosts; /* each has as many ranks; consecutive ranks share a host */
 };
 #define SHOAL_QUESTION_INIT                                                         \
     {                                                                               \
         sizeof(struct shoal_question), 0, 2, 1 << 20, SHOAL_FLOAT32, 0, 0, -1, 0, 1 \
     }
 
-/* Prints which algorithm would run, why, how the vector is cut, and the plan. ERR_ARGUMENT when the question makes no sense;
- * then one line on out says why. */
+/* Prints which algorithm would run, why, how the vector is split, and the plan. ERR_ARGUMENT: the question is invalid; one line
+ * on out says why. */
 SHOAL_CALL shoal_explain(const struct shoal_question *question, FILE *out);
-/* The same as one JSON object: the call, the algorithm and why, and for each rank an object of "plans" with its steps (none
- * where data travel beside the announcements). On ERR_ARGUMENT the line on out is no JSON. */
+/* Prints the same as one JSON object: the call, the algorithm and why, and in "plans" an object for each rank with its steps
+ * (empty where data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
 SHOAL_CALL shoal_explain_json(const struct shoal_question *question, FILE *out);
 
-/* A question to shoal_simulate: a call, machines, and what a model of them knows. Begins as SHOAL_SIMULATION_INIT: 2 hosts of
- * one rank, 1 MiB of float32, a network of 25 Gbit/s; the collective is still to be named. All hosts have as many ranks. */
+/* A question to shoal_simulate: a call, and a model of the machines. SHOAL_SIMULATION_INIT stands for 2 hosts of one rank each,
+ * 1 MiB of float32, and a network of 25 Gbit/s; the caller names the collective. All hosts have equally many ranks. */
 struct shoal_simulation {
     size_t struct_bytes;
     const char *collective; /* as in struct shoal_question */
@@ -623,11 +624,11 @@ struct shoal_simulation {
     size_t bytes; /* of the larger operand, as in struct shoal_question */
     enum shoal_type type;
     int shared;                  /* are operands in memory from shoal_mem_alloc? */
-    int every_chunk;             /* simulate all chunks, also when the time from one to the next has settled */
+    int every_chunk;             /* simulate all chunks, even when the time from one to the next has settled */
     const char *const *settings; /* as in struct shoal_context_options */
     double rate_gbit_s;          /* of each host's adapter, payload, out and in at the same time */
     double latency_us;           /* one way */
-    double message_us;           /* CPU time of a message where it is sent, and again where it is heard */
+    double message_us;           /* CPU time of a message at its sender, and again at its receiver */
     double stack_gb_s;           /* what a core moves into or out of the network; 0: that costs no CPU time */
     double memory_gb_s;          /* what a rank reads and writes in all: a copy of n bytes is 2 n, a sum of k into one k + 1 */
     double signal_us;            /* to a rank of the same host */
@@ -645,24 +646,25 @@ struct shoal_simulation {
             0, 0                                                                                                             \
     }
 
-/* What came of it. Begins as SHOAL_SIMULATED_INIT. Shares are of time_us; of ranks they are means. */
+/* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the
+ * ranks. */
 struct shoal_simulated {
     size_t struct_bytes;
     const char *algorithm; /* static storage */
     size_t bytes;          /* rounded down to equal parts */
     double time_us;        /* from the call, on all ranks at once, to the last rank's end */
     double algbw_gb_s;     /* bytes over time */
-    double busbw_gb_s;     /* what the memory or wire of one rank carries of it, as `shoal bench` counts */
-    double bound_us;       /* what an adapter needs at least for what must cross it; 0 on one host */
-    double sent_bytes;     /* payload, by the host that sends most */
+    double busbw_gb_s;     /* what the memory or wire of one rank carries of that, as `shoal bench` counts */
+    double bound_us;       /* the least time in which an adapter can carry what must cross it; 0 on one host */
+    double sent_bytes;     /* payload of the host that sends most */
     double received_bytes;
-    double sending;   /* share of time that the adapter that sends most needs at least for that */
-    double receiving; /* and the one that receives most */
+    double sending;   /* least share of time that the busiest sending adapter is busy */
+    double receiving; /* the same of the busiest receiving adapter */
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
-    double messaging; /* in which it sends and hears messages */
-    double waiting;   /* in which it waits, for others or for a core */
+    double messaging; /* share in which it sends and receives messages */
+    double waiting;   /* share in which it waits, for others or for a core */
     size_t chunks;
-    size_t chunks_simulated; /* the others were taken to follow each other as these did */
+    size_t chunks_simulated; /* the rest is assumed to go on at the same pace */
     double chunk_us;         /* from one chunk to the next, where not all were simulated; else 0 */
 };
 #define SHOAL_SIMULATED_INIT                                                           \
@@ -670,18 +672,18 @@ struct shoal_simulated {
         sizeof(struct shoal_simulated), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
-/* Predicts how long a call would take on machines that need not be there: runs the plans that would run there, with the chunks,
- * slots and algorithms that the settings give, on a model of hosts and their network. The same question has the same answer on
- * every machine. Takes microseconds to minutes: thousands of ranks have millions of messages for each chunk.
- * ERR_ARGUMENT when the question makes no sense, ERR_UNSUPPORTED when no plan serves such machines, ERR_MEMORY; then one line
- * on out, which may be NULL, says why. */
+/* Predicts how long a call would take on machines that need not exist. Runs the library's own plans, with the chunks, slots and
+ * algorithms that the settings give, on a model of hosts and their network. The same question has the same answer on every
+ * machine. Takes microseconds to minutes: thousands of ranks exchange millions of messages for each chunk. ERR_ARGUMENT: the
+ * question is invalid. ERR_UNSUPPORTED: no plan serves such machines. ERR_MEMORY. On errors one line on out says why; out may
+ * be NULL. */
 SHOAL_CALL shoal_simulate(const struct shoal_simulation *simulation, FILE *out, struct shoal_simulated *simulated_out);
 
 /* ---- 11. A live job ------------------------------------------------------------------------------------------------------ */
 
-/* One communicator of a process on this host, as its flight recorder shows it at this moment. Times are microseconds before
- * now. An operation that begins or ends during the look may be missing. Only Shoal makes this struct: later versions add fields
- * at its end. */
+/* One communicator of a process on this host, as its flight recorder shows it now. Times are microseconds before now. An
+ * operation that begins or ends during the reading may be missing. Only Shoal makes this struct; later versions add fields at
+ * its end. */
 struct shoal_watched {
     int pid;
     uint64_t job;  /* the same for all communicators and all hosts of a job */
@@ -693,10 +695,10 @@ struct shoal_watched {
     int size;
     int world_rank;
     enum shoal_status status; /* OK, or why the communicator is broken */
-    uint64_t operations;      /* that ended, since the communicator was made */
-    uint64_t bytes;           /* of their larger operands */
-    uint64_t came_last;       /* how many of them this rank came last to */
-    double late_us;           /* by how much after the first rank, over those operations */
+    uint64_t operations;      /* operations that ended since the communicator was made */
+    uint64_t bytes;           /* bytes of their larger operands */
+    uint64_t came_last;       /* how many of them this rank called last */
+    double late_us;           /* how long after the first rank, summed over those operations */
     uint64_t called;          /* number of the newest collective that the rank has called */
     int under_way;            /* operations that have not ended */
     double idle_us;           /* since the last operation ended; -1: none has */
@@ -711,22 +713,21 @@ struct shoal_watched {
     int is_message;
     double posted_us;
     double arrived_us; /* since all ranks that it needs have come; -1: not all have */
-    /* Told by the rank itself once nothing has moved for half a second. */
-    int waits_for; /* a rank of the communicator, here or on another host; -1: it has not said so */
+    /* The rank publishes these itself once nothing has moved for half a second. */
+    int waits_for; /* a rank of the communicator, on this host or another; -1: nothing was published */
     double waits_us;
     /* Messages from the network that the rank's endpoint rejected, when an operation was last under way for 0.1 s. They count
      * for all its communicators together, because strangers name none. */
     uint64_t rejected;
 };
 
-/* Receives each communicator of a process; texts hold during the call. */
+/* Receives each communicator of a process. Texts are valid during the call. */
 typedef void (*shoal_watch_fn)(void *arg, const struct shoal_watched *watched);
 
-/* Reads what process pid on this host does in Shoal now, out of the memory that it records this in: the process does not help,
- * loses no time, and may itself hang or be stopped. The caller needs the right to look at it: its own user's, or root's.
- * PENDING: it has no communicator; ERR_ARGUMENT: there is no such process; ERR_SYSTEM: it may not be looked at;
- * ERR_UNSUPPORTED: it runs a version of Shoal whose recorder this one does not read. In all these cases one line is in error,
- * which may be NULL. Any thread. */
+/* Reads what process pid on this host does in Shoal now, from the memory of its flight recorder. The process takes no part and
+ * loses no time; it may hang or be stopped. The caller must be the same user or root. PENDING: the process has no communicator.
+ * ERR_ARGUMENT: there is no such process. ERR_SYSTEM: the caller may not read it. ERR_UNSUPPORTED: this version cannot read the
+ * recorder of the process's version. In all these cases error, unless NULL, receives one line. Any thread. */
 SHOAL_CALL shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error, size_t error_bytes);
 
 /* Prints the flight recorders of process pid as shoal_flight_print does. Errors are those of shoal_watch. */

@@ -216,9 +216,9 @@ def texts_link_to_names_and_pages():
 
 
 FAULTS = (  # what is changed, where; what must be said
-    ("include/shoal/shoal.h", "/* What one rank holds:", "struct shoal_bare;\n\n/* What one rank holds:", "shoal_bare has no text"),
+    ("include/shoal/shoal.h", "/* A context holds", "struct shoal_bare;\n\n/* A context holds", "shoal_bare has no text"),
     ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "c:func reference target not found: shoal_conjure"),
-    ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:61: a parameter list without types"),
+    ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:62: a parameter list without types"),
     ("src/shoal.map", "        shoal_version;", "        shoal_version;\n        shoal_secretive;", "shoal_secretive has no place"),
     ("docs/errors.md", "# Errors", "# Errors\n\n[more](nowhere.md)", "nowhere"),
     ("docs/style.md", "# Style", "# Style\n\n[more](errors.md#no-such-place)", "no-such-place"),
