@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import select
 import shutil
 import signal
@@ -25,15 +24,17 @@ import time
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 
+# Traces of the sanitizers need lines and no variables, which cost a third of the compiler's time.
+FOR_TRACES = ["-Dbuildtype=debugoptimized", "-Dc_args=-g1"]
 # name -> (directory, compiler, meson options, suites or single tests that run there; None: all but those of "python", which
 # have their turn to themselves, as those of them that run beside others load the machine)
 BUILDS = {
     "plain": ("build", "gcc", [], None),
     "python": ("build", "gcc", [], {"python"}),
     "clang": ("build-clang", "clang", [], {"unit", "sim", "contract"}),
-    "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", "-Dbuildtype=debugoptimized"],
+    "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES],
              {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
-    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", "-Dbuildtype=debugoptimized"], {"threads", "contract", "control"}),
+    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES], {"threads", "contract", "control"}),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"],
                 {"unit", "sim", "contract", "threads", "fuzz", "emulated", "observe", "alone", "trace"}),
@@ -59,10 +60,17 @@ SANITIZERS = {
 }
 
 
+# Builds that are made of what their tests say that they need (`depends`), and no more. Tests of the command need what they do not say.
+DECLARED = {"clang", "tsan", "aarch64"}
 # Suites of which so many tests run beside others: a part of a core is enough for each, as --profile shows, or it can wait long.
 BESIDE = {"unit", "sim", "fuzz", "beside"}
 LANES = 2
 FAILURE_LINES = 60  # of a failed case, told again at the end
+
+
+# Runs a command only where a core is idle. Sessions share a core evenly where the kernel groups by them (sched(7)).
+STEPPING_BACK = ["sh", "-c", 'echo 19 2>/dev/null >/proc/self/autogroup; exec chrt --idle 0 "$@"', "sh"]
+BUILDING = set()  # processes, each the first of its group
 
 
 class Count:
@@ -123,25 +131,43 @@ def why_impossible(name):
     return None
 
 
-def build(name, total):
+def build(name, is_beside):
+    """Whether it was built, seconds, CPU seconds. Beside tests it takes what they leave of the processor."""
     if is_incomplete(name):
-        return False
-    path = TOP / BUILDS[name][0]
-    start, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = subprocess.run(["ninja", "-C", str(path), "--quiet"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    seconds, after = time.time() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    total.spent.append((seconds, cpu, f"build {name}"))
-    print(f"# build {name}: {seconds:.0f} s", flush=True)
-    if result.returncode:
-        print(result.stdout)
-    return result.returncode == 0
+        return False, 0, 0
+    start = time.time()
+    process = subprocess.Popen([*(STEPPING_BACK if is_beside else []), "ninja", "-C", str(TOP / BUILDS[name][0]), "--quiet",
+                                *targets_of(name)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               start_new_session=True)
+    BUILDING.add(process.pid)
+    output = process.stdout.read()
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    BUILDING.discard(process.pid)
+    process.returncode = os.waitstatus_to_exitcode(status)  # so that its destructor does not look for it
+    print(f"# build {name}: {time.time() - start:.0f} s{' beside tests' if is_beside else ''}", flush=True)
+    if process.returncode:
+        print(output, flush=True)
+    return process.returncode == 0, time.time() - start, usage.ru_utime + usage.ru_stime
+
+
+def introspected(name, what):
+    listing = subprocess.run(["meson", "introspect", f"--{what}", str(TOP / BUILDS[name][0])], check=True, capture_output=True, text=True)
+    return json.loads(listing.stdout)
+
+
+def targets_of(name):
+    """What ninja is to build: what the tests that run there say that they need; nothing: all."""
+    if name not in DECLARED:
+        return []
+    needed = {target for test in tests_of(name, "") for target in test["depends"]}
+    return [os.path.relpath(file, TOP / BUILDS[name][0]) for target in introspected(name, "targets") if target["id"] in needed
+            for file in target["filename"]]
 
 
 def tests_of(name, pattern):
     directory, _, _, suites = BUILDS[name]
-    listing = subprocess.run(["meson", "introspect", "--tests", str(TOP / directory)], check=True, capture_output=True, text=True)
-    for test in json.loads(listing.stdout):
+    for test in introspected(name, "tests"):
         labels = {test["name"], *(suite.split(":")[-1] for suite in test["suite"])}
         if name in SYSROOTS and pathlib.Path(test["cmd"][0]).is_relative_to(TOP / directory):
             test["cmd"].insert(0, str(TOP / SYSROOTS[name] / "run"))
@@ -252,29 +278,68 @@ def report(name, test, result, options, total):
         print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
 
 
-def run_build(name, options, total):
-    """One test after the other, and LANES of those of BESIDE meanwhile; in the end one more of them. What waits longest has the
-    highest priority: begun last, it would keep the others waiting."""
-    directory, alone, beside, lock = TOP / BUILDS[name][0], collections.deque(), collections.deque(), threading.Lock()
-    for test in sorted(tests_of(name, options.k), key=lambda test: -test["priority"]):
-        (beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else alone).append(test)
+class Plan:
+    """What is to run, in the order of the builds: one test after the other, LANES of those of BESIDE meanwhile, and the next build."""
 
-    def run_all(queue):
-        while True:
+    def __init__(self, options, total):
+        self.options, self.total = options, total
+        self.alone, self.beside = collections.deque(), collections.deque()
+        self.is_complete = False  # nothing is added any more
+        self.changed = threading.Condition()
+
+    def make_builds(self):
+        try:
+            for number, name in enumerate(self.options.builds or BUILDS):
+                self.make_build(name, is_beside=number > 0)
+        finally:
+            with self.changed:
+                self.is_complete = True
+                self.changed.notify_all()
+
+    def make_build(self, name, is_beside):
+        reason = why_impossible(name)
+        if reason:
+            print(f"       skipped: build {name}: {reason}")
+        is_built, seconds, cpu = (False, 0, 0) if reason else build(name, is_beside)
+        tests = sorted(tests_of(name, self.options.k), key=lambda test: -test["priority"]) if is_built else []
+        with self.changed:
+            self.total.spent.append((seconds, cpu, f"build {name}"))
+            self.total.skipped += bool(reason)
+            if not is_built and not reason:
+                self.total.failures.append(f"FAILED build {name}")
+                self.total.failed += 1
+            for test in tests:  # what waits longest has the highest priority: begun last, it would keep the others waiting
+                (self.beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else self.alone).append((name, test))
+            self.changed.notify_all()
+
+    def take(self, *queues):
+        """The next test of the first queue that has one; None when there will be none."""
+        with self.changed:
+            while not any(queues) and not self.is_complete:
+                self.changed.wait()
+            return next((queue.popleft() for queue in queues if queue), None)
+
+    def run_all(self, *queues):
+        for name, test in iter(lambda: self.take(*queues), None):
+            result = run_timed(test, TOP / BUILDS[name][0])
+            with self.changed:
+                report(name, test, result, self.options, self.total)
+
+    def run(self):
+        with concurrent.futures.ThreadPoolExecutor(LANES + 1) as pool:
+            meanwhile = [pool.submit(self.make_builds), *(pool.submit(self.run_all, self.beside) for _ in range(LANES))]
             try:
-                test = queue.popleft()
-            except IndexError:  # perhaps the other has just taken the last
-                return
-            result = run_timed(test, directory)
-            with lock:
-                report(name, test, result, options, total)
-
-    with concurrent.futures.ThreadPoolExecutor(LANES) as pool:
-        meanwhile = [pool.submit(run_all, beside) for _ in range(LANES)]
-        run_all(alone)
-        run_all(beside)
-        for lane in meanwhile:
-            lane.result()
+                self.run_all(self.alone, self.beside)
+            finally:  # after Ctrl-C nothing more begins
+                with self.changed:
+                    self.alone.clear()
+                    self.beside.clear()
+                    is_over, self.is_complete = self.is_complete, True
+                    self.changed.notify_all()
+                for pid in () if is_over else BUILDING:
+                    os.killpg(pid, signal.SIGTERM)
+            for one in meanwhile:
+                one.result()
 
 
 def profile(total):
@@ -297,16 +362,7 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a script started this behind it, and then in all
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)             # that is tested
     total = Count()
-    for name in options.builds or BUILDS:
-        reason = why_impossible(name)
-        if reason:
-            print(f"       skipped: build {name}: {reason}")
-            total.skipped += 1
-        elif build(name, total):
-            run_build(name, options, total)
-        else:
-            total.failures.append(f"FAILED build {name}")
-            total.failed += 1
+    Plan(options, total).run()
     if options.profile:
         profile(total)
     for failure in total.failures:  # again, where one looks first
