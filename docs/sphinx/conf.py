@@ -106,6 +106,17 @@ def page_synopsis(name):
     return [nodes.section("", nodes.title("", "Synopsis"), include, ids=["synopsis"])]
 
 
+def docstring_read(app, what, name, thing, options, lines):
+    """Docstrings are plain text, as comments of the header are: code between backticks, and what is indented by four."""
+    out = []
+    for line in lines:
+        if line.startswith("    ") and (not out or not out[-1]):
+            out += [".. code-block:: python", ""]
+        out.append(re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line))
+    lines[:] = out
+
+
 def setup(app):
+    app.connect("autodoc-process-docstring", docstring_read)
     app.connect("doctree-read", literal_links)
     app.connect("doctree-resolved", manual_page)

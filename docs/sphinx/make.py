@@ -89,7 +89,7 @@ def list_page(source, name, title, entries):
 def python_page():
     out = rest.heading("Python", "=")
     for module in ("shoal", "shoal.torch"):
-        out += [f".. automodule:: {module}", "   :members:", ""]
+        out += [*rest.heading(module, "-"), f".. automodule:: {module}", "   :members:", ""]
     return "\n".join(out)
 
 

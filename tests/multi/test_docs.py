@@ -60,6 +60,8 @@ def pages_render_without_a_warning():
         expect((PAGES / name).is_file(), name)
     for name in ("shoal.library_path", "shoal.torch.empty", "shoal.torch.monitored_barrier"):
         expect(f'id="{name}"' in page("python.html"), name)
+    expect('init_process_group("shoal")' in html.unescape(re.sub(r"<[^>]*>", "", page("python.html"))), "the code of a docstring")
+    expect("<code" in page("python.html").partition("shoal.command_path")[2].partition("</dd>")[0], "code between backticks")
 
 
 def every_exported_symbol_has_a_place_and_a_text():
