@@ -58,7 +58,7 @@ class Collective:
 
 
 COLLECTIVES = {
-    "allreduce": Collective("all-reduce", of="float32, sum"),
+    "allreduce": Collective("all-reduce", 8 * K, "float32, sum"),
     "reducescatter": Collective("reduce-scatter", of="float32, sum"),
     "allgather": Collective("all-gather", 32 * K),
     "broadcast": Collective("broadcast"),

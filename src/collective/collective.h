@@ -16,6 +16,9 @@ enum shoal_part { SHOAL_PART_OWN };
 /* One host; all-reduce, reduce, reduce-scatter, as view->shape says: every rank reduces the block that it owns. */
 void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
+/* One host; all-reduce: every rank reduces everything. */
+void shoal_one_shot_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+
 /* One host; reduce: root reduces all. */
 void shoal_reduce_at_root_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 

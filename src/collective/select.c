@@ -15,6 +15,23 @@ static bool is_root_best(const struct shoal_selection *selection, const struct s
     return view->size <= 3 && !shoal_view_shares_output(view, root);
 }
 
+/* Two ranks read as much from each other's caches whether they share the work or not, and not sharing it saves an exchange; but
+ * each reads its own input twice, and beyond 64 KiB that costs more. In shared memory owners needs no staging buffer. */
+#define ONE_SHOT_RANKS 2
+#define ONE_SHOT_BYTES ((size_t)64 << 10)
+
+static bool is_one_shot_best(const struct shoal_selection *selection, const struct shoal_view *view, int root)
+{
+    (void)root;
+    if (view->size > ONE_SHOT_RANKS || selection->bytes > ONE_SHOT_BYTES)
+        return false;
+    for (int rank = 0; rank < view->size; rank++) {
+        if (shoal_view_shares_input(view, rank) || shoal_view_shares_output(view, rank))
+            return false;
+    }
+    return true;
+}
+
 /* Over many hosts, and so small that crossings count more than bytes. */
 static bool is_small_for_hosts(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
@@ -63,9 +80,11 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 
 static const struct shoal_algorithm entries[] = {
     {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL,
-     "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4)", "n written, p*n read per rank; one exchange"},
+     "up to SHOAL_DIRECT_BYTES * max(2/p, 1/4); 2 ranks on one host: half", "n written, p*n read per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,
+     is_one_shot_best, "2 ranks, nothing shared, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
      "otherwise", "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false,
@@ -168,12 +187,15 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
     return NULL;
 }
 
-/* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. */
+/* In an all-reduce every rank reads and reduces what all have given: the more ranks, the sooner it pays to share the work. Two
+ * ranks have a plan that needs one exchange more, and whose staging buffer has more room than there is beside the records. */
 size_t shoal_select_direct_limit(const struct shoal_selection *selection)
 {
     const size_t limit = selection->direct_bytes;
-    if (selection->kind != SHOAL_COLLECTIVE_ALLREDUCE || selection->size <= 2)
+    if (selection->kind != SHOAL_COLLECTIVE_ALLREDUCE)
         return limit;
+    if (selection->size <= 2)
+        return selection->hosts > 1 ? limit : limit / 2;
     return shoal_max_size(2 * limit / (size_t)selection->size, limit / 4);
 }
 
@@ -332,6 +354,12 @@ int shoal_select_parts(int size, int hosts)
     if (hosts <= 1)
         return SHOAL_PART_OWN + 1;
     return parts < SHOAL_PLACED_PARTS_MAX ? parts : SHOAL_PLACED_PARTS_MAX;
+}
+
+size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
+{
+    const size_t parts = (size_t)shoal_select_parts(size, hosts) * shoal_select_part_bytes(chunk_bytes, size, hosts);
+    return hosts > 1 ? parts : 2 * parts;
 }
 
 /* A chunk fills all places: of a whole each of its blocks has one, of parts each part. */

@@ -47,7 +47,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                           struct shoal_transport **transport_out)
 {
     const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
-    const size_t part_bytes = shoal_select_part_bytes(context->settings.chunk_bytes, recipe->size, hosts);
+    const size_t slot_bytes = shoal_select_slot_bytes(context->settings.chunk_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
                                           .membership = recipe->membership,
@@ -56,13 +56,11 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                                   .rank = recipe->rank,
                                                   .size = recipe->size,
                                                   .slots = (unsigned)context->settings.depth,
-                                                  .slot_bytes = part_bytes,
+                                                  .slot_bytes = slot_bytes,
                                                   .counter_start = context->settings.counter_start,
                                                   .timeout_ms = create_timeout(context, recipe->options)}};
-    if (hosts > 1) {
-        options.shm.slot_bytes = part_bytes * (size_t)shoal_select_parts(recipe->size, hosts);
+    if (hosts > 1)
         return shoal_hosts_create(context->endpoint, &options, transport_out);
-    }
     options.shm.peers = calloc((size_t)recipe->size, sizeof(struct shoal_shm_peer *));
     if (!options.shm.peers)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", recipe->size);

@@ -102,6 +102,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->depth = (unsigned)options->settings->depth;
     engine->kept_bytes = SHOAL_KEPT_BYTES;
     engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
+    engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
     const enum shoal_status status = allocate(engine, options->flights);
@@ -357,6 +358,8 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
+    request->early_steps = 0;
+    request->stores = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;
@@ -562,6 +565,8 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
         send_notices(engine, request);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
+    if (!request->is_direct && engine->hosts == 1)
+        shoal_engine_start_early(engine, request);
 }
 
 static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status)
@@ -743,7 +748,7 @@ static bool retire_done(struct shoal_engine *engine)
         engine->done_sequence = request->sequence;
         tell(engine);
         if (request->cached)
-            shoal_stores_learn(engine, request);
+            shoal_stores_learn(request);
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }

@@ -42,6 +42,8 @@ struct shoal_cached_plan {
     uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
     uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
     enum shoal_reach reach;
+    uint32_t early_steps; /* shoal_plan_count_early */
+    uint8_t hints;        /* what the leader said when it was last used */
     unsigned users;
 };
 
@@ -76,9 +78,13 @@ struct shoal_request {
     int next_missing;                      /* the lowest rank that has not been seen to arrive */
     int next_expected;                     /* and the lowest whose data have not been asked for */
     struct shoal_cached_plan *cached;
+    uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
+    struct shoal_stores_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
+    uint32_t stores_use;
     void **inputs; /* [size] addresses here, NULL where not shared */
     void **outputs;
     size_t chunk_elements; /* of a whole, or of each part */
+    size_t part_stride;    /* elements from part to part of a staging buffer that is in parts */
     size_t chunk_count;
     size_t chunks_started;
     size_t chunks_done;
@@ -108,6 +114,7 @@ struct shoal_peer_set {
 struct shoal_chunk {
     struct shoal_request *request; /* NULL: the slot is free */
     size_t first;                  /* element of a whole, or of each part */
+    size_t shift;                  /* bytes from the start of the staging buffer slot to what the chunk uses of it */
     uint32_t step;
     struct shoal_packed *packed; /* what was put together for its puts */
     bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
@@ -133,11 +140,6 @@ struct shoal_engine_options {
 
 #define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of peer sets, that are kept though no operation uses them */
 
-/* What rank 0 knows of the two ways of writing, for one size and kind of operands. */
-struct shoal_stores_trial {
-    float ticks[2]; /* smoothed time of an operation; 0: not tried */
-    uint32_t uses;
-};
 #define SHOAL_STORES_TRIALS 1024
 
 struct shoal_engine {
@@ -164,7 +166,8 @@ struct shoal_engine {
     int locals;      /* and how many they are */
     int most_locals; /* ranks of the host that has most */
     unsigned depth;
-    size_t part_bytes; /* of one part of a staging slot */
+    size_t part_bytes; /* of one part of a staging slot, */
+    size_t slot_bytes; /* and of all of it */
     const struct shoal_clock_anchor *anchor;
 
     uint64_t next_sequence;
@@ -335,12 +338,17 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
 /* engine_run.c: chunks and steps. */
 void shoal_packed_free(struct shoal_packed **list);
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
+/* Announced, and nothing else is under way: runs what concerns this rank alone while the others' records are on their way. */
+void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_chunks(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* What the rank has given for a direct operation, in a row. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
 
-/* cache.c: what is kept from one operation to the next. The request gets a plan. */
+/* cache.c: what is kept from one operation to the next. The request gets the plan that it will have if others share what they
+ * did the last time; false: there is none with early steps. */
+SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
+/* All have arrived: the request gets its plan, the guessed one or another. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
 /* The request gets the peer set of those with whom the entry's plan exchanges. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,

@@ -137,9 +137,17 @@ enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
-    const size_t parts = (size_t)shoal_select_parts(engine->size, engine->hosts);
-    SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, parts * engine->part_bytes));
+    SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     return shoal_engine_find_peers(engine, entry, request);
+}
+
+static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->chunk_elements = shoal_select_chunk(request->cached->entry, &request->cached->plan, engine->settings->chunk_bytes,
+                                                 request->element_bytes);
+    request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
+    request->part_stride =
+        shoal_round_up(shoal_min_size(request->call.count, request->chunk_elements), SHOAL_CACHE_LINE / request->element_bytes);
 }
 
 enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
@@ -154,17 +162,16 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
         return SHOAL_OK;
     SHOAL_TRY(shoal_engine_find_plan(engine, request));
     SHOAL_TRY(find_addresses(engine, request));
+    request->cached->hints = request->arrival.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
     if (plan->parts && engine->hosts == 1)
-        SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, (size_t)plan->parts * engine->part_bytes));
+        SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
     if (request->shape->is_empty) { /* a barrier: its steps are all there is */
         request->chunk_elements = request->chunk_count = 1;
         return SHOAL_OK;
     }
-    request->chunk_elements =
-        shoal_select_chunk(request->cached->entry, plan, engine->settings->chunk_bytes, request->element_bytes);
-    request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
+    cut_chunks(engine, request);
     return SHOAL_OK;
 }
 
@@ -203,7 +210,7 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
         shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of), (unsigned)of, &span.elements);
     span.begin = chunk->first + begin;
     span.staging_at =
-        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->chunk_elements : 0) + begin) * element;
+        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->part_stride : 0) + begin) * element;
     if (block.run)
         span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
                                          (unsigned)of, &(size_t){0}) -
@@ -221,7 +228,8 @@ static char *find_address(struct shoal_engine *engine, const struct shoal_chunk 
     const size_t element = request->element_bytes;
     const enum shoal_operand operand = (enum shoal_operand)block.operand;
     if (operand == SHOAL_OPERAND_STAGING)
-        return (char *)engine->ops->staging(engine->transport, block.rank, slot) + span->staging_at + at * element;
+        return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + span->staging_at +
+               at * element;
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, span->part, span->begin + at, run);
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
@@ -505,6 +513,20 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
     return true;
 }
 
+/* On one host chunks that follow each other in a slot lie behind each other there, round and round, and so on all ranks: to
+ * write lines that were used just before takes three times longer, where they are still in a cache that only another core has,
+ * than to write lines that have gone to the cache that cores share, or to memory. */
+static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_plan *plan = &request->cached->plan;
+    if (engine->hosts > 1 || !plan->parts)
+        return 0;
+    const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
+    const size_t parts = is_cut && plan->staging_of > 1 ? (size_t)engine->size : 1;
+    const size_t used = parts * request->part_stride * request->element_bytes;
+    return engine->chunk_next / engine->depth % (engine->slot_bytes / used) * used;
+}
+
 /* Gives free slots to the next chunks, in order. */
 static bool start_chunks(struct shoal_engine *engine)
 {
@@ -522,13 +544,39 @@ static bool start_chunks(struct shoal_engine *engine)
             return did;
         chunk->request = request;
         chunk->is_packed = false;
+        chunk->shift = find_shift(engine, request);
+        chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
-        chunk->step = 0;
         engine->chunk_next++;
         engine->chunk_active++;
         did = true;
     }
     return did;
+}
+
+/* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write the own staging buffer
+ * only, and nobody reads it before a signal says so. */
+void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_chunk chunk = {.request = request};
+    const bool is_alone = engine->active_head == request && !request->next && !engine->chunk_active;
+    if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->notices) ||
+        !shoal_engine_guess_plan(engine, request))
+        return;
+    shoal_engine_flush(engine); /* peers that sleep wake in the meantime */
+    if (engine->rank != engine->leader)
+        request->arrival.descriptor.hints = request->cached->hints;
+    cut_chunks(engine, request);
+    chunk.shift = find_shift(engine, request);
+    const struct shoal_plan *plan = &request->cached->plan;
+    const unsigned slot = (unsigned)(engine->chunk_next % engine->depth);
+    for (; chunk.step < request->cached->early_steps; chunk.step++) {
+        if (!run_step(engine, &chunk, slot, &plan->steps[chunk.step]))
+            break;
+        if (SHOAL_UNLIKELY(engine->on_step != NULL))
+            engine->on_step(engine->on_step_arg, request->sequence, 0, plan, chunk.step);
+    }
+    request->early_steps = chunk.step;
 }
 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)

@@ -6,10 +6,69 @@
 #include "base/clock.h"
 #include "engine/engine.h"
 
-/* One operation in so many tries the way that was slower. */
-#define TRY_EVERY 64
-/* The first uses of a size try both in turn. */
-#define TRY_FIRST 6
+/* ---- Trials -------------------------------------------------------------------------------------------------------------- */
+
+/* The first operations touch memory for the first time. */
+#define WARM_USES 4
+/* So many pairs that all say the same decide; else the majority of so many. */
+#define PAIRS_ENOUGH 3
+#define PAIRS_MOST 7
+/* Operations until the next trial: at first, and how often that is doubled while trials agree. */
+#define REST_USES 256
+#define REST_DOUBLINGS 3
+
+/* A trial ends though some of its times never came: so many operations later. */
+#define TRIAL_USES (4 * PAIRS_MOST + 2 * SHOAL_ACTIVE_MAX)
+
+/* Streaming, cached, cached, streaming. */
+static bool is_block_streaming(uint32_t block)
+{
+    return block % 4 == 0 || block % 4 == 3;
+}
+
+static void begin_at(struct shoal_stores_trial *trial, uint32_t use)
+{
+    trial->begin = use;
+    trial->balance = 0;
+    trial->pairs = 0;
+}
+
+enum shoal_stores shoal_stores_next(struct shoal_stores_trial *trial, uint32_t *use_out)
+{
+    const uint32_t use = *use_out = trial->uses++;
+    if (use == 0 || (use >= trial->begin && use - trial->begin >= TRIAL_USES))
+        begin_at(trial, use == 0 ? WARM_USES : use);
+    const uint32_t block = (use - trial->begin) / 2;
+    const bool is_tried = use >= trial->begin && block < 2 * PAIRS_MOST;
+    return (is_tried ? is_block_streaming(block) : trial->is_streaming) ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
+}
+
+static void conclude(struct shoal_stores_trial *trial)
+{
+    const bool is_streaming = trial->balance > 0, is_same = is_streaming == trial->is_streaming;
+    trial->agreed = is_same ? (uint8_t)(trial->agreed + (trial->agreed < REST_DOUBLINGS)) : 0;
+    trial->is_streaming = is_streaming;
+    begin_at(trial, trial->uses + ((uint32_t)REST_USES << trial->agreed));
+}
+
+void shoal_stores_note(struct shoal_stores_trial *trial, uint32_t use, float ticks)
+{
+    const uint32_t at = use - trial->begin, block = at / 2;
+    if (use < trial->begin || block >= 2 * PAIRS_MOST || at % 2 == 0)
+        return;
+    if (block % 2 == 0) {
+        trial->first_ticks = ticks;
+        return;
+    }
+    const float streaming = is_block_streaming(block) ? ticks : trial->first_ticks;
+    const float cached = is_block_streaming(block) ? trial->first_ticks : ticks;
+    trial->balance = (int8_t)(trial->balance + (streaming < cached * 15 / 16 ? 1 : -1));
+    trial->pairs++;
+    if (abs(trial->balance) == PAIRS_ENOUGH || trial->pairs == PAIRS_MOST)
+        conclude(trial);
+}
+
+/* ---- The choice ---------------------------------------------------------------------------------------------------------- */
 
 static bool is_output_shared(const struct shoal_request *request)
 {
@@ -36,39 +95,23 @@ static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const st
                           : NULL;
 }
 
-static bool is_streaming_faster(const struct shoal_stores_trial *trial)
-{
-    return trial->ticks[SHOAL_STORES_STREAMING] < trial->ticks[SHOAL_STORES_CACHED];
-}
-
 uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request)
 {
+    request->stores = NULL;
     if (engine->rank != engine->leader || strcmp(engine->settings->stores, "cached") == 0)
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
     if (is_in_place_shared(request))
         return 0;
-    struct shoal_stores_trial *trial = trial_of(engine, request);
-    if (!trial)
+    request->stores = trial_of(engine, request);
+    if (!request->stores)
         return 0;
-    const uint32_t use = trial->uses++;
-    if (use < TRY_FIRST)
-        return use % 2 ? 0 : SHOAL_HINT_STREAMING;
-    const bool is_try = use % TRY_EVERY == 0;
-    return is_streaming_faster(trial) != is_try ? SHOAL_HINT_STREAMING : 0;
+    return shoal_stores_next(request->stores, &request->stores_use) == SHOAL_STORES_STREAMING ? SHOAL_HINT_STREAMING : 0;
 }
 
-void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request *request)
+void shoal_stores_learn(const struct shoal_request *request)
 {
-    if (engine->rank != engine->leader)
-        return;
-    struct shoal_stores_trial *trial = trial_of(engine, request);
-    if (!trial)
-        return;
-    float *ticks = &trial->ticks[request->arrival.descriptor.hints & SHOAL_HINT_STREAMING];
-    const float took = (float)(shoal_clock_ticks() - request->record->arrived);
-    /* A slow run may be anybody's fault, so no single one counts for more than an eighth; a fast one shows what can be had. */
-    const float more = took < 2 * *ticks ? took - *ticks : *ticks;
-    *ticks = *ticks == 0 || took < *ticks ? took : *ticks + more / 8;
+    if (request->stores)
+        shoal_stores_note(request->stores, request->stores_use, (float)(shoal_clock_ticks() - request->record->arrived));
 }

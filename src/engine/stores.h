@@ -1,6 +1,11 @@
 /* How staging buffers and outputs are written: through the caches, or past them (streaming). Which is faster depends on whether
  * the cores share a cache, which on virtual machines changes within minutes, so rank 0 tries both now and then and all follow
- * its choice (a hint in its announcement). Results do not depend on it. */
+ * its choice (a hint in its announcement). Results do not depend on it.
+ *
+ * A trial is a row of operations, two each way: streaming, cached, cached, streaming, and again. Only the second of two counts,
+ * as early steps of other ranks follow the choice of the operation before. Two neighbours that were written differently are a
+ * pair: what slows a machine down for longer slows both. Who wins most pairs is chosen; streaming wins a pair where it is
+ * faster by a sixteenth. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 
@@ -9,10 +14,27 @@
 struct shoal_engine;
 struct shoal_request;
 
+/* Of one size and kind of operands, in rank 0's memory; begins as zeros. */
+struct shoal_stores_trial {
+    uint32_t uses;     /* operations so far */
+    uint32_t begin;    /* of these, the first of the trial at hand or the next one */
+    float first_ticks; /* of the pair at hand */
+    int8_t balance;    /* pairs that streaming won less those that it lost */
+    uint8_t pairs;
+    uint8_t agreed; /* trials in a row that chose the same: the more, the longer until the next one */
+    bool is_streaming;
+};
+
+/* How the next operation is written; *use_out numbers it. */
+enum shoal_stores shoal_stores_next(struct shoal_stores_trial *trial, uint32_t *use_out);
+
+/* How long it took. Operations may overlap: others may have been numbered since. */
+void shoal_stores_note(struct shoal_stores_trial *trial, uint32_t use, float ticks);
+
 /* What rank 0 announces for an operation; others' hints are not read. */
 uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request);
 
 /* Rank 0: takes the time of a finished operation into account. */
-void shoal_stores_learn(struct shoal_engine *engine, const struct shoal_request *request);
+void shoal_stores_learn(const struct shoal_request *request);
 
 #endif

@@ -187,8 +187,8 @@ static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
     const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
     const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
-    const size_t part = shoal_select_part_bytes(diagnosis->settings.chunk_bytes, size, hosts);
-    return diagnosis->settings.depth * shoal_shm_staging_stride(part * (size_t)shoal_select_parts(size, hosts));
+    return diagnosis->settings.depth *
+           shoal_shm_staging_stride(shoal_select_slot_bytes(diagnosis->settings.chunk_bytes, size, hosts));
 }
 
 static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t staging, uint64_t left)

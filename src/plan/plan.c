@@ -82,6 +82,33 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     }
 }
 
+static bool is_own(const struct shoal_plan *plan, const struct shoal_block *block, enum shoal_operand operand)
+{
+    return block->rank == plan->rank && block->operand == operand && block->part == 0;
+}
+
+static bool is_early(const struct shoal_plan *plan, const struct shoal_step *step)
+{
+    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    if (step->kind == SHOAL_STEP_WAIT)
+        return step->peer != plan->rank && step->value == 0;
+    if (step->kind != SHOAL_STEP_REDUCE || step->source_count != 1 || !is_own(plan, &blocks[0], SHOAL_OPERAND_INPUT))
+        return false;
+    for (unsigned i = 1; i <= step->dest_count; i++) {
+        if (!is_own(plan, &blocks[i], SHOAL_OPERAND_STAGING))
+            return false;
+    }
+    return true;
+}
+
+uint32_t shoal_plan_count_early(const struct shoal_plan *plan)
+{
+    uint32_t count = 0;
+    while (count < plan->step_count && is_early(plan, &plan->steps[count]))
+        count++;
+    return count;
+}
+
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of)
 {
     plan->parts = parts > plan->parts ? parts : plan->parts;

@@ -27,6 +27,7 @@
  * into its staging buffer. What ranks elsewhere share a plan does not know (shoal_view_mask).
  *
  * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation: their inputs are final.
+ * The engine may run early steps, which concern the rank alone, before that, and again later.
  * Peers are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
  * ends when what it put has left; then its caller may at once overwrite the input and read and overwrite the output.
  *
@@ -202,6 +203,10 @@ void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
 /* The same for a staging buffer divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
 void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
+
+/* How many steps at the begin of a plan name nothing but its rank's own: waits for credits, then copies of its input into its
+ * staging buffer. They may run before other ranks have posted the operation. */
+uint32_t shoal_plan_count_early(const struct shoal_plan *plan);
 
 /* peers[rank] becomes 1 for the plan's peers, else 0. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers);

@@ -589,6 +589,13 @@ static void start_operation(const struct check *check, int rank, int number)
     }
 }
 
+/* Its early steps run before that: all they know is that their own caller has posted. */
+static void start_early(const struct check *check, int rank)
+{
+    uint32_t *own = clock_of(check, (uint32_t)rank) + check->size + rank;
+    *own = *own ? *own : 1;
+}
+
 /* Runs the rank as far as it gets; *moved_out when that was anywhere. */
 static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out)
 {
@@ -596,6 +603,8 @@ static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out
 
     while (at->operation < OPERATIONS) {
         if (at->step == 0)
+            start_early(check, rank);
+        if (at->step == shoal_plan_count_early(plan_of(check, at->operation, rank)))
             start_operation(check, rank, at->operation);
         if (at->step < plan_of(check, at->operation, rank)->step_count) {
             if (is_blocked(check, rank, *at))

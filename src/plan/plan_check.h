@@ -4,7 +4,7 @@
  *   - each output element holds what the collective promises: each contribution exactly once;
  *   - no two accesses to one element conflict without a happens-before path (vector clocks; the paths come from program order,
  *     from the signals that waits meet, and from the rule that an operation starts on a rank when its host's ranks and its
- *     peers have posted it);
+ *     peers have posted it, but for the plan's early steps, which may run as soon as their own rank has posted it);
  *   - what is put is not overwritten before it has left: before its receiver has heard of it, the rank has waited for its own
  *     puts, or its plan has ended;
  *   - no staging buffer block is overwritten before its last reader has read it, nor is an input or output touched after its

@@ -81,8 +81,10 @@ static size_t parts_of(enum operation_kind kind, int size)
 static size_t direct_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
-    if (kind != OPERATION_ALLREDUCE || size <= 2)
+    if (kind != OPERATION_ALLREDUCE || size == 1)
         return DIRECT_BYTES;
+    if (size == 2)
+        return DIRECT_BYTES / 2;
     return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
 }
 
@@ -116,6 +118,26 @@ void exact_small(struct world *world)
             }
         }
         OK(world, shoal_barrier(world->comm, NULL));
+    }
+    world_close_areas(world, &areas);
+}
+
+/* Every type, operator and way, at sizes of which few are whole lines: what two ranks do in one exchange, and around. */
+void exact_one_shot(struct world *world)
+{
+    static const size_t bytes[] = {8200, 10008, 32768, 33000, 65536, 65544, 131080};
+    struct areas areas = world_open_areas(world, 1 << 18);
+    struct operation operation = {.kind = OPERATION_ALLREDUCE};
+    for (unsigned i = 0; i < SHOAL_TYPE_END * SHOAL_OP_END * COUNT_OF(bytes) * WAYS; i++) {
+        operation.op = (enum shoal_op)(i % SHOAL_OP_END);
+        operation.type = (enum shoal_type)(i / SHOAL_OP_END % SHOAL_TYPE_END);
+        if (!operation_is_legal(operation.type, operation.op))
+            continue;
+        operation.scale = reference_is_integer(operation.type) ? -2 : 0.5;
+        operation.salt++;
+        operation.count = bytes[i / SHOAL_OP_END / SHOAL_TYPE_END % COUNT_OF(bytes)] / shoal_type_bytes(operation.type);
+        set_way(&operation, i / SHOAL_OP_END / SHOAL_TYPE_END / COUNT_OF(bytes));
+        exact_run_one(world, &areas, &operation);
     }
     world_close_areas(world, &areas);
 }

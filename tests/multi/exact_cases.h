@@ -8,6 +8,7 @@
 
 /* One by one: every size at the borders of what goes beside the announcements, larger ones, every root. */
 void exact_small(struct world *world);
+void exact_one_shot(struct world *world);
 void exact_large(struct world *world);
 void exact_huge(struct world *world);
 void exact_roots(struct world *world);

@@ -58,6 +58,7 @@ static const struct {
     int sizes[7];
 } list[] = {
     {"small", exact_small, {1, 2, 3, 4, 7, 8}},
+    {"one exchange", exact_one_shot, {2, 3}},
     {"large", exact_large, {1, 2, 3, 4, 7, 8}},
     {"huge", exact_huge, {1, 2, 3, 4}},
     {"every root", exact_roots, {1, 2, 5}},
@@ -97,11 +98,14 @@ int main(void)
         {"SHOAL_SPIN_US=0", "SHOAL_YIELD_US=0", NULL},
     };
     static const char *const baseline[] = {"SHOAL_KERNELS=baseline", NULL};
+    static const char *const one_shot[] = {"SHOAL_ALGORITHMS=all-reduce=one-shot", NULL};
     for (size_t i = 0; i < COUNT_OF(list); i++) {
         for (const int *size = list[i].sizes; *size && *size <= RANKS_MOST; size++)
             run(list[i].subject, *size, NULL, list[i].body);
     }
     run("small", 3, baseline, exact_small);
+    for (int size = 1; size <= RANKS_MOST; size = 2 * size + 1)
+        run("one exchange", size, one_shot, exact_one_shot);
     for (size_t i = 0; i < COUNT_OF(settings); i++)
         run("small settings", 2 + (int)i % 3, settings[i], exact_small_chunks);
     run_same_bits(2);

@@ -85,9 +85,11 @@ def bench_counts_the_bytes_of_the_larger_operand():
 
 def bench_names_the_algorithm_that_ran():
     (small,) = bench("allreduce", "-n", "2", "--min", "8", "--max", "8", "--iterations", "5")
+    (middle,) = bench("allreduce", "-n", "2", "--min", "32K", "--max", "32K", "--iterations", "5")
     (staged,) = bench("allreduce", "-n", "2", "--min", "1M", "--max", "1M", "--iterations", "5")
     (shared,) = bench("allreduce", "-n", "2", "--min", "1M", "--max", "1M", "--iterations", "5", "--memory", "shared", "--in-place")
-    expect([r["algorithm"] for r in (small, staged, shared)] == ["direct", "owners-staged", "owners-shared"], small, staged, shared)
+    expect([r["algorithm"] for r in (small, middle, staged, shared)] ==
+           ["direct", "one-shot-staged", "owners-staged", "owners-shared"], small, middle, staged, shared)
 
 
 def bench_runs_under_mpirun():
@@ -154,6 +156,16 @@ def explain_prints_the_plan():
     expect(code == 0, out, err)
     for word in ("owners-staged", "because", "reduce", "wait", "signal", "out[0]", "stg"):
         expect(word in out, word, out)
+
+
+def explain_shows_one_exchange_for_two_ranks():
+    for size in ("32KiB", "64KiB"):
+        out = explain("allreduce", "--ranks", "2", "--bytes", size)
+        expect("algorithm one-shot-staged, because a giver has " in out and "; one exchange\n" in out, out)
+        expect(len([step for step in steps(out) if " reduce " in step]) == 2 and "in[0] + win[1].0 -> out[0]" in out and
+               "win[0].0 + in[1] -> out[1]" in out, out)
+    for words in (["--bytes", "65540"], ["--bytes", "32KiB", "--memory", "shared"], ["--bytes", "32KiB", "--ranks", "3"]):
+        expect("algorithm owners-" in explain("allreduce", *words), words)
 
 
 def explain_knows_all_sizes_of_jobs():
@@ -235,11 +247,16 @@ def explain_knows_every_collective():
 
 
 def explain_tells_the_limit_of_the_direct_way():
-    share = "(up to SHOAL_DIRECT_BYTES * max(2/p, 1/4))\n"
-    for ranks, limit in ((2, 16384), (4, 8192), (8, 4096), (64, 4096)):
+    share = "(up to SHOAL_DIRECT_BYTES * max(2/p, 1/4); 2 ranks on one host: half)\n"
+    for ranks, limit in ((4, 8192), (8, 4096), (64, 4096)):
         at, above = (explain("allreduce", "-n", ranks, "--rank", "0", "--bytes", limit + more) for more in (0, 4))
         expect(f"direct, because a giver has {limit} bytes, no more than direct's {limit} {share}" in at, at)
         expect(f"owners-staged, because a giver has {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
+    at, above = (explain("allreduce", "-n", "2", "--bytes", size) for size in (8192, 8196))
+    expect(f"direct, because a giver has 8192 bytes, no more than direct's 8192 {share}" in at, at)
+    expect("one-shot-staged, because a giver has 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
+           in above, above)
+    expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
     env = {**os.environ, "SHOAL_DIRECT_BYTES": "100"}
     expect("a giver has 96 bytes, no more than direct's 100 (" in explain("broadcast", "--bytes", "96", env=env))
     expect("a giver has 100 bytes, no more than direct's 100 (" in explain("allgather", "--bytes", "200", env=env))
@@ -335,7 +352,7 @@ def explain_follows_the_rules():
     expect("algorithm at-root-staged, because a giver has " in explain("reduce", "--bytes", "131076", env=env))
     expect("algorithm copies-staged, because of the tuning override SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
     expect("algorithm direct, because of the tuning override SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
-    expect("algorithm owners-staged, because a giver has 16388 bytes, more than direct's 0 (" in
+    expect("algorithm one-shot-staged, because a giver has 16388 bytes, more than direct's 0; 2 ranks, nothing shared" in
            explain("allreduce", "--bytes", "16388", env=env))
     expect("because of the tuning override" not in explain("gather", "--bytes", "0", env=env))
 
@@ -367,7 +384,7 @@ def explain_names_rules_that_cannot_serve():
     expect("because of the tuning override SHOAL_ALGORITHMS:5\n" in out, out)
     out = explain("allreduce", "--bytes", "64K", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
-    expect("because a giver has 65536 bytes, more than direct's 16384 (" in out, out)
+    expect("because a giver has 65536 bytes, more than direct's 8192; 2 ranks, nothing shared" in out, out)
     expect("cannot serve" not in explain("allreduce", "--bytes", "16K", env=env))
     expect("cannot serve" not in explain("reduce", "--bytes", "1M", env=env))
 

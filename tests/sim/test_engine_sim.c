@@ -403,6 +403,98 @@ static void engine_runs_random_programs_exactly(void **state)
         run_program(seed, 2 + (int)(seed % 7), CALLS_MAX, settings[seed % SHOAL_COUNT_OF(settings)]);
 }
 
+static void engine_runs_all_reduces_in_one_exchange_exactly(void **state)
+{
+    static const char *const settings[] = {"SHOAL_ALGORITHMS=all-reduce=one-shot", "SHOAL_CHUNK_BYTES=4096",
+                                           "SHOAL_DIRECT_BYTES=0", NULL};
+    (void)state;
+    for (uint64_t seed = 1; seed <= 50; seed++)
+        run_program(seed, 2 + (int)(seed % 7), CALLS_MAX, settings);
+}
+
+#define EARLY_COUNT 2500
+
+/* Element i of what a rank gives to its operation number `turn`. */
+static float early_value(int r, int turn, size_t i)
+{
+    return (float)(i % 13 + (size_t)(3 * r + 5 * turn));
+}
+
+static void post_early(struct world *world, int r, int turn, bool is_shared)
+{
+    const struct areas *areas = &world->ranks[r].areas;
+    char *const *at = is_shared ? areas->shared : areas->plain;
+    float *input = (float *)(void *)at[0];
+    for (size_t i = 0; i < EARLY_COUNT; i++)
+        input[i] = early_value(r, turn, i);
+    const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE,
+                                    .type = SHOAL_FLOAT32,
+                                    .op = SHOAL_SUM,
+                                    .count = EARLY_COUNT,
+                                    .input = input,
+                                    .output = at[1]};
+    post(world, r, turn, &call);
+}
+
+static void expect_early_sum(struct world *world, int r, int turn, bool is_shared)
+{
+    const struct areas *areas = &world->ranks[r].areas;
+    const float *output = (const float *)(const void *)(is_shared ? areas->shared : areas->plain)[1];
+    assert_int_equal(status_of(world, r, turn), SHOAL_OK);
+    for (size_t i = 0; i < EARLY_COUNT; i++)
+        assert_true(output[i] == early_value(0, turn, i) + early_value(1, turn, i));
+}
+
+/* The second time a rank copies its input into its staging buffer before the other has come; what it then finds there of the other's
+ * operands may be as before, or not. */
+static void engine_stages_before_others_have_arrived(void **state)
+{
+    (void)state;
+    for (int is_shared = 0; is_shared < 2; is_shared++) {
+        const struct shoal_sim_options weather = {.seed = 1, .size = 2, .delay_ns_max = TICK_NS};
+        struct world *world = open_world(&weather, preset);
+        struct shoal_engine *first = world->ranks[0].engine;
+        post_early(world, 0, 0, false);
+        shoal_engine_progress(first);
+        assert_int_equal(world->ranks[0].requests[0].early_steps, 0); /* nothing is known of the other's operands */
+        post_early(world, 1, 0, false);
+        assert_true(drive(world, 1, SHOAL_NS_PER_S));
+        post_early(world, 0, 1, false);
+        shoal_engine_progress(first);
+        const char *staging = first->ops->staging(first->transport, 0, 1 % first->depth);
+        assert_int_equal(world->ranks[0].requests[1].early_steps, 2);
+        assert_memory_equal(staging, world->ranks[0].areas.plain[0], EARLY_COUNT * sizeof(float));
+        post_early(world, 1, 1, is_shared);
+        assert_true(drive(world, 2, 2 * SHOAL_NS_PER_S));
+        expect_early_sum(world, 0, 1, false);
+        expect_early_sum(world, 1, 1, is_shared);
+        close_world(world);
+    }
+}
+
+/* What small operations write in a slot goes round in it, and never beyond it. */
+static void engine_goes_round_in_a_slot(void **state)
+{
+    static const char *const settings[] = {"SHOAL_DIRECT_BYTES=0", "SHOAL_DEPTH=2", "SHOAL_CHUNK_BYTES=32K", NULL};
+    const struct shoal_sim_options weather = {.seed = 1, .size = 2, .delay_ns_max = TICK_NS};
+    const size_t bytes = shoal_round_up(EARLY_COUNT * sizeof(float), SHOAL_CACHE_LINE), places = ((size_t)64 << 10) / bytes;
+    (void)state;
+    struct world *world = open_world(&weather, settings);
+    struct shoal_engine *engine = world->ranks[0].engine;
+    assert_int_equal(engine->slot_bytes, 64 << 10);
+    for (int turn = 0; turn < 16; turn++) {
+        post_early(world, 0, turn, false);
+        post_early(world, 1, turn, false);
+        assert_true(drive(world, turn + 1, (uint64_t)(turn + 1) * SHOAL_NS_PER_S));
+        expect_early_sum(world, 0, turn, false);
+        expect_early_sum(world, 1, turn, false);
+        const char *staging = engine->ops->staging(engine->transport, 0, (unsigned)turn % 2);
+        assert_memory_equal(staging + (size_t)turn / 2 % places * bytes, world->ranks[0].areas.plain[0],
+                            EARLY_COUNT * sizeof(float));
+    }
+    close_world(world);
+}
+
 /* Several hosts: ranks in a row or in turns, hosts of unequal sizes. */
 static void draw_hosts(uint64_t seed, int size, int hosts, uint16_t *host)
 {
@@ -1394,6 +1486,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engine_runs_random_programs_exactly),
+        cmocka_unit_test(engine_runs_all_reduces_in_one_exchange_exactly),
+        cmocka_unit_test(engine_stages_before_others_have_arrived),
+        cmocka_unit_test(engine_goes_round_in_a_slot),
         cmocka_unit_test(engine_runs_random_programs_over_hosts_exactly),
         cmocka_unit_test(engine_runs_every_algorithm_over_hosts_exactly),
         cmocka_unit_test(engine_runs_many_hosts),

@@ -480,7 +480,7 @@ static void rules_are_printed(void **state)
 
 /* ---- In a job ------------------------------------------------------------------------------------------------------------ */
 
-#define CALLS_MAX 4
+#define CALLS_MAX 6
 #define MOST (SHOAL_PAYLOAD_MAX / 4) /* float32 that go beside an announcement */
 
 struct expectation {
@@ -572,7 +572,10 @@ static void rules_change_what_runs(void **state)
 {
     const struct job jobs[] = {
         {SETTINGS("SHOAL_ALGORITHMS="),
-         {{OPERATION_ALLREDUCE, 4, "direct"},
+         {{OPERATION_ALLREDUCE, 2048, "direct"},
+          {OPERATION_ALLREDUCE, 2049, "one-shot-staged"},
+          {OPERATION_ALLREDUCE, 16384, "one-shot-staged"},
+          {OPERATION_ALLREDUCE, 16385, "owners-staged"},
           {OPERATION_REDUCE, 40000, "at-root-staged"},
           {OPERATION_GATHER, 10000, "copies-staged"}}},
         {SETTINGS("SHOAL_ALGORITHMS=all-reduce=owners,reduce=owners@64K-,scatter=copies"),
@@ -582,7 +585,7 @@ static void rules_change_what_runs(void **state)
           {OPERATION_SCATTER, 3, "copies-staged"}}},
         {SETTINGS("SHOAL_ALGORITHMS=all-reduce=direct,all-to-all=direct", "SHOAL_DIRECT_BYTES=0"),
          {{OPERATION_ALLREDUCE, MOST, "direct"},
-          {OPERATION_ALLREDUCE, MOST + 1, "owners-staged"},
+          {OPERATION_ALLREDUCE, MOST + 1, "one-shot-staged"},
           {OPERATION_ALLTOALL, MOST / 2, "direct"},
           {OPERATION_ALLTOALL, MOST / 2 + 1, "copies-staged"}}},
     };

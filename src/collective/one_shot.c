@@ -1,0 +1,45 @@
+/* All-reduce on one host in one exchange: each rank copies its whole vector into its staging buffer, and each reduces all of them
+ * for itself, in the order of ranks, so that all get the same bits. What peers share does not matter: no operand of theirs is
+ * named.
+ * Cost, n bytes and p ranks: each rank reads n and writes n (the copy), then reads p n and writes n. Of what it reads (p - 1) n
+ * come from the caches of others, where owners has 2 n (p - 1) / p: the same for two ranks, and then one exchange less. */
+#include "collective/collective.h"
+
+/* Its own contribution a rank takes from where it is. */
+static struct shoal_block contribution(int rank, int from)
+{
+    return from == rank ? shoal_input(rank, 0, 1) : shoal_staging(from, SHOAL_PART_OWN, 0, 1);
+}
+
+static void stage(struct shoal_plan *plan, const struct shoal_view *view, int rank)
+{
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_wait_credit(plan, (rank + i) % view->size);
+    shoal_plan_copy(plan, shoal_input(rank, 0, 1), shoal_staging(rank, SHOAL_PART_OWN, 0, 1));
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_signal(plan, (rank + i) % view->size);
+}
+
+static void reduce_all(struct shoal_plan *plan, const struct shoal_view *view, int rank)
+{
+    struct shoal_block sources[SHOAL_PLAN_RANKS_MAX];
+    const struct shoal_block dest = shoal_output(rank, 0, 1);
+
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_wait(plan, (rank + i) % view->size);
+    for (int from = 0; from < view->size; from++)
+        sources[from] = contribution(rank, from);
+    shoal_plan_reduce(plan, sources, view->size, &dest, 1);
+}
+
+void shoal_one_shot_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
+{
+    (void)root;
+    if (view->size > 1)
+        stage(plan, view, rank);
+    reduce_all(plan, view, rank);
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_signal(plan, (rank + i) % view->size); /* the peer's staging buffer was read */
+    for (int i = 1; i < view->size; i++)
+        shoal_plan_expect_credit(plan, (rank + i) % view->size);
+}

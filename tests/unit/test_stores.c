@@ -1,0 +1,217 @@
+/* Which way of writing rank 0 chooses, fed with times of machines that are fast, slow, unsteady, or both in turn. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "engine/stores.h"
+
+static uint32_t random_state;
+
+static unsigned draw(unsigned below)
+{
+    random_state = random_state * 1664525u + 1013904223u;
+    return (random_state >> 8) % below;
+}
+
+/* How long an operation takes, by number and way. */
+typedef float (*machine_fn)(uint32_t use, enum shoal_stores stores);
+
+/* Runs so many operations, one after the other, and counts those that were written past the caches. */
+static unsigned run(struct shoal_stores_trial *trial, unsigned operations, machine_fn machine)
+{
+    unsigned streaming = 0;
+    for (unsigned i = 0; i < operations; i++) {
+        uint32_t use;
+        const enum shoal_stores stores = shoal_stores_next(trial, &use);
+        streaming += stores == SHOAL_STORES_STREAMING;
+        shoal_stores_note(trial, use, machine(use, stores));
+    }
+    return streaming;
+}
+
+static float near(uint32_t use, enum shoal_stores stores)
+{
+    (void)use;
+    return stores == SHOAL_STORES_STREAMING ? 190 : 124;
+}
+
+static float far(uint32_t use, enum shoal_stores stores)
+{
+    return near(use, stores == SHOAL_STORES_STREAMING ? SHOAL_STORES_CACHED : SHOAL_STORES_STREAMING);
+}
+
+static float equal(uint32_t use, enum shoal_stores stores)
+{
+    (void)use, (void)stores;
+    return 100;
+}
+
+/* Its speed changes by up to three times, but not within a few operations. */
+static float wavering(uint32_t use, enum shoal_stores stores)
+{
+    const uint32_t phase = use / 50 % 4;
+    return near(use, stores) * (phase == 0 ? 1.0f : phase == 1 ? 3.0f : phase == 2 ? 0.9f : 2.0f);
+}
+
+/* Each tenth operation, of either way, is interrupted for long; the others differ by a fifth. */
+static float interrupted(uint32_t use, enum shoal_stores stores)
+{
+    const float noise = 0.9f + 0.002f * (float)draw(100);
+    return near(use, stores) * noise * (draw(10) == 0 ? 20.0f : 1.0f);
+}
+
+static void stores_are_cached_at_first(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    uint32_t use;
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(shoal_stores_next(&trial, &use), SHOAL_STORES_CACHED);
+    assert_int_equal(shoal_stores_next(&trial, &use), SHOAL_STORES_STREAMING);
+}
+
+static void stores_follow_what_is_faster(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    run(&trial, 64, near);
+    assert_false(trial.is_streaming);
+    memset(&trial, 0, sizeof trial);
+    run(&trial, 64, far);
+    assert_true(trial.is_streaming);
+    memset(&trial, 0, sizeof trial);
+    run(&trial, 64, equal);
+    assert_false(trial.is_streaming);
+}
+
+/* Of 64 operations most are written the right way: the median of a short measurement shows it. */
+static void stores_are_tried_in_few_operations(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    assert_in_range(run(&trial, 64, near), 1, 16);
+    memset(&trial, 0, sizeof trial);
+    assert_in_range(run(&trial, 64, far), 64 - 16, 63);
+}
+
+static void stores_cost_little_when_nothing_changes(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    assert_in_range(run(&trial, 100000, near), 1, 100000 / 100);
+}
+
+static void stores_are_chosen_anew_when_the_machine_changes(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    run(&trial, 10000, near);
+    run(&trial, 4096, far);
+    assert_true(trial.is_streaming);
+    run(&trial, 4096, near);
+    assert_false(trial.is_streaming);
+}
+
+static void stores_are_right_on_a_machine_that_wavers(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    for (int i = 0; i < 100; i++) {
+        run(&trial, 1000, wavering);
+        assert_false(trial.is_streaming);
+    }
+}
+
+/* Never one trial in twenty may be misled by what slows single operations down. */
+static void stores_are_right_among_interruptions(void **state)
+{
+    unsigned wrong = 0;
+    (void)state;
+    random_state = 1;
+    for (int i = 0; i < 1000; i++) {
+        struct shoal_stores_trial trial = {0};
+        run(&trial, 64, interrupted);
+        wrong += trial.is_streaming;
+    }
+    assert_in_range(wrong, 0, 50);
+}
+
+/* Up to sixteen operations are under way at once: their times come later, in their order. */
+static void stores_are_right_when_operations_overlap(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    enum { DEEP = 16 };
+    struct {
+        uint32_t use;
+        enum shoal_stores stores;
+    } under_way[DEEP];
+    (void)state;
+    for (unsigned i = 0; i < 2000; i++) {
+        if (i >= DEEP)
+            shoal_stores_note(&trial, under_way[i % DEEP].use, far(0, under_way[i % DEEP].stores));
+        under_way[i % DEEP].stores = shoal_stores_next(&trial, &under_way[i % DEEP].use);
+    }
+    assert_true(trial.is_streaming);
+}
+
+/* Other ranks' early steps are written as the operation before: the time of the first of two says nothing. */
+static void stores_do_not_count_an_operation_that_follows_another_way(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    enum shoal_stores before = SHOAL_STORES_CACHED;
+    (void)state;
+    for (int i = 0; i < 64; i++) {
+        uint32_t use;
+        const enum shoal_stores stores = shoal_stores_next(&trial, &use);
+        shoal_stores_note(&trial, use, stores == before ? near(use, stores) : far(use, stores));
+        before = stores;
+    }
+    assert_false(trial.is_streaming);
+}
+
+/* Some operations are never timed, as those that move nothing. */
+static void stores_are_tried_again_when_times_do_not_come(void **state)
+{
+    struct shoal_stores_trial trial = {0};
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        uint32_t use;
+        (void)shoal_stores_next(&trial, &use);
+    }
+    run(&trial, 200, far);
+    assert_true(trial.is_streaming);
+}
+
+/* The count of operations goes round after some hours. */
+static void stores_are_tried_when_the_count_goes_round(void **state)
+{
+    struct shoal_stores_trial trial = {.uses = UINT32_MAX - 100, .begin = UINT32_MAX - 60};
+    (void)state;
+    run(&trial, 4000, far);
+    assert_true(trial.is_streaming);
+    run(&trial, 8000, near);
+    assert_false(trial.is_streaming);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stores_are_cached_at_first),
+        cmocka_unit_test(stores_follow_what_is_faster),
+        cmocka_unit_test(stores_are_tried_in_few_operations),
+        cmocka_unit_test(stores_cost_little_when_nothing_changes),
+        cmocka_unit_test(stores_are_chosen_anew_when_the_machine_changes),
+        cmocka_unit_test(stores_are_right_on_a_machine_that_wavers),
+        cmocka_unit_test(stores_are_right_among_interruptions),
+        cmocka_unit_test(stores_are_right_when_operations_overlap),
+        cmocka_unit_test(stores_are_tried_again_when_times_do_not_come),
+        cmocka_unit_test(stores_are_tried_when_the_count_goes_round),
+        cmocka_unit_test(stores_do_not_count_an_operation_that_follows_another_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
