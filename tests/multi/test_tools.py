@@ -247,7 +247,7 @@ def explain_knows_every_collective():
 
 
 def explain_tells_the_limit_of_the_direct_way():
-    share = "(up to SHOAL_DIRECT_BYTES * max(2/p, 1/4); 2 ranks on one host: half)\n"
+    share = "(up to 1/4 to 1 of SHOAL_DIRECT_BYTES)\n"
     for ranks, limit in ((4, 8192), (8, 4096), (64, 4096)):
         at, above = (explain("allreduce", "-n", ranks, "--rank", "0", "--bytes", limit + more) for more in (0, 4))
         expect(f"direct, because a giver has {limit} bytes, no more than direct's {limit} {share}" in at, at)
