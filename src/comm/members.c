@@ -259,8 +259,8 @@ static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_mem
                        const struct shoal_member *members)
 {
     for (int r = 0; r < bootstrap->size; r++) {
-        if (members[r].local && members[r].local->pidfd >= 0 && !members[r].local->is_same_process)
-            shoal_membership_watch(membership, r, members[r].local->pidfd);
+        if (members[r].local && members[r].local->process.pidfd >= 0 && !members[r].local->process.is_own)
+            shoal_membership_watch(membership, r, members[r].local->process.pidfd);
     }
 }
 

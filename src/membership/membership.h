@@ -80,12 +80,11 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 
 /* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
 
-/* Collective over the ranks that are left: in goes what this rank proposes (survivors.h), out comes what all of them have
- * agreed on, the same on each. Waits until then, timeout_ms at most; a rank that is lost meanwhile holds up nobody for longer
- * than it takes to notice that. The own rank is not in the result when another survivor did not hold it alive. ERR_TIMEOUT
- * (names who is waited for): call it again, also with fewer ranks; where others had agreed, that is returned.
- * ERR_PEER_LOST: the others have given this rank up. ERR_UNSUPPORTED: too many communicators, for all alike. ERR_STATE,
- * ERR_MEMORY. One thread. */
+/* Collective over the ranks that are left: in goes what this rank proposes (survivors.h), out comes what all have agreed on,
+ * the same on each. Waits until then, timeout_ms at most; a rank that is lost meanwhile holds up nobody for longer than it
+ * takes to notice that. The own rank is not in the result when most others did not hold it alive. ERR_TIMEOUT (names who is
+ * waited for): call it again, also with fewer ranks; where others had agreed, that is returned. ERR_PEER_LOST: the others have
+ * given this rank up. ERR_UNSUPPORTED: too many communicators, for all alike. ERR_STATE, ERR_MEMORY. One thread. */
 SHOAL_MUST_USE enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
                                                                      struct shoal_survivors_view *view);
 

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "transport/shm/shm_endpoint.h"
+#include "membership/process.h"
 
 static pid_t start(void)
 {
@@ -48,10 +48,10 @@ static int open_pidfd(pid_t child)
     return (int)syscall(SYS_pidfd_open, child, 0);
 }
 
-static void assert_described(const struct shoal_shm_peer *peer, const char *wanted)
+static void assert_described(const struct shoal_membership_process *peer, const char *wanted)
 {
     char text[200];
-    shoal_shm_peer_describe(peer, text, sizeof text);
+    shoal_membership_process_describe(peer, text, sizeof text);
     assert_string_equal(text, wanted);
 }
 
@@ -61,7 +61,7 @@ static void a_peer_is_who_its_pidfd_names(void **state)
 {
     char wanted[200];
     const pid_t peer_pid = start(), stranger = start();
-    struct shoal_shm_peer peer = {.name.pid = stranger, .socket = -1, .pidfd = open_pidfd(peer_pid)};
+    struct shoal_membership_process peer = {.pid = stranger, .socket = -1, .pidfd = open_pidfd(peer_pid)};
     (void)state;
     if (peer.pidfd < 0) {
         end(peer_pid);
@@ -71,11 +71,11 @@ static void a_peer_is_who_its_pidfd_names(void **state)
     stop(peer_pid);
     snprintf(wanted, sizeof wanted, "process %d here, stopped by a signal; `kill -CONT` continues it", peer_pid);
     assert_described(&peer, wanted);
-    peer.name.pid = peer_pid;
+    peer.pid = peer_pid;
     assert_described(&peer, "stopped by a signal; `kill -CONT` continues it");
     kill(peer_pid, SIGCONT);
     stop(stranger);
-    peer.name.pid = stranger;
+    peer.pid = stranger;
     snprintf(wanted, sizeof wanted, "process %d here, alive", peer_pid);
     assert_described(&peer, wanted);
     end(peer_pid);
@@ -92,9 +92,9 @@ static void a_peer_without_a_pidfd_is_who_opened_its_socket(void **state)
     (void)state;
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
     stop(stranger);
-    struct shoal_shm_peer peer = {.name.pid = stranger, .socket = pair[0], .pidfd = -1};
+    struct shoal_membership_process peer = {.pid = stranger, .socket = pair[0], .pidfd = -1};
     char text[200];
-    shoal_shm_peer_describe(&peer, text, sizeof text);
+    shoal_membership_process_describe(&peer, text, sizeof text);
     assert_non_null(strstr(text, " here, alive")); /* this process */
     close(pair[0]);
     close(pair[1]);

@@ -358,7 +358,7 @@ static bool is_quiet(struct shoal_transport *transport, int *rank_out)
     shoal_shm_endpoint_fence_all(shm->endpoint);
     for (int r = 0; r < transport->size; r++) {
         if (!shm->peers[r] || !atomic_load_explicit(&shm->seats[r].head->is_inside, memory_order_acquire) ||
-            shoal_shm_peer_has_ended(shm->peers[r]))
+            shoal_membership_process_has_ended(&shm->peers[r]->process))
             continue;
         *rank_out = r;
         return false;
@@ -408,7 +408,7 @@ static const char *has_left(struct shm *shm, int peer)
     case SHOAL_SHM_FINALIZED:
         return "finalized the communicator";
     default:
-        return shoal_shm_peer_has_ended(shm->peers[peer]) ? shm->peers[peer]->ended : NULL;
+        return shoal_membership_process_has_ended(&shm->peers[peer]->process) ? shm->peers[peer]->process.ended : NULL;
     }
 }
 
@@ -434,7 +434,7 @@ static void describe(struct shoal_transport *transport, int peer, char *text, si
 {
     const struct shoal_shm_peer *other = shm_of(transport)->peers[peer];
     if (other)
-        shoal_shm_peer_describe(other, text, bytes);
+        shoal_membership_process_describe(&other->process, text, bytes);
     else
         snprintf(text, bytes, "this rank");
 }
@@ -653,10 +653,10 @@ static enum shoal_status join_with(struct shm *shm, int rank)
     }
     if (shm->is_told[rank] && shm->seats[rank].segment)
         return SHOAL_OK;
-    if (shoal_shm_peer_has_ended(peer))
+    if (shoal_membership_process_has_ended(&peer->process))
         return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_PEER_LOST, "shm",
                               "rank %d (process %d on %s) %s while a communicator was made", shm->numbers[rank], peer->name.pid,
-                              peer->name.host, peer->ended);
+                              peer->name.host, peer->process.ended);
     if (shoal_clock_ns() > shm->join_deadline_ns)
         return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_TIMEOUT, "shm",
                               "rank %d (process %d on %s) did not come in time while a communicator was made",

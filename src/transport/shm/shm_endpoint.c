@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/process.h"
 #include "bootstrap/auth.h"
 #include "topology/limits.h"
 #include "transport/shm/shm_link.h"
@@ -89,8 +88,8 @@ static void destroy_peer(struct shoal_shm_peer *peer)
     shoal_segment_put(peer->doorbell_segment);
     if (peer->socket >= 0)
         close(peer->socket);
-    if (peer->pidfd >= 0)
-        close(peer->pidfd);
+    if (peer->process.pidfd >= 0)
+        close(peer->process.pidfd);
     free(peer);
 }
 
@@ -199,7 +198,7 @@ static void take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     }
     if (message->type != SHOAL_LINK_MEMORY && message->type != SHOAL_LINK_COMM)
         return;
-    if (peer->is_same_process)
+    if (peer->process.is_own)
         segment = (struct shoal_segment *)(uintptr_t)message->pointer;
     else if (fd < 0)
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm",
@@ -267,7 +266,7 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
         return shoal_link_send(peer->socket, &refused, -1);
     }
     struct shoal_link_message message = {.type = type, .key = key, .bytes = segment->bytes, .offset = segment->offset};
-    if (!peer->is_same_process)
+    if (!peer->process.is_own)
         return shoal_link_send(peer->socket, &message, segment->fd);
     message.pointer = (uintptr_t)shoal_segment_get(segment);
     if (shoal_link_send(peer->socket, &message, -1))
@@ -302,13 +301,15 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     memcpy(peer->name.host, blob->host, sizeof peer->name.host);
     peer->name.pid = blob->pid;
     peer->index = endpoint->peer_count;
-    peer->oom_kills = endpoint->oom_kills;
-    peer->is_same_process = contact->is_same_process;
     peer->socket = contact->socket;
-    peer->pidfd = contact->pidfd;
+    peer->process = (struct shoal_membership_process){.pid = blob->pid,
+                                                      .pidfd = contact->pidfd,
+                                                      .socket = contact->socket,
+                                                      .is_own = contact->is_same_process,
+                                                      .oom_kills = endpoint->oom_kills};
     contact->socket = contact->pidfd = -1;
     endpoint->peers[endpoint->peer_count++] = peer;
-    if (peer->is_same_process) {
+    if (peer->process.is_own) {
         peer->doorbell_segment = (struct shoal_segment *)(uintptr_t)contact->doorbell_pointer;
     } else {
         const int fd = contact->doorbell;
@@ -749,7 +750,7 @@ static bool announce(struct shoal_shm_endpoint *endpoint, struct shoal_shm_expor
         if (!peer || export->is_told[peer->index])
             continue;
         export->is_told[peer->index] = pass_segment(peer, SHOAL_LINK_MEMORY, export->id, export->segment);
-        is_known &= export->is_told[peer->index] || shoal_shm_peer_has_ended(peer);
+        is_known &= export->is_told[peer->index] || shoal_membership_process_has_ended(&peer->process);
     }
     export->known_to = is_known ? group->comm : 0;
     return is_known;
@@ -873,52 +874,4 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
         must_leave |= (place & PLACE_CORE_MASK) == (uint64_t)core && memcmp(endpoint->id, peer->id, sizeof endpoint->id) > 0;
     }
     return must_leave;
-}
-
-/* ---- Life and death of a peer -------------------------------------------------------------------------------------------- */
-
-/* How long we wait to learn how a process ended: what /proc hides, the pidfd tells when the parent has collected it. */
-#define REAP_NS (150 * SHOAL_NS_PER_MS)
-
-static void add_memory(const struct shoal_shm_peer *peer, char *how, size_t bytes)
-{
-    const size_t used = strlen(how);
-    if (strstr(how, "by signal 9 ") && shoal_topology_oom_kills() > peer->oom_kills)
-        snprintf(how + used, bytes - used, ", probably for lack of memory (the kernel's oom_kill counter rose)");
-}
-
-bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer)
-{
-    if (peer->is_same_process)
-        return false;
-    if (peer->ended[0])
-        return true;
-    if (!shoal_link_has_ended(peer->pidfd, peer->socket))
-        return false;
-    const uint64_t now_ns = shoal_clock_ns();
-    if (!peer->ended_ns)
-        peer->ended_ns = now_ns;
-    char how[sizeof peer->ended];
-    if (!shoal_link_how_ended(peer->pidfd, how, sizeof how) && now_ns - peer->ended_ns < REAP_NS)
-        return false; /* asked again soon; only then is it said */
-    add_memory(peer, how, sizeof how);
-    memcpy(peer->ended, how, sizeof how);
-    return true;
-}
-
-void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes)
-{
-    int exit_code;
-    char number[40] = "";
-    const int pid = peer->is_same_process ? (int)getpid() : shoal_link_process(peer->pidfd, peer->socket);
-    const char letter = pid ? shoal_process_read_stat(pid, &exit_code) : '?';
-    if (pid && pid != peer->name.pid) /* it counts processes in a PID namespace of its own */
-        snprintf(number, sizeof number, "process %d here, ", pid);
-    snprintf(text, bytes, "%s%s", number,
-             letter == 'T' || letter == 't' ? "stopped by a signal; `kill -CONT` continues it"
-             : letter == 'Z'                ? "ended, not yet reaped"
-             : letter == 'D'                ? "blocked in the kernel (I/O)"
-             : letter != '?'                ? "alive"
-             : pid                          ? "not visible from here"
-                                            : "not visible from here: it is in another PID namespace, or has ended");
 }

@@ -16,6 +16,7 @@
 
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
+#include "membership/process.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/transport.h"
 
@@ -40,18 +41,14 @@ struct shoal_shm_peer {
     size_t index; /* among the endpoint's peers */
     struct shoal_peer_name name;
     int socket;
-    int pidfd; /* -1 where the kernel has none: then the socket's end tells */
-    bool is_same_process;
+    struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
     struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
     size_t unsaid_count;
-    uint64_t place;     /* what its doorbell said last */
-    uint64_t ended_ns;  /* when its end was first seen, 0 while it runs */
-    uint64_t oom_kills; /* of shoal_topology_oom_kills, when they met */
-    char ended[128];    /* how it ended, "" while not known */
+    uint64_t place; /* what its doorbell said last */
 };
 
 /* Own memory that peers may map. */
@@ -209,11 +206,5 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
 /* How many cores this rank and its peers here may use together, by their affinity masks: a launcher that binds each rank leaves
  * each a part of them. 0: the system did not tell. */
 int shoal_shm_endpoint_cores(const struct shoal_shm_endpoint *endpoint);
-
-/* True when the peer's process has ended; then peer->ended says how, as far as it is known. Makes a system call. */
-bool shoal_shm_peer_has_ended(struct shoal_shm_peer *peer);
-
-/* "stopped (by a signal)", "running", ... */
-void shoal_shm_peer_describe(const struct shoal_shm_peer *peer, char *text, size_t bytes);
 
 #endif

@@ -4,16 +4,13 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/process.h"
 
 #define MAGIC UINT64_C(0x5348304c4c494e4b) /* "SH0LLINK" */
 #define FDS_MAX 2
@@ -443,74 +440,4 @@ enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
     for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting))
         SHOAL_TRY(accept_one(meeting, missing));
     return SHOAL_OK;
-}
-
-/* ---- The end of a peer --------------------------------------------------------------------------------------------------- */
-
-int shoal_link_process(int pidfd, int socket)
-{
-    return pidfd >= 0 ? shoal_process_number(pidfd) : owner_of(socket).pid;
-}
-
-bool shoal_link_has_ended(int pidfd, int socket)
-{
-    if (pidfd >= 0) {
-        struct pollfd entry = {pidfd, POLLIN, 0};
-        return poll(&entry, 1, 0) == 1;
-    }
-    /* Without pidfds the end of the connection tells; a forked child of the peer that holds it open delays this. */
-    struct pollfd entry = {socket, POLLRDHUP, 0};
-    return socket >= 0 && poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-}
-
-/* PIDFD_GET_INFO of Linux 6.13, PIDFD_INFO_EXIT of 6.15 (include/uapi/linux/pidfd.h there); Debian 12's headers are older. */
-struct pidfd_info {
-    uint64_t mask;
-    uint64_t cgroup;
-    uint32_t ids[11];
-    int32_t exit_code;
-};
-#define PIDFD_GET_INFO_REQUEST _IOWR(0xFF, 11, struct pidfd_info)
-#define PIDFD_INFO_EXIT_BIT (UINT64_C(1) << 3)
-
-/* The kernel asks of who reads this link what it asks of who reads an exit code: else the code reads as 0. */
-static bool may_read_exit_code(int pid)
-{
-    char path[64], target[64];
-    snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
-    return readlink(path, target, sizeof target) > 0;
-}
-
-/* Until the parent has collected it, /proc knows; from then on the pidfd does, where the kernel is new enough. The number
- * belongs to no other process as long as the pidfd names it. */
-static bool read_uncollected(int pidfd, int *exit_code_out)
-{
-    const int pid = shoal_process_number(pidfd);
-    return pid && shoal_process_read_stat(pid, exit_code_out) == 'Z' && (*exit_code_out != 0 || may_read_exit_code(pid)) &&
-           shoal_process_number(pidfd) == pid;
-}
-
-static bool read_collected(int pidfd, int *exit_code_out)
-{
-    struct pidfd_info info = {.mask = PIDFD_INFO_EXIT_BIT};
-    if (pidfd < 0 || ioctl(pidfd, PIDFD_GET_INFO_REQUEST, &info) != 0 || !(info.mask & PIDFD_INFO_EXIT_BIT))
-        return false;
-    *exit_code_out = info.exit_code;
-    return true;
-}
-
-bool shoal_link_how_ended(int pidfd, char *text, size_t bytes)
-{
-    int code;
-    if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
-        snprintf(text, bytes, "%s",
-                 shoal_process_number(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
-                                             : "ended (the kernel does not tell how)");
-        return false;
-    }
-    if (WIFSIGNALED(code))
-        snprintf(text, bytes, "was killed by signal %d (%s)", WTERMSIG(code), strsignal(WTERMSIG(code)));
-    else
-        snprintf(text, bytes, "exited with code %d", WEXITSTATUS(code));
-    return true;
 }

@@ -81,11 +81,4 @@ bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int 
 /* poll for at most timeout_ms. For set-up only. */
 void shoal_link_wait(int socket, short events, int timeout_ms);
 
-/* The peer's process as /proc has it here, which need not be as it calls itself; 0 when it is not to be seen. */
-int shoal_link_process(int pidfd, int socket);
-bool shoal_link_has_ended(int pidfd, int socket);
-/* Of a process that has ended: "was killed by signal 9 (Killed)", "exited with code 3". False when the kernel does not tell
- * now; text says why. */
-bool shoal_link_how_ended(int pidfd, char *text, size_t bytes);
-
 #endif
