@@ -1,5 +1,6 @@
 #include "membership/membership.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -59,6 +60,10 @@ struct shoal_membership {
     uint64_t heir_ns;
     uint64_t turned_ns; /* the last turn of the thread; 0: none */
     struct shoal_survivors survivors;
+    struct shoal_survivors_board **boards;      /* [size], on one host */
+    struct shoal_membership_process *processes; /* the same */
+    uint64_t *versions;                         /* [size * SHOAL_SURVIVORS_BOARD_KINDS] what was read of the boards */
+    uint64_t world;
     uint64_t repeat_ns; /* when they say it again */
     bool is_agreeing;   /* a thread is inside shoal_membership_agree_on_survivors */
     struct left early[EARLY_MAX];
@@ -153,10 +158,62 @@ static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
     return next_ns == UINT64_MAX ? 0 : next_ns;
 }
 
+/* ---- One host, under the lock -------------------------------------------------------------------------------------------- */
+
+/* Also when it has left: it needs no more messages. */
+static bool has_ended_here(struct shoal_membership *membership, int rank)
+{
+    if (rank == membership->survivors.rank)
+        return false;
+    if (atomic_load_explicit(&membership->boards[rank]->left_world, memory_order_acquire) == membership->world)
+        return true;
+    if (!shoal_membership_process_has_ended(&membership->processes[rank]))
+        return false;
+    uint64_t never = 0;
+    (void)atomic_compare_exchange_strong_explicit(&membership->lost_ns[rank], &never, shoal_clock_ns(), memory_order_acq_rel,
+                                                  memory_order_acquire);
+    return true;
+}
+
+static void describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
+{
+    if (membership->control)
+        shoal_control_describe(membership->control, rank, text, bytes);
+    else if (rank == membership->survivors.rank)
+        snprintf(text, bytes, "this rank");
+    else if (has_ended_here(membership, rank) && membership->processes[rank].ended[0])
+        snprintf(text, bytes, "%s", membership->processes[rank].ended);
+    else if (has_ended_here(membership, rank))
+        snprintf(text, bytes, "left");
+    else
+        shoal_membership_process_describe(&membership->processes[rank], text, bytes);
+}
+
+/* What others have written since the last time. */
+static void read_boards(struct shoal_membership *membership)
+{
+    struct shoal_survivors *survivors = &membership->survivors;
+    struct shoal_survivors_message message;
+    for (int r = 0; r < survivors->size; r++) {
+        uint64_t *versions = &membership->versions[r * SHOAL_SURVIVORS_BOARD_KINDS];
+        for (int i = 0; r != survivors->rank && i < SHOAL_SURVIVORS_BOARD_KINDS; i++) {
+            const enum shoal_survivors_kind kind = (enum shoal_survivors_kind)(i + 1);
+            if (shoal_survivors_board_get(membership->boards[r], kind, membership->world, survivors->size, &versions[i],
+                                          &message))
+                shoal_survivors_hear(survivors, r, &message);
+        }
+    }
+}
+
 /* ---- Survivors, under the lock ------------------------------------------------------------------------------------------- */
 
 static void send_to_survivors(struct shoal_membership *membership, const struct shoal_survivors_message *message)
 {
+    if (membership->boards) {
+        shoal_survivors_board_put(membership->boards[membership->survivors.rank], membership->world, membership->survivors.size,
+                                  message);
+        return;
+    }
     unsigned char data[LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX];
     const struct notice head = {.kind = SURVIVORS};
     memcpy(data, &head, LEFT_BYTES);
@@ -166,20 +223,32 @@ static void send_to_survivors(struct shoal_membership *membership, const struct 
                                 LEFT_BYTES + bytes);
 }
 
-/* After what changes anything. */
+/* By the others. On one host the kernel tells, and it does not err. */
+static bool is_given_up(const struct shoal_membership *membership)
+{
+    return membership->control && shoal_control_is_lost(membership->control, membership->survivors.rank);
+}
+
+/* After messages. */
+static void answer_survivors(struct shoal_membership *membership)
+{
+    struct shoal_survivors_message message;
+    shoal_survivors_step(&membership->survivors);
+    while (shoal_survivors_take(&membership->survivors, &message))
+        send_to_survivors(membership, &message);
+    if (shoal_survivors_agreed(&membership->survivors) || is_given_up(membership))
+        pthread_cond_broadcast(&membership->decided);
+}
+
+/* And when ranks may have ended. */
 static void advance_survivors(struct shoal_membership *membership)
 {
     struct shoal_survivors *survivors = &membership->survivors;
-    struct shoal_survivors_message message;
     for (int r = 0; survivors->is_open && r < survivors->size; r++) {
-        if (shoal_control_has_ended(membership->control, r))
+        if (membership->control ? shoal_control_has_ended(membership->control, r) : has_ended_here(membership, r))
             shoal_survivors_end(survivors, r);
     }
-    shoal_survivors_step(survivors);
-    while (shoal_survivors_take(survivors, &message))
-        send_to_survivors(membership, &message);
-    if (shoal_survivors_agreed(survivors) || shoal_control_is_lost(membership->control, survivors->rank))
-        pthread_cond_broadcast(&membership->decided);
+    answer_survivors(membership);
 }
 
 /* Returns when to look again; 0: only when something comes. */
@@ -294,28 +363,49 @@ static void init_condition(pthread_cond_t *condition)
     pthread_condattr_destroy(&attributes);
 }
 
-enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap, const struct shoal_membership_options *options,
-                                        struct shoal_membership **membership_out)
+/* On one host. */
+static bool take_boards(struct shoal_membership *membership, const struct shoal_membership_options *options, size_t size)
 {
-    struct shoal_membership *membership =
-        calloc(1, sizeof *membership + (size_t)bootstrap->size * sizeof membership->lost_ns[0]);
-    if (!membership)
-        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
-    membership->log = options->log;
-    membership->is_root = bootstrap->rank == 0;
-    pthread_mutex_init(&membership->lock, NULL);
-    init_condition(&membership->decided);
-    if (!shoal_survivors_init(&membership->survivors, bootstrap->rank, bootstrap->size)) {
-        shoal_membership_close(membership);
-        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
-    }
+    membership->boards = calloc(size, sizeof *membership->boards);
+    membership->processes = calloc(size, sizeof *membership->processes);
+    membership->versions = calloc(size * SHOAL_SURVIVORS_BOARD_KINDS, sizeof *membership->versions);
+    if (!membership->boards || !membership->processes || !membership->versions)
+        return false;
+    memcpy(membership->boards, options->boards, size * sizeof *membership->boards);
+    memcpy(membership->processes, options->processes, size * sizeof *membership->processes);
+    membership->world = options->world;
+    return true;
+}
+
+static enum shoal_status connect_ranks(struct shoal_membership *membership, struct shoal_bootstrap *bootstrap,
+                                       const struct shoal_membership_options *options)
+{
     struct shoal_control_options control = {.log = options->log,
                                             .address = options->address,
                                             .address_bytes = options->address_bytes,
                                             .timeout_ms = options->timeout_ms,
                                             .handler = {membership, on_notice, on_lost, NULL, on_turn}};
     (void)shoal_settings_parse_ports(options->settings->ports, &control.port_low, &control.port_high);
-    const enum shoal_status status = shoal_control_open(bootstrap, &control, &membership->control);
+    return shoal_control_open(bootstrap, &control, &membership->control);
+}
+
+enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap, const struct shoal_membership_options *options,
+                                        struct shoal_membership **membership_out)
+{
+    const size_t size = (size_t)bootstrap->size;
+    struct shoal_membership *membership = calloc(1, sizeof *membership + size * sizeof membership->lost_ns[0]);
+    if (!membership)
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    membership->log = options->log;
+    membership->is_root = bootstrap->rank == 0;
+    pthread_mutex_init(&membership->lock, NULL);
+    init_condition(&membership->decided);
+    enum shoal_status status = SHOAL_OK;
+    if (!shoal_survivors_init(&membership->survivors, bootstrap->rank, bootstrap->size) ||
+        (options->boards && !take_boards(membership, options, size)))
+        status = shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a world");
+    if (status == SHOAL_OK && !options->boards)
+        status = connect_ranks(membership, bootstrap, options);
     if (status != SHOAL_OK) {
         shoal_membership_close(membership);
         return status;
@@ -330,6 +420,12 @@ void shoal_membership_close(struct shoal_membership *membership)
         return;
     if (membership->control)
         shoal_control_close(membership->control, true);
+    if (membership->world) /* release: what this rank wrote on the board before is seen by who sees that it has left */
+        atomic_store_explicit(&membership->boards[membership->survivors.rank]->left_world, membership->world,
+                              memory_order_release);
+    free(membership->boards);
+    free(membership->processes);
+    free(membership->versions);
     shoal_causes_fini(&membership->causes);
     shoal_survivors_fini(&membership->survivors);
     pthread_cond_destroy(&membership->decided);
@@ -337,29 +433,39 @@ void shoal_membership_close(struct shoal_membership *membership)
     free(membership);
 }
 
-uint64_t shoal_membership_lost_ns(const struct shoal_membership *membership, int rank)
+uint64_t shoal_membership_lost_ns(struct shoal_membership *membership, int rank)
 {
+    if (!membership->control)
+        (void)shoal_membership_has_ended(membership, rank);
     return atomic_load_explicit(&membership->lost_ns[rank], memory_order_acquire);
 }
 
 void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd)
 {
-    shoal_control_watch(membership->control, rank, pidfd);
+    if (membership->control)
+        shoal_control_watch(membership->control, rank, pidfd);
 }
 
-bool shoal_membership_has_ended(const struct shoal_membership *membership, int rank)
+bool shoal_membership_has_ended(struct shoal_membership *membership, int rank)
 {
-    return shoal_control_has_ended(membership->control, rank);
+    if (membership->control)
+        return shoal_control_has_ended(membership->control, rank);
+    pthread_mutex_lock(&membership->lock);
+    const bool has_ended = has_ended_here(membership, rank);
+    pthread_mutex_unlock(&membership->lock);
+    return has_ended;
 }
 
 bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank)
 {
-    return shoal_control_is_cut_off(membership->control, rank);
+    return membership->control && shoal_control_is_cut_off(membership->control, rank);
 }
 
 void shoal_membership_describe(struct shoal_membership *membership, int rank, char *text, size_t bytes)
 {
-    shoal_control_describe(membership->control, rank, text, bytes);
+    pthread_mutex_lock(&membership->lock);
+    describe(membership, rank, text, bytes);
+    pthread_mutex_unlock(&membership->lock);
 }
 
 /* ---- Members ------------------------------------------------------------------------------------------------------------- */
@@ -432,11 +538,6 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 
 /* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
 
-static bool is_given_up(const struct shoal_membership *membership)
-{
-    return shoal_control_is_lost(membership->control, membership->survivors.rank);
-}
-
 static enum shoal_status say_given_up(struct shoal_membership *membership)
 {
     char how[160];
@@ -456,7 +557,7 @@ static enum shoal_status say_disagreed(struct shoal_membership *membership, uint
     for (int r = rank; r >= 0; r = shoal_survivors_missing(survivors, r + 1))
         count++;
     if (rank >= 0)
-        shoal_control_describe(membership->control, rank, how, sizeof how);
+        describe(membership, rank, how, sizeof how);
     if (count > 1)
         snprintf(more, sizeof more, " and %d more", count - 1);
     return shoal_log_fail(membership->log, SHOAL_ERR_TIMEOUT, "membership",
@@ -472,20 +573,45 @@ static enum shoal_status say_too_many(struct shoal_membership *membership)
                           SHOAL_SURVIVORS_COMMS_MAX);
 }
 
-/* Under the lock. */
+/* Between two looks at the boards; and between two at the processes, which takes a system call for each. */
+#define LOOK_MS 1
+#define LOOKS 20
+
+/* On one host there is no thread that would hear others: the caller looks. Under the lock, but while it sleeps. */
+static void poll_boards(struct shoal_membership *membership, uint64_t until_ns)
+{
+    for (unsigned looks = 0; !shoal_survivors_agreed(&membership->survivors) && shoal_clock_ns() < until_ns; looks++) {
+        pthread_mutex_unlock(&membership->lock);
+        poll(NULL, 0, LOOK_MS);
+        pthread_mutex_lock(&membership->lock);
+        read_boards(membership);
+        if (looks % LOOKS == 0)
+            (void)turn_survivors(membership, shoal_clock_ns());
+        else
+            answer_survivors(membership);
+    }
+}
+
+/* The thread hears the others. Under the lock. */
+static void await_thread(struct shoal_membership *membership, uint64_t until_ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / SHOAL_NS_PER_S), .tv_nsec = (long)(until_ns % SHOAL_NS_PER_S)};
+    int error = 0;
+    shoal_control_wake(membership->control);
+    while (!shoal_survivors_agreed(&membership->survivors) && !is_given_up(membership) && error == 0)
+        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
+}
+
 static enum shoal_status await_survivors(struct shoal_membership *membership, uint32_t timeout_ms,
                                          struct shoal_survivors_view *view)
 {
-    const struct shoal_survivors_view *agreed;
-    struct timespec until;
-    int error = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += timeout_ms / 1000;
-    until.tv_nsec += timeout_ms % 1000 * (long)SHOAL_NS_PER_MS;
-    until.tv_sec += until.tv_nsec / (long)SHOAL_NS_PER_S;
-    until.tv_nsec %= (long)SHOAL_NS_PER_S;
-    while (!(agreed = shoal_survivors_agreed(&membership->survivors)) && !is_given_up(membership) && error == 0)
-        error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (membership->boards)
+        poll_boards(membership, shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS);
+    else
+        await_thread(membership, (uint64_t)now.tv_sec * SHOAL_NS_PER_S + (uint64_t)now.tv_nsec + timeout_ms * SHOAL_NS_PER_MS);
+    const struct shoal_survivors_view *agreed = shoal_survivors_agreed(&membership->survivors);
     if (!agreed)
         return is_given_up(membership) ? say_given_up(membership) : say_disagreed(membership, timeout_ms);
     *view = *agreed;
@@ -507,7 +633,6 @@ enum shoal_status shoal_membership_agree_on_survivors(struct shoal_membership *m
     if (shoal_survivors_propose(&membership->survivors, view)) {
         membership->repeat_ns = shoal_clock_ns() + REPEAT_NS;
         advance_survivors(membership);
-        shoal_control_wake(membership->control);
         status = await_survivors(membership, timeout_ms, view);
     } else {
         status = shoal_log_fail(membership->log, SHOAL_ERR_MEMORY, "membership", "agreement among survivors: no memory");

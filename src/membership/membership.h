@@ -6,8 +6,9 @@
  *     heartbeats, closed connections (control.h) --+                          +--> is a rank alive, stopped, lost
  *     pidfds of this host's processes -------------+--> one thread a world ---+--> first causes of communicators (causes.h)
  *
- * Whatever is asked is answered from memory, by any thread, and without waiting; shoal_membership_agree waits, with a deadline.
- * The thread runs from open to close, wakes once a second and calls the functions of struct shoal_membership_comm. */
+ * On several hosts whatever is asked is answered from memory; the thread runs from open to close, wakes once a second and calls
+ * the functions of struct shoal_membership_comm. On one host there is neither thread nor connection: the kernel is asked of the
+ * processes. Only the functions with "agree" in their names wait, and they have deadlines. */
 #ifndef SHOAL_MEMBERSHIP_MEMBERSHIP_H
 #define SHOAL_MEMBERSHIP_MEMBERSHIP_H
 
@@ -15,20 +16,27 @@
 #include <sys/socket.h>
 
 #include "bootstrap/bootstrap.h"
-#include "membership/survivors.h"
+#include "membership/process.h"
+#include "membership/survivors_board.h"
 
 struct shoal_membership;
 
 struct shoal_membership_options {
     struct shoal_log *log;
     const struct shoal_settings *settings;
-    const struct sockaddr *address; /* own, where other hosts reach it */
+    /* On several hosts: the own address, where other hosts reach it. */
+    const struct sockaddr *address;
     socklen_t address_bytes;
     uint32_t timeout_ms;
+    /* On one host, of each rank: its process (the own one is not looked at), and its board in shared memory; descriptors and
+     * boards outlive the membership. `world` is a number that is the same on all ranks, and new between them; not 0. */
+    const struct shoal_membership_process *processes; /* [size]; copied */
+    struct shoal_survivors_board *const *boards;      /* [size]; copied. NULL: there are several hosts */
+    uint64_t world;
 };
 
-/* Collective over the bootstrap's ranks: connects them. Errors are those of shoal_control_open. The bootstrap may be closed
- * afterwards. */
+/* Collective over the bootstrap's ranks: connects them where they are on several hosts. Errors are those of shoal_control_open.
+ * The bootstrap may be closed afterwards. */
 SHOAL_MUST_USE enum shoal_status shoal_membership_open(struct shoal_bootstrap *bootstrap,
                                                        const struct shoal_membership_options *options,
                                                        struct shoal_membership **membership_out);
@@ -42,9 +50,9 @@ void shoal_membership_close(struct shoal_membership *membership);
 void shoal_membership_watch(struct shoal_membership *membership, int rank, int pidfd);
 
 /* When the loss of a rank was heard; 0 while it is not lost. */
-uint64_t shoal_membership_lost_ns(const struct shoal_membership *membership, int rank);
+uint64_t shoal_membership_lost_ns(struct shoal_membership *membership, int rank);
 /* Lost, or left with a goodbye: it needs no more messages. */
-bool shoal_membership_has_ended(const struct shoal_membership *membership, int rank);
+bool shoal_membership_has_ended(struct shoal_membership *membership, int rank);
 /* Lost without a word, as when its host is cut off: then it is probably not the only one. */
 bool shoal_membership_is_cut_off(const struct shoal_membership *membership, int rank);
 /* "alive", "left", "ended (the connection to it closed)", "lost: host unreachable for 5 s", "stopped or starved (no heartbeat

@@ -1,5 +1,5 @@
-/* Ranks of a world that agree on who is left, over the control tree. Each is a process, so that it can be killed or stopped in the
- * middle of it. */
+/* Ranks of a world that agree on who is left: over the control tree, and over shared memory as on one host. Each is a process, so
+ * that it can be killed or stopped in the middle of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@
 
 /* What a rank is told to do, and what came of it. Shared. */
 struct rank {
-    pid_t process;
+    _Atomic pid_t process;
     atomic_int wanted, done; /* calls */
     int delay_us;
     uint32_t timeout_ms;
@@ -39,10 +40,12 @@ struct rank {
 };
 
 struct world {
+    bool is_on_one_host;
     atomic_int come; /* to the exchange */
     atomic_int open;
     int size;
     struct shoal_control_contact contacts[RANKS];
+    struct shoal_survivors_board boards[RANKS];
     struct rank ranks[RANKS];
 };
 
@@ -62,6 +65,22 @@ static enum shoal_status meet(void *state, struct shoal_log *log, const char *na
     return SHOAL_OK;
 }
 
+static void fill_boards(int number, struct shoal_membership_process *processes, struct shoal_survivors_board **boards)
+{
+    atomic_fetch_add(&world->come, 1);
+    while (atomic_load(&world->come) < world->size)
+        usleep(500);
+    for (int r = 0; r < world->size; r++) {
+        while (!world->ranks[r].process)
+            usleep(500);
+        boards[r] = &world->boards[r];
+        processes[r] = (struct shoal_membership_process){.pid = world->ranks[r].process, .socket = -1, .pidfd = -1};
+        processes[r].pidfd = r == number ? -1 : (int)syscall(SYS_pidfd_open, processes[r].pid, 0);
+        if (r != number && processes[r].pidfd < 0)
+            _exit(4);
+    }
+}
+
 static struct shoal_membership *open_membership(int number, struct shoal_log *log, struct shoal_settings *settings)
 {
     char error[256];
@@ -72,11 +91,19 @@ static struct shoal_membership *open_membership(int number, struct shoal_log *lo
     if (shoal_settings_load(settings, NULL, error, sizeof error) != SHOAL_OK)
         _exit(2);
     shoal_log_init_quiet(log);
-    const struct shoal_membership_options options = {.log = log,
-                                                     .settings = settings,
-                                                     .address = (const struct sockaddr *)&address,
-                                                     .address_bytes = sizeof address,
-                                                     .timeout_ms = LONG_MS};
+    struct shoal_membership_process processes[RANKS];
+    struct shoal_survivors_board *boards[RANKS];
+    struct shoal_membership_options options = {.log = log,
+                                               .settings = settings,
+                                               .address = (const struct sockaddr *)&address,
+                                               .address_bytes = sizeof address,
+                                               .timeout_ms = LONG_MS};
+    if (world->is_on_one_host) {
+        fill_boards(number, processes, boards);
+        options.processes = processes;
+        options.boards = boards;
+        options.world = COMM;
+    }
     if (shoal_membership_open(&bootstrap, &options, &membership) != SHOAL_OK)
         _exit(3);
     return membership;
@@ -102,11 +129,14 @@ static void run_rank(int number)
 
 /* ---- The test ---- */
 
+static bool is_on_one_host; /* in the tests that run now */
+
 static void open_world(int size)
 {
     world = mmap(NULL, sizeof *world, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(world != MAP_FAILED);
     world->size = size;
+    world->is_on_one_host = is_on_one_host;
     for (int r = 0; r < size; r++) {
         const pid_t process = fork();
         assert_true(process >= 0);
@@ -297,6 +327,16 @@ static void membership_of_one_rank_agrees_with_itself(void **state)
     close_world();
 }
 
+/* A kernel without pidfds has another way to see an end, which needs sockets. */
+static int go_to_one_host(void **state)
+{
+    const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    (void)state;
+    is_on_one_host = pidfd >= 0;
+    close(pidfd);
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,5 +347,6 @@ int main(void)
         cmocka_unit_test(membership_agrees_without_a_rank_that_is_stopped),
         cmocka_unit_test(membership_of_one_rank_agrees_with_itself),
     };
-    return cmocka_run_group_tests_name("membership", tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests_name("membership on several hosts", tests, NULL, NULL);
+    return failed + cmocka_run_group_tests_name("membership on one host", tests, go_to_one_host, NULL);
 }

@@ -1,0 +1,46 @@
+#include "membership/survivors_board.h"
+
+#include <pthread.h>
+#include <string.h>
+
+/* Of the boards of this process: a thread may write for one world and another for a second. */
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+
+void shoal_survivors_board_put(struct shoal_survivors_board *board, uint64_t world, int size,
+                               const struct shoal_survivors_message *message)
+{
+    uint64_t words[SHOAL_SURVIVORS_BYTES_MAX / sizeof(uint64_t)] = {0};
+    struct shoal_survivors_note *note = &board->notes[message->kind - 1];
+    const size_t bytes = shoal_survivors_write(message, size, (unsigned char *)words);
+    pthread_mutex_lock(&writing);
+    const uint64_t version = atomic_load_explicit(&note->version, memory_order_relaxed);
+    atomic_store_explicit(&note->version, version + 1, memory_order_relaxed);
+    /* Whoever reads one of the words below reads an odd version behind it; pairs with the fence in get. */
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&note->world, world, memory_order_relaxed);
+    atomic_store_explicit(&note->bytes, bytes, memory_order_relaxed);
+    for (size_t i = 0; i * sizeof words[0] < bytes; i++)
+        atomic_store_explicit(&note->words[i], words[i], memory_order_relaxed);
+    atomic_store_explicit(&note->version, version + 2, memory_order_release); /* pairs with the first load in get */
+    pthread_mutex_unlock(&writing);
+}
+
+bool shoal_survivors_board_get(const struct shoal_survivors_board *board, enum shoal_survivors_kind kind, uint64_t world,
+                               int size, uint64_t *version, struct shoal_survivors_message *message_out)
+{
+    uint64_t words[SHOAL_SURVIVORS_BYTES_MAX / sizeof(uint64_t)];
+    const struct shoal_survivors_note *note = &board->notes[kind - 1];
+    const uint64_t before = atomic_load_explicit(&note->version, memory_order_acquire);
+    if (before == *version || before % 2)
+        return false;
+    const uint64_t of = atomic_load_explicit(&note->world, memory_order_relaxed);
+    const uint64_t bytes = atomic_load_explicit(&note->bytes, memory_order_relaxed);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(words); i++)
+        words[i] = atomic_load_explicit(&note->words[i], memory_order_relaxed);
+    atomic_thread_fence(memory_order_acquire); /* the words come before the second look */
+    if (atomic_load_explicit(&note->version, memory_order_relaxed) != before)
+        return false;
+    *version = before;
+    return of == world && bytes <= sizeof words &&
+           shoal_survivors_read((const unsigned char *)words, bytes, size, message_out) && message_out->kind == kind;
+}
