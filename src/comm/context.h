@@ -18,7 +18,7 @@ struct shoal_context {
     struct shoal_comm *comms;
     pthread_mutex_t opening;               /* of the network; two threads may make a communicator at once */
     struct shoal_network *network;         /* NULL while it has met nobody on another host; set once */
-    struct shoal_membership **memberships; /* those on several hosts; under the progress engine's lock */
+    struct shoal_membership **memberships; /* of its worlds; under the progress engine's lock */
     size_t membership_count;
     bool has_progress;
     bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
@@ -35,7 +35,7 @@ struct shoal_comm {
     uint64_t number;                     /* the same on all its ranks, different from other communicators between them */
     uint64_t job;                        /* the number of the world that it came from */
     struct shoal_member *members;        /* [size] */
-    struct shoal_membership *membership; /* that they met in; NULL: on one host */
+    struct shoal_membership *membership; /* of the world that they met in */
     unsigned splits;
 };
 

@@ -305,6 +305,28 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     return SHOAL_OK;
 }
 
+static enum shoal_status join_host(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
+                                   const struct shoal_shm_place *places, struct shoal_membership **membership_out)
+{
+    const size_t size = (size_t)bootstrap->size;
+    SHOAL_SCOPED(free_bytes) struct shoal_membership_process *processes = calloc(size, sizeof *processes);
+    SHOAL_SCOPED(free_bytes) struct shoal_survivors_board **boards = calloc(size, sizeof *boards);
+    if (!processes || !boards)
+        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %zu ranks", size);
+    for (size_t r = 0; r < size; r++) {
+        const struct shoal_shm_peer *peer = places[r].peer;
+        processes[r] = peer ? peer->process : (struct shoal_membership_process){.socket = -1, .pidfd = -1, .is_own = true};
+        boards[r] = peer ? peer->board : context->endpoint->board;
+    }
+    const struct shoal_membership_options options = {.log = &context->log,
+                                                     .settings = &context->settings,
+                                                     .processes = processes,
+                                                     .boards = boards,
+                                                     .world = places[0].meeting};
+    SHOAL_TRY(shoal_membership_open(bootstrap, &options, membership_out));
+    return keep_membership(context, *membership_out);
+}
+
 enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                      struct shoal_member *members_out, struct shoal_membership **membership_out)
 {
@@ -315,7 +337,7 @@ enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal
     shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < bootstrap->size; r++)
         members_out[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
-    *membership_out = NULL;
-    const int hosts = shoal_members_count_hosts(members_out, bootstrap->size);
-    return hosts == 1 ? SHOAL_OK : join_hosts(context, bootstrap, timeout_ms, places, members_out, membership_out);
+    if (shoal_members_count_hosts(members_out, bootstrap->size) == 1)
+        return join_host(context, bootstrap, places, membership_out);
+    return join_hosts(context, bootstrap, timeout_ms, places, members_out, membership_out);
 }

@@ -5,8 +5,7 @@
 
 #include "comm/context.h"
 
-/* Collective over the bootstrap's ranks: fills members_out[size]. *membership_out is NULL where all are on one host; else it
- * stays until the context goes. */
+/* Collective over the bootstrap's ranks: fills members_out[size]. *membership_out stays until the context goes. */
 SHOAL_MUST_USE enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                                     uint32_t timeout_ms, struct shoal_member *members_out,
                                                     struct shoal_membership **membership_out);

@@ -40,6 +40,14 @@ static void unlock(const struct shoal_shm_endpoint *endpoint)
     endpoint->guard.unlock(endpoint->guard.arg);
 }
 
+#define DOORBELL_BYTES (SHOAL_PAGE + SHOAL_SURVIVORS_BOARD_BYTES)
+_Static_assert(sizeof(struct shoal_shm_doorbell) <= SHOAL_PAGE, "the board begins on a page of its own");
+
+static struct shoal_survivors_board *board_of(const struct shoal_segment *doorbell_segment)
+{
+    return (struct shoal_survivors_board *)(void *)(doorbell_segment->base + SHOAL_PAGE);
+}
+
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
@@ -55,14 +63,15 @@ enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct 
     endpoint->oom_kills = shoal_topology_oom_kills();
     enum shoal_status status = shoal_auth_random(endpoint->id, sizeof endpoint->id);
     if (status == SHOAL_OK)
-        status = shoal_segment_create(log, "shoal-doorbell", SHOAL_PAGE, &endpoint->doorbell_segment);
+        status = shoal_segment_create(log, "shoal-doorbell", DOORBELL_BYTES, &endpoint->doorbell_segment);
     if (status == SHOAL_OK)
-        status = shoal_segment_reserve(endpoint->doorbell_segment, log, 0, SHOAL_PAGE, &endpoint->budget, "the context");
+        status = shoal_segment_reserve(endpoint->doorbell_segment, log, 0, DOORBELL_BYTES, &endpoint->budget, "the context");
     if (status != SHOAL_OK) {
         shoal_shm_endpoint_destroy(endpoint);
         return status;
     }
     endpoint->doorbell = (struct shoal_shm_doorbell *)endpoint->doorbell_segment->base;
+    endpoint->board = board_of(endpoint->doorbell_segment);
     endpoint->doorbell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     if (sched_getaffinity(0, sizeof endpoint->doorbell->cores, &endpoint->doorbell->cores))
         CPU_ZERO(&endpoint->doorbell->cores);
@@ -314,9 +323,10 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     } else {
         const int fd = contact->doorbell;
         contact->doorbell = -1;
-        SHOAL_TRY(shoal_segment_map(endpoint->log, fd, SHOAL_PAGE, 0, &peer->doorbell_segment));
+        SHOAL_TRY(shoal_segment_map(endpoint->log, fd, DOORBELL_BYTES, 0, &peer->doorbell_segment));
     }
     peer->doorbell = (struct shoal_shm_doorbell *)peer->doorbell_segment->base;
+    peer->board = board_of(peer->doorbell_segment);
     *peer_out = peer;
     return SHOAL_OK;
 }
@@ -344,6 +354,8 @@ static void number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal
         places[r].host = first < r ? places[first].host : hosts++;
         memcpy(places[r].name.host, blob->host, sizeof places[r].name.host);
         places[r].name.pid = blob->pid;
+        memcpy(&places[r].meeting, meeting->blobs[0].name, sizeof places[r].meeting); /* is random */
+        places[r].meeting |= 1;
         if (first == r && !shoal_address_blob_same_host(&meeting->blobs[own], blob))
             tell_host(endpoint, meeting, r);
     }
@@ -393,7 +405,7 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_link_meeting meeting;
     endpoint->rank = bootstrap->rank;
-    places_out[0] = (struct shoal_shm_place){.host = 0};
+    places_out[0] = (struct shoal_shm_place){.host = 0, .meeting = 1};
     if (bootstrap->size == 1)
         return SHOAL_OK;
     SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,

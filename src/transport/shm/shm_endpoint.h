@@ -17,6 +17,7 @@
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
 #include "membership/process.h"
+#include "membership/survivors_board.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/transport.h"
 
@@ -44,7 +45,8 @@ struct shoal_shm_peer {
     struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_shm_mapped *mapped; /* the peer's memory that is mapped here, by its numbers */
+    struct shoal_survivors_board *board; /* behind the doorbell */
+    struct shoal_shm_mapped *mapped;     /* the peer's memory that is mapped here, by its numbers */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of exports that are gone, which the peer was not told as the link was full */
     size_t unsaid_count;
@@ -85,6 +87,7 @@ struct shoal_shm_endpoint {
     struct shoal_segment_budget budget;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
+    struct shoal_survivors_board *board; /* behind the doorbell */
     struct shoal_shm_peer **peers;
     size_t peer_count;
     uint64_t oom_kills;                 /* of shoal_topology_oom_kills, at the beginning */
@@ -112,7 +115,8 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
 struct shoal_shm_place {
     struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
     struct shoal_peer_name name;
-    uint16_t host; /* numbered in the order of the hosts' lowest ranks */
+    uint16_t host;    /* numbered in the order of the hosts' lowest ranks */
+    uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
 };
 
 /* Finds out where all ranks of the bootstrap are, and meets those of this host; places_out[rank]. ERR_AUTH, ERR_TIMEOUT
