@@ -41,7 +41,7 @@ def torch_stand_in():
 
 
 torch_stand_in()
-sys.path.insert(0, str(next(path for path in (TOP / "python", TOP / "bindings/python") if path.is_dir())))
+sys.path.insert(0, str(TOP / "python"))
 
 project = "Shoal"
 version = release = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]

@@ -235,8 +235,7 @@ def faults_of_the_sources_are_told():
     for source in (*NEEDED, *(path.relative_to(TOP) for path in HEADERS)):
         (tree / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(TOP / source, tree / source)
-    package = next(path for path in (TOP / "python", TOP / "bindings/python") if path.is_dir())
-    shutil.copytree(package, tree / package.relative_to(TOP))
+    shutil.copytree(TOP / "python", tree / "python")
     for path, old, new, _ in FAULTS:
         text = (tree / path).read_text()
         expect(text.count(old) == 1, path, old, text.count(old))
