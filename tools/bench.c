@@ -23,6 +23,7 @@ enum { GRACE_S = 5, RANKS_USUAL = 2 };
 
 static const char help_text[] =
     "Usage: shoal bench COLLECTIVE [options]\n"
+    "       shoal bench step [options]        a whole training step: shoal bench step --help\n"
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier; dashes are\n"
     "allowed (reduce-scatter), the root is rank 0.\n"
@@ -261,6 +262,8 @@ static int collective_run(const void *arg)
 int shoal_tool_bench(int argc, char **argv)
 {
     struct bench_options options;
+    if (argc > 1 && !strcmp(argv[1], "step"))
+        return bench_step_run(argc - 1, argv + 1);
     if (!bench_options_parse(argc, argv, &options))
         return TOOL_EXIT_USAGE;
     if (options.help) {

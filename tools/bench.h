@@ -133,6 +133,9 @@ struct bench_crew {
 /* Calls run in each of them; its result is the worker's exit code. Returns that of the first that failed, 0 when none did. */
 int bench_crew_run(const struct bench_crew *wanted);
 
+/* `shoal bench step`; argv[0] is "step". Returns the exit code. */
+int bench_step_run(int argc, char **argv);
+
 /* Runs the whole measurement as one rank of the job its environment describes. area is NULL under a foreign launcher.
  * Returns the exit code; has printed why when it is not 0. */
 int bench_worker_run(const struct bench_options *options, struct bench_area *area);

@@ -24,13 +24,21 @@ static const struct command commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
+/* What some of them do beside that, with help of their own. */
+static const char *const parts[][2] = {
+    {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
+    {"sim step", "predict how long training steps take on many hosts, and the efficiency"},
+};
+
 static void help_print(FILE *out)
 {
     fputs("shoal: collective communication for data-parallel training.\n\nUsage:\n", out);
     for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(out, "    shoal %-8s %s\n", commands[i].name, commands[i].summary);
-    fputs("    shoal --version          print the version\n"
-          "    shoal COMMAND --help     print what a command does, its options, examples\n"
+        fprintf(out, "    shoal %-10s %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        fprintf(out, "    shoal %-10s %s\n", parts[i][0], parts[i][1]);
+    fputs("    shoal --version            print the version\n"
+          "    shoal COMMAND --help       print what a command does, its options, examples\n"
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"
@@ -77,7 +85,7 @@ static bool descriptors_fill(void)
     return true;
 }
 
-/* shoal help run = shoal run --help */
+/* shoal help run = shoal run --help; shoal help sim step = shoal sim step --help */
 static int help_command(int argc, char **argv)
 {
     char help[] = "--help";
@@ -88,8 +96,8 @@ static int help_command(int argc, char **argv)
     const struct command *command = command_find(argv[2]);
     if (!command)
         return command_unknown(argv[2]);
-    char *words[] = {argv[2], help, NULL};
-    return command->run(2, words);
+    char *words[] = {argv[2], argc > 3 ? argv[3] : help, help, NULL};
+    return command->run(argc > 3 ? 3 : 2, words);
 }
 
 int main(int argc, char **argv)

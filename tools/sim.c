@@ -5,9 +5,11 @@
 #include "tool.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static const char help_text[] =
     "Usage: shoal sim COLLECTIVE [options]\n"
+    "       shoal sim step [options]          a whole training step: shoal sim step --help\n"
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier; dashes are\n"
     "allowed (reduce-scatter), the root is rank 0.\n"
@@ -104,6 +106,8 @@ static int questions_ask(const struct sim_options *options, struct sim_row *rows
 int shoal_tool_sim(int argc, char **argv)
 {
     struct sim_options options;
+    if (argc > 1 && !strcmp(argv[1], "step"))
+        return sim_step_run(argc - 1, argv + 1);
     if (!sim_options_parse(argc, argv, &options))
         return TOOL_EXIT_USAGE;
     if (options.help || options.explains_model) {

@@ -80,6 +80,9 @@ enum { SIM_MODEL_FIELDS_MAX = 16 };
 size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
 void sim_parameters_print(const struct shoal_simulation *model);
 
+/* `shoal sim step`; argv[0] is "step". Returns the exit code. */
+int sim_step_run(int argc, char **argv);
+
 /* ---- Collectives --------------------------------------------------------------------------------------------------------- */
 
 /* False when one line about the arguments has been printed. */

@@ -1,5 +1,7 @@
 #include "step_replay.h"
 
+#include <stdint.h>
+
 static double later(double a, double b)
 {
     return a > b ? a : b;
@@ -23,9 +25,10 @@ static void copy_in(const struct step_replay *replay)
 /* When so few buffers before b are left that b fits beside them. They are summed in order. */
 static double room_us(const struct step_replay *replay, size_t b, size_t *oldest, size_t *in_flight)
 {
+    const size_t most = replay->in_flight_bytes ? replay->in_flight_bytes : SIZE_MAX;
     double us = 0;
     *in_flight += replay->buffers[b].bytes;
-    while (replay->in_flight_bytes && *oldest<b && * in_flight> replay->in_flight_bytes) {
+    while (*in_flight > most && *oldest < b) {
         us = replay->buffers[*oldest].summed_us;
         *in_flight -= replay->buffers[(*oldest)++].bytes;
     }

@@ -116,7 +116,12 @@ def sections_of(help_text):
 
 def commands_of(help_text):
     """name -> summary, from the rows of `shoal --help`."""
-    return dict(re.findall(r"^\s+shoal ([a-z]+)\s{2,}(\S.*)$", help_text, re.M))
+    return dict(re.findall(r"^\s+shoal ([a-z]+(?: [a-z]+)?)\s{2,}(\S.*)$", help_text, re.M))
+
+
+def page_name(command):
+    """Of "sim step": shoal-sim-step."""
+    return f"shoal-{command.replace(' ', '-')}"
 
 
 def settings_of(text):
@@ -128,7 +133,7 @@ def settings_of(text):
 
 
 def page(title, sections, others):
-    also = ["shoal", *(f"shoal-{name}" for name in others)]
+    also = ["shoal", *map(page_name, others)]
     sections["See also"] = [", ".join(f":manpage:`{name}(1)`" for name in also if name != title.replace(" ", "-")) + ".", "",
                             "The library's manual is the header shoal/shoal.h, :manpage:`shoal(3)`.", ""]
     free = [name for name in sections if name not in ORDER]
@@ -146,7 +151,7 @@ def settings_page(settings):
 
 
 def command_page(command, name, commands):
-    sections = sections_of(ask(command, name, "--help"))
+    sections = sections_of(ask(command, *name.split(), "--help"))
     for wanted in REQUIRED:
         if wanted not in sections:
             raise Wrong(f"`shoal {name} --help` says nothing that makes \"{wanted}\" (docs/sphinx/command_pages.py tells the shape of a help text)")
@@ -164,9 +169,9 @@ def pages_of(command):
         *[".. only:: man", "", "   The library reads, in every program that uses it:", ""],
         *rest.indented(rest.rows((f"{name} ({default})", meaning) for name, default, meaning in settings))]
     pages = {"shoal": page("shoal", sections, commands), "settings": settings_page(settings)}
-    pages |= {f"shoal-{name}": command_page(command, name, commands) for name in commands}
+    pages |= {page_name(name): command_page(command, name, commands) for name in commands}
     summary = re.match(r"shoal: (.*?)\.?\n", own)
     if not summary:
         raise Wrong("`shoal --help` does not begin with \"shoal: \" and a summary")
-    manuals = [("shoal", "shoal", summary[1]), *((f"shoal-{name}", f"shoal-{name}", text) for name, text in commands.items())]
+    manuals = [("shoal", "shoal", summary[1]), *((page_name(name), page_name(name), text) for name, text in commands.items())]
     return pages, {name for name, _, _ in settings}, manuals

@@ -166,11 +166,11 @@ def commands_settings_and_examples_have_pages():
     if not COMMAND.exists():
         raise Skip(f"{COMMAND} is not built")
     own, settings = call(COMMAND, "--help")[1], call(COMMAND, "info", "--settings")[1]
-    names = re.findall(r"^\s+shoal ([a-z]+)\s{2,}", own, re.M)
+    names = re.findall(r"^\s+shoal ([a-z]+(?: [a-z]+)?)\s{2,}", own, re.M)
     expect(len(names) >= 7, own)
     for name in names:
-        text = plain(page(f"commands/shoal-{name}.html"))
-        for option in re.findall(r"^\s+(--[a-z-]+)", call(COMMAND, name, "--help")[1], re.M):
+        text = plain(page(f"commands/shoal-{name.replace(' ', '-')}.html"))
+        for option in re.findall(r"^\s+(--[a-z-]+)", call(COMMAND, *name.split(), "--help")[1], re.M):
             expect(option in text, f"{option} of shoal {name}")
     for name, meaning in re.findall(r"^(SHOAL_\w+).*\n\s+(.*)", settings, re.M):
         text = page("commands/settings.html")

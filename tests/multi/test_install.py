@@ -81,7 +81,7 @@ def installed_shoal(*words):
 
 
 def commands():
-    return re.findall(r"^\s+shoal ([a-z]+)\s{2,}", installed_shoal("--help"), re.M)
+    return re.findall(r"^\s+shoal ([a-z]+(?: [a-z]+)?)\s{2,}", installed_shoal("--help"), re.M)
 
 
 def groff(page):
@@ -124,7 +124,7 @@ def manual_pages(section):
 
 def manual_pages_are_there_for_every_command_and_function():
     pages = {path.name for path in manual_pages(1)}
-    wanted = {"shoal.1", *(f"shoal-{command}.1" for command in commands())}
+    wanted = {"shoal.1", *(f"shoal-{command.replace(' ', '-')}.1" for command in commands())}
     expect(pages == wanted, sorted(pages ^ wanted))
     pages = {path.name for path in manual_pages(3)}
     functions = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
@@ -154,10 +154,10 @@ def manual_pages_have_each_section_option_and_setting():
     text = page_text("shoal.1")
     expect(len(settings) > 10 and not [name for name in settings if f" {name} (" not in text], text)
     for command in commands():
-        text = page_text(f"shoal-{command}.1")
+        text = page_text(f"shoal-{command.replace(' ', '-')}.1")
         for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "ENVIRONMENT", "EXIT STATUS", "EXAMPLES", "SEE ALSO"):
             expect(f"\n{section}\n" in text, command, section, text)
-        rows = re.findall(r"^ +(-.*?)(?:  |$)", installed_shoal(command, "--help"), re.M)
+        rows = re.findall(r"^ +(-.*?)(?:  |$)", installed_shoal(*command.split(), "--help"), re.M)
         options = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(rows))
         expect(options, command)
         for option in options:

@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""`shoal bench step` and `shoal sim step` as a user meets them. (Profiles, the bound, the schedule: test_step_profile, test_step_replay.)"""
+import atexit
+import csv
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import xml.etree.ElementTree
+
+from tap import call, expect, run_cases
+
+SHOAL = os.environ["SHOAL_COMMAND"]
+SVG = "{http://www.w3.org/2000/svg}"
+ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-step-"))
+atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
+
+# Twelve tensors of half a MiB, two of them in a buffer, ready at equal distances.
+TENSORS, ELEMENTS = 12, 1 << 17
+SMALL = ROOT / "small.json"
+SMALL.write_text(json.dumps([{"name": f"layer.{TENSORS - 1 - i}", "elements": ELEMENTS, "ready": (i + 1) / TENSORS}
+                             for i in range(TENSORS)]))
+BUFFERS = ("--buffer", "1M", "--first", "1M", "--rank-bytes", "64K")
+RANK_FIELDS = ["record", "rank", "host", "step_us", "backward_us", "exposed_us", "bytes_sent", "bytes_received", "bytes_network",
+               "cpu_s", "balance", "pack_us", "unpack_us", "callback_us", "bytes_copied", "flight_buffers", "errors"]
+
+
+def refused(*words, about):
+    code, out, err = call(SHOAL, *words)
+    expect(code == 2 and not out and len(err.splitlines()) == 1 and about in err, words, code, out, err)
+
+
+# ---- Predicted ------------------------------------------------------------------------------------------------------------------
+
+
+def sim(*words):
+    code, out, err = call(SHOAL, "sim", "step", *words)
+    expect(code == 0 and not err, words, code, out, err)
+    return out
+
+
+def predicted(*words):
+    return [json.loads(line) for line in sim(*words, "--format", "json").splitlines()]
+
+
+def efficiency_is_of_as_many_single_workers():
+    rows = predicted("--profile", "resnet50", "--backward", "120", "--hosts", "1-8", "--rate", "10gbit")
+    expect([(row["hosts"], row["ranks"]) for row in rows] == [(1, 8), (2, 16), (4, 32), (8, 64)], rows)
+    for row in rows:
+        share = (row["forward_us"] + row["backward_us"]) / (row["forward_us"] + row["step_us"])
+        expect(abs(row["efficiency"] - share) < 1e-9 and row["forward_us"] == 60e3 and row["backward_us"] == 120e3, row)
+        expect(0 < row["efficiency"] < row["bound_efficiency"] <= 1 and row["step_us"] > row["bound_us"] >= 120e3, row)
+        expect(abs(row["exposed_us"] - (row["step_us"] - 120e3)) < 1, row)
+        expect((row["tensors"], row["bytes"]) == (161, 4 * 25557032) and row["wire_us"] <= row["sum_us"], row)
+    (shorter,) = predicted("--profile", "resnet50", "--backward", "120", "--forward", "0", "--hosts", "8", "--rate", "10gbit")
+    expect(shorter["step_us"] == rows[3]["step_us"] and shorter["efficiency"] < rows[3]["efficiency"], shorter)
+
+
+def a_single_buffer_takes_what_its_all_reduce_takes():
+    one = ROOT / "one.json"
+    one.write_text('[{"name": "all", "elements": 1048576, "ready": 1}]')
+    words = ("--hosts", "2", "--ranks-per-host", "4", "--rate", "10gbit")
+    (row,) = predicted("--profile", one, "--backward", "50", "--views", *words)
+    code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "4M", "--operands", "shared", "--format", "json", *words)
+    expect(abs(row["exposed_us"] - json.loads(out)["time_us"]) < 1e-3 and row["buffers"] == 1, row, out, err)
+    (copied,) = predicted("--profile", one, "--backward", "50", "--memory", "5GB/s", *words)
+    expect(abs(copied["step_us"] - row["step_us"] - 2 * 2 * 4194304 / 5e3) < 1e-3, copied, row)  # in and out, read and written
+
+
+def late_tensors_bound_the_step_and_are_named():
+    words = ("--hosts", "4", "--ranks-per-host", "1", "--rate", "1gbit")
+    (row,) = predicted("--profile", "gpt2", "--backward", "5973", *words)
+    expect(row["bound_tensor"] == "wte.weight" and row["bound_ready"] == 1 and 4 * 38597376 < row["bound_tail_bytes"] < 200e6, row)
+    expect(abs(row["bound_us"] / row["backward_us"] - 1.33) < 0.006, row)
+    text = sim("--profile", "gpt2", "--backward", "5973", *words)
+    expect("wte.weight: 157.0 MiB after 100%" in text and max(map(len, text.splitlines())) <= 160, text)
+
+
+def forms_of_prediction_agree():
+    words = ("--profile", f"resnet50,{SMALL}", "--backward", "120,3.5", "--hosts", "1,3", "--ranks-per-host", "2")
+    rows = predicted(*words)
+    expect([(row["profile"], row["backward_us"]) for row in rows] == [("resnet50", 120e3)] * 2 + [("small.json", 3.5e3)] * 2, rows)
+    table = list(csv.DictReader(io.StringIO(sim(*words, "--format", "csv"))))
+    expect([list(row) for row in table] == [list(row) for row in rows], table, rows)
+    expect(all(float(line["step_us"]) == row["step_us"] and line["limit"] == row["limit"] for row, line in zip(rows, table)), table)
+    text = sim(*words)
+    expect(all(f"{row['step_us'] / 1e3:.2f}" in text and f"{100 * row['efficiency']:.1f}%" in text for row in rows), text)
+
+
+def longer_backward_passes_hide_more():
+    words = ("--hosts", "4", "--ranks-per-host", "1")
+    shares = [predicted("--profile", SMALL, *BUFFERS, *words, "--backward", ms, "--rate", "1gbit")[0]
+              for ms in ("10", "60", "300")]
+    expect(shares[0]["limit"] == "wire" and shares[2]["exposed_us"] < shares[0]["exposed_us"] / 4, shares)
+    flights = [predicted("--profile", SMALL, *BUFFERS, *words, "--flight", size, "--backward", "10", "--latency", "2ms")[0]["step_us"]
+               for size in ("1M", "100M")]
+    expect(flights[0] > flights[1], flights)
+
+
+def names_from_files_are_quoted():
+    odd = ROOT / "odd.json"
+    odd.write_text(json.dumps([{"name": 'a"b,\\c', "elements": 4194304, "ready": 1}]))
+    words = ("--profile", odd, "--backward", "1", "--hosts", "2", "--ranks-per-host", "1")
+    (row,) = predicted(*words)
+    expect(row["bound_tensor"] == 'a"b,\\c', row)
+    (line,) = csv.DictReader(io.StringIO(sim(*words, "--format", "csv")))
+    expect(line["bound_tensor"] == 'a"b,\\c' and float(line["step_us"]) == row["step_us"], line)
+
+
+def profiles_are_printed_as_files_have_them():
+    for name in ("resnet50", "bert-large", "gpt2"):
+        path = ROOT / f"{name}.json"
+        path.write_text(sim("--profile", name, "--print-profile"))
+        expect(all(set(row) == {"name", "elements", "ready", "index"} for row in json.loads(path.read_text())))
+        words = ("--backward", "100", "--hosts", "2", "--ranks-per-host", "2")
+        (built_in,), (read,) = predicted("--profile", name, *words), predicted("--profile", path, *words)
+        expect(built_in | {"profile": f"{name}.json"} == read, built_in, read)
+
+
+def plots_of_efficiency_are_drawings():
+    path = ROOT / "plot.svg"
+    sim("--profile", f"{SMALL},resnet50", "--backward", "20,100", "--hosts", "1-8", "--ranks-per-host", "2", "--plot", path)
+    root = xml.etree.ElementTree.parse(path).getroot()
+    circles = root.findall(f"{SVG}circle")
+    expect(len(root.findall(f"{SVG}polyline")) == 4 and len(circles) == 8 and not root.findall(f"{SVG}path"), path.read_text())
+    expect(all(70 <= float(c.get("cx")) <= 730 and 90 <= float(c.get("cy")) <= 400 for c in circles), path.read_text())
+    code, out, err = call(SHOAL, "sim", "step", "--profile", "gpt2", "--backward", "9", "--plot", ROOT / "none/plot.svg", timeout=20)
+    expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
+
+
+def predictions_that_make_no_sense_are_refused():
+    refused("sim", "step", "--backward", "9", about="which model?")
+    refused("sim", "step", "--profile", "gpt2", about="how long is the backward pass?")
+    refused("sim", "step", "--profile", "resnet", "--backward", "9", about="no profile resnet (resnet50, bert-large and gpt2 are built in)")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "0", about="milliseconds above 0")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9,", about="milliseconds above 0")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9,9", about="one for each profile")
+    refused("sim", "step", "--profile", "gpt2,gpt2,gpt2", "--backward", "9,9", about="one for each profile")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--hosts", "0", about="1 to 4096")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--hosts", "4096", "--ranks-per-host", "8", about="4096")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--rate", "fast", about="bits per second")
+    refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--buffer", "0", about="above 0")
+    refused("sim", "step", "allreduce", about="'allreduce' is no option")
+    refused("sim", "step", "--profil", "gpt2", about="did you mean --profile?")
+
+
+# ---- Measured -------------------------------------------------------------------------------------------------------------------
+
+
+def bench(*words, ranks=2, profile=SMALL, backward="40", prefix=(), code=0):
+    given = ("-n", str(ranks)) if not prefix else ()
+    came, out, err = call(*prefix, SHOAL, "bench", "step", "--profile", profile, "--backward", backward, "--steps", "3", *BUFFERS,
+                          "--format", "json", *given, *words, timeout=120)
+    expect(came == code, words, came, out, err)
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    expect([row["record"] for row in rows] == ["rank"] * ranks + ["step"], rows)
+    expect([row["rank"] for row in rows[:-1]] == list(range(ranks)) and not any(row["errors"] for row in rows), rows)
+    return rows[:-1], rows[-1]
+
+
+def every_rank_reports_its_step():
+    for ranks in (1, 2, 3):
+        rows, step = bench(ranks=ranks)
+        size = 4 * TENSORS * ELEMENTS
+        for row in rows:
+            expect(list(row) == RANK_FIELDS, row)
+            expect(row["backward_us"] >= 40e3 and row["step_us"] >= row["backward_us"] and row["exposed_us"] >= 0, row)
+            sent = 2 * (ranks - 1) / ranks * size
+            expect(sent <= row["bytes_sent"] <= 1.01 * sent and row["bytes_received"] == row["bytes_sent"], row)
+            expect(row["bytes_network"] == 0 and 1 <= row["balance"] < 1.01 and row["cpu_s"] > 0, row)
+            expect(row["bytes_copied"] == 2 * size and row["pack_us"] > 0, row)
+        expect((step["profile"], step["tensors"], step["bytes"], step["ranks"], step["hosts"], step["steps"]) ==
+               ("small.json", TENSORS, size, ranks, 1, 3) and step["buffers"] == 6, step)
+        slowest = max(row["step_us"] for row in rows)
+        expect(step["step_us"] >= 0.5 * slowest and step["bound_us"] >= step["backward_us"] >= 40e3, step, rows)
+
+
+def every_way_of_a_step_gives_the_averages():
+    """Each first step is compared, element by element."""
+    size = 4 * TENSORS * ELEMENTS
+    for words in (["--busy"], ["--views"], ["--no-thread"], ["--optimizer", "after"], ["--optimizer", "buffers"],
+                  ["--views", "--optimizer", "buffers", "--no-thread"], ["--compress", "bf16"], ["--compress", "int8", "--views"],
+                  ["--flight", "1M"]):
+        rows, step = bench(*words, backward="5")
+        expect(step["busy"] == ("--busy" in words) and step["thread"] == ("--no-thread" not in words), words, step)
+        copied = 0 if "--views" in words else 2 * size
+        expect(all(row["bytes_copied"] == copied for row in rows), words, rows)
+        expect(all((row["callback_us"] > 0) == ("buffers" in words) for row in rows), words, rows)
+
+
+def busy_ranks_compute():
+    busy, _ = bench("--busy", "--bind", "none", backward="200")
+    expect(all(row["cpu_s"] > 0.05 and row["backward_us"] > 150e3 for row in busy), busy)
+
+
+def buffers_are_averaged_while_the_backward_pass_goes_on():
+    path = ROOT / "trace.json"
+    drawing = ROOT / "step.svg"
+    rows, step = bench("--trace", path, "--timeline", drawing, ranks=3, backward="600")
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(3):
+        own = [event for event in events if event["pid"] == rank + 1]
+        names = [event["args"]["name"] for event in own if event["ph"] == "M"]
+        expect(names[:2] == [f"rank {rank}, host 0", "backward pass"] and len(names) == 2 + step["buffers"], names)
+        spans = [event for event in own if event["ph"] == "X"]
+        passed = [span for span in spans if span["tid"] == 1]
+        expect([span["name"] for span in passed] == [f"layer.{TENSORS - 1 - i}" for i in range(TENSORS)], passed)
+        ready = max(span["ts"] + span["dur"] for span in passed)
+        summed = {span["tid"]: span["ts"] + span["dur"] for span in spans if span["name"] == "is averaged"}
+        expect(len(summed) == step["buffers"] and ready >= 600e3, summed)
+        # The first buffer is full after a sixth of it; the last one cannot be summed before the end.
+        expect(summed[2] < ready and summed[1 + step["buffers"]] > 600e3, summed, ready)
+    root = xml.etree.ElementTree.parse(drawing).getroot()
+    labels = [text.text for text in root.findall(f"{SVG}text")]
+    expect("backward pass" in labels and sum(label.startswith("buffer ") for label in labels) == step["buffers"], labels)
+    expect(any("3 ranks on 1 host" in label for label in labels), labels)
+
+
+def tables_say_what_bounds_the_step():
+    code, out, err = call(SHOAL, "bench", "step", "--profile", SMALL, "--backward", "30", "--steps", "2", *BUFFERS)
+    expect(code == 0, out, err)
+    for pattern in (r"small\.json: 12 tensors, 6 MiB in 6 buffers of up to 1 MiB, 2 ranks on 1 host", r"^ +1 +0 +\d+\.\d\d ",
+                    r"^step +\d+\.\d\d ms", r"^hidden ", r"^bound +\d+\.\d\d ms: layer\.\d+ is ready after \d+ %", r"^balance +1\.0"):
+        expect(re.search(pattern, out, re.M), pattern, out)
+    expect(max(map(len, out.splitlines())) <= 128, out)
+    code, out, err = call(SHOAL, "bench", "step", "--profile", SMALL, "--backward", "3", "--steps", "1", "-n", "1")
+    expect(code == 0 and "one rank has nobody to average with" in out, out, err)
+
+
+def models_run_as_they_are():
+    rows, step = bench("--views", profile="resnet50", backward="30")
+    expect((step["profile"], step["tensors"], step["bytes"]) == ("resnet50", 161, 4 * 25557032), step)
+
+
+def launchers_start_the_ranks():
+    rows, step = bench(prefix=(SHOAL, "run", "-n", "2", "--no-prefix"))
+    expect(step["ranks"] == 2, step)
+
+
+def children_of(pid):
+    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def a_killed_worker_is_named_by_the_others():
+    process = subprocess.Popen([SHOAL, "bench", "step", "--profile", SMALL, "--backward", "300", "--steps", "1000", "-n", "3"],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 20
+        while len(children_of(process.pid)) < 3 and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(2)  # they are in the steps by then; if not, it is a worker that ended while they met
+        os.kill(children_of(process.pid)[1], signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    expect(process.returncode == 137 and "rank 1" in err and "was ended by signal 9" in err, process.returncode, out, err)
+    told = [line for line in err.splitlines() if re.match(r"shoal bench: rank [02]: SHOAL_ERR_PEER_LOST: ", line)]
+    expect(len(told) == 2, err)
+
+
+def measurements_that_make_no_sense_are_refused():
+    refused("bench", "step", "--backward", "9", about="which model?")
+    refused("bench", "step", "--profile", "gpt2", about="how long is the backward pass?")
+    refused("bench", "step", "--profile", "gpt3", "--backward", "9", about="no profile gpt3")
+    refused("bench", "step", "--profile", "gpt2", "--profile", "resnet50", about="one profile at a time")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "-1", about="a number of milliseconds")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--compress", "int4", about="one of none, fp16, bf16, int8")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--steps", "0", about="--steps")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--rate", "0gbit", about="a rate above 0")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "allreduce", about="'allreduce' is no option")
+    bad = ROOT / "bad.json"
+    bad.write_text('[{"name": "a", "elements": 1,\n  "ready": 2}]')
+    refused("bench", "step", "--profile", bad, "--backward", "9", about="bad.json:2:13: \"ready\" is no number from 0 to 1")
+    for option in ("--trace", "--timeline"):
+        code, out, err = call(SHOAL, "bench", "step", "--profile", "gpt2", "--backward", "1e6", option, ROOT / "none/step", timeout=20)
+        expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
+
+
+def help_teaches():
+    for words in (("bench", "step", "--help"), ("sim", "step", "--help")):
+        code, out, err = call(SHOAL, *words)
+        expect(code == 0 and not err and len(out.splitlines()) > 40 and max(map(len, out.splitlines())) <= 128, out)
+        expect(all(word in out for word in ("Usage:", "Examples:", "Exit codes:", "--profile", "--backward")), out)
+    for command in ("bench", "sim"):
+        expect(f"shoal {command} step --help" in call(SHOAL, command, "--help")[1])
+        expect(re.search(rf"shoal {command} step ", call(SHOAL, "--help")[1]))
+    expect(call(SHOAL, "help", "sim", "step")[1] == call(SHOAL, "sim", "step", "--help")[1])
+
+
+if __name__ == "__main__":
+    run_cases([efficiency_is_of_as_many_single_workers, a_single_buffer_takes_what_its_all_reduce_takes,
+               late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
+               names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
+               predictions_that_make_no_sense_are_refused, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
+               busy_ranks_compute, buffers_are_averaged_while_the_backward_pass_goes_on,
+               tables_say_what_bounds_the_step, models_run_as_they_are, launchers_start_the_ranks,
+               a_killed_worker_is_named_by_the_others, measurements_that_make_no_sense_are_refused, help_teaches])

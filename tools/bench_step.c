@@ -1,0 +1,300 @@
+/* `shoal bench step`: how long a training step takes here. Options and help. */
+#include "bench_step.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "bind.h"
+#include "tool.h"
+
+static const char help_text[] =
+    "Usage: shoal bench step --profile MODEL --backward MS [options]\n"
+    "\n"
+    "Replays training steps: gradients as long as those of a model become ready along a backward pass of given length, and "
+    "the\n"
+    "gradient engine (shoal/gradients.h) averages them over all ranks meanwhile. Shows how much of that the backward pass "
+    "hides,\n"
+    "and how much no engine could hide. It starts -n local workers; under shoal run, torchrun, mpirun or srun it uses the\n"
+    "ranks it finds.\n"
+    "\n"
+    "    --profile MODEL          resnet50, bert-large, gpt2, or a file (shoal sim step --help shows its form)\n"
+    "    --backward MS            how long the backward pass takes by itself, in milliseconds; 0: all is ready at once\n"
+    "    --busy                   the rank computes in it, as training on CPUs does; without, it sleeps until a gradient is "
+    "ready,\n"
+    "                             as where a GPU computes\n"
+    "    --compress WORD          how gradients travel between hosts: none, fp16, bf16 or int8 (none)\n"
+    "    --steps N                measured, after three that are not (10)\n"
+    "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
+    "    --optimizer WORD         none; after: SGD on all parameters when the step is over; buffers: on those of each buffer "
+    "as\n"
+    "                             soon as it is averaged (none)\n"
+    "    --no-thread              averages are copied back when the backward pass is over, not by a thread meanwhile\n"
+    "    --buffer SIZE            a buffer of gradients grows up to so much (25M)\n"
+    "    --first SIZE             the first one (1M)\n"
+    "    --rank-bytes SIZE        but each rank owns at least so much of a buffer (64K)\n"
+    "    --flight SIZE            buffers of so many bytes may be under way (4 times --buffer)\n"
+    "    --rate RATE              what each host's adapter sends, as 1gbit, for the bound; else one all-reduce as long as the\n"
+    "                             largest buffer is measured by itself\n"
+    "    --trace FILE             write the last step of all ranks for chrome://tracing or ui.perfetto.dev\n"
+    "    --timeline FILE          draw the last step of the slowest rank, as SVG\n"
+    "    --format table|json      json: an object per line, one for each rank, then one for all (table)\n"
+    "    -n N                     workers to start (2)\n"
+    "    --bind slice|core|none   the cores of each worker, as in shoal bench --help (slice)\n"
+    "    --pin                    worker r stays on the r-th core, counted round, instead of --bind\n"
+    "    --timeout S              an operation that takes longer fails (60)\n"
+    "\n"
+    "Before each step all ranks meet in a barrier. In the first of the three steps that are not measured every average is\n"
+    "compared with what it has to be. All three have no backward pass; the third says how long copies and sums take by\n"
+    "themselves (alone).\n"
+    "\n"
+    "Figures:\n"
+    "    step       from the beginning of the backward pass to the last average in place: median over the steps, of all ranks\n"
+    "               the slowest of each step\n"
+    "    backward   until the last gradient was ready; with --busy longer than asked for where summing takes the core\n"
+    "    exposed    step less backward: what was not hidden\n"
+    "    hidden     1 - exposed / wire, where wire is the time in which all bytes cross the wire\n"
+    "    alone      a step whose gradients are all ready at once: how long copies and sums take with nothing to hide behind\n"
+    "    bound      no gradient can be summed before it is ready, and all that becomes ready after it must cross the wire: "
+    "the\n"
+    "               largest of these sums over all tensors. The tensor that makes it is named. Nothing is faster than that, "
+    "and\n"
+    "               what waits for a buffer to be full takes up to one buffer's own time more\n"
+    "    sent       payload from a rank to others in a step; net: what of it leaves the host\n"
+    "    balance    the most bytes that a rank sends and receives, over the mean of all\n"
+    "    cpu        CPU time of a rank in a step, of all its threads\n"
+    "\n"
+    "Examples:\n"
+    "    shoal bench step --profile resnet50 --backward 120\n"
+    "    shoal bench step --profile gpt2 --backward 500 --busy --timeline step.svg\n"
+    "    mpirun -n 4 shoal bench step --profile resnet50 --backward 1400 --rate 1gbit --compress bf16 --format json\n"
+    "\n"
+    "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 the arguments or the profile make no sense.\n";
+
+static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
+static const char *const optimizers[] = {"none", "after", "buffers", NULL};
+static const char *const formats[] = {"table", "json", NULL};
+
+enum option {
+    OPTION_HELP = 1,
+    OPTION_PROFILE,
+    OPTION_BACKWARD,
+    OPTION_BUSY,
+    OPTION_COMPRESS,
+    OPTION_STEPS,
+    OPTION_VIEWS,
+    OPTION_OPTIMIZER,
+    OPTION_NO_THREAD,
+    OPTION_BUFFER,
+    OPTION_FIRST,
+    OPTION_RANK_BYTES,
+    OPTION_FLIGHT,
+    OPTION_RATE,
+    OPTION_TRACE,
+    OPTION_TIMELINE,
+    OPTION_FORMAT,
+    OPTION_RANKS,
+    OPTION_BIND,
+    OPTION_PIN,
+    OPTION_TIMEOUT
+};
+
+static const struct tool_option options_known[] = {
+    {"--profile", OPTION_PROFILE, "MODEL"},
+    {"--backward", OPTION_BACKWARD, "MS"},
+    {"--busy", OPTION_BUSY, NULL},
+    {"--compress", OPTION_COMPRESS, "none|fp16|bf16|int8"},
+    {"--steps", OPTION_STEPS, "N"},
+    {"--views", OPTION_VIEWS, NULL},
+    {"--optimizer", OPTION_OPTIMIZER, "none|after|buffers"},
+    {"--no-thread", OPTION_NO_THREAD, NULL},
+    {"--buffer", OPTION_BUFFER, "SIZE"},
+    {"--first", OPTION_FIRST, "SIZE"},
+    {"--rank-bytes", OPTION_RANK_BYTES, "SIZE"},
+    {"--flight", OPTION_FLIGHT, "SIZE"},
+    {"--rate", OPTION_RATE, "RATE"},
+    {"--trace", OPTION_TRACE, "FILE"},
+    {"--timeline", OPTION_TIMELINE, "FILE"},
+    {"--format", OPTION_FORMAT, "table|json"},
+    {"-n", OPTION_RANKS, "N"},
+    {"--bind", OPTION_BIND, "slice|core|none"},
+    {"--pin", OPTION_PIN, NULL},
+    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
+    {"--help", OPTION_HELP, NULL},
+    {"-h", OPTION_HELP, NULL},
+    {NULL, 0, NULL},
+};
+
+enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400 };
+#define BACKWARD_MS_MAX 1e6
+
+const char *bench_step_compression_name(int compression)
+{
+    return compressions[compression];
+}
+
+/* int8 goes in blocks of 256 with a scale of 4 bytes each. */
+double bench_step_wire_ratio(int compression, int hosts)
+{
+    static const double ratios[] = {1, 2, 2, 4 / (1 + 4 / 256.0)};
+    return hosts > 1 ? ratios[compression] : 1;
+}
+
+static bool backward_read(const struct tool_args *args, double *us_out)
+{
+    char *end;
+    const double ms = strtod(args->value, &end);
+    if (!isdigit((unsigned char)args->value[0]) || *end || !(ms <= BACKWARD_MS_MAX))
+        return tool_value_fail(args, "a number of milliseconds");
+    *us_out = ms * 1e3;
+    return true;
+}
+
+static bool rate_read(const struct tool_args *args, double *gbit_s_out)
+{
+    return tool_rate_read(args, gbit_s_out) && (*gbit_s_out > 0 || tool_value_fail(args, "a rate above 0"));
+}
+
+static bool size_read(const struct tool_args *args, size_t *bytes_out)
+{
+    return tool_size_read(args, bytes_out) && (*bytes_out > 0 || tool_value_fail(args, "a size above 0"));
+}
+
+static bool profile_read(const struct tool_args *args, struct bench_step_options *options, int *code_out)
+{
+    if (options->profile.count)
+        return !tool_usage_fail(args->command, "one profile at a time: '%s' is one too many", args->value);
+    const int code = step_profile_open(&options->profile, args->command, args->value);
+    *code_out = code ? code : TOOL_EXIT_USAGE;
+    return code == 0;
+}
+
+static bool other_apply(int id, const struct tool_args *args, struct bench_step_options *options)
+{
+    switch (id) {
+    case OPTION_RATE:
+        return rate_read(args, &options->rate_gbit_s);
+    case OPTION_TRACE:
+        options->trace = args->value;
+        return true;
+    case OPTION_TIMELINE:
+        options->timeline = args->value;
+        return true;
+    case OPTION_FORMAT:
+        return tool_word_read(args, formats, &options->json);
+    case OPTION_RANKS:
+        return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->ranks);
+    case OPTION_BIND:
+        return tool_word_read(args, bind_words, &options->bind);
+    case OPTION_PIN:
+        return options->pin = true;
+    case OPTION_TIMEOUT:
+        return tool_number_read(args, 1, SECONDS_MAX, &options->timeout_s);
+    default:
+        return options->help = true;
+    }
+}
+
+static bool option_apply(int id, const struct tool_args *args, struct bench_step_options *options)
+{
+    switch (id) {
+    case OPTION_BACKWARD:
+        return backward_read(args, &options->backward_us);
+    case OPTION_BUSY:
+        return options->is_busy = true;
+    case OPTION_COMPRESS:
+        return tool_word_read(args, compressions, &options->compression);
+    case OPTION_STEPS:
+        return tool_number_read(args, 1, STEPS_MAX, &options->steps);
+    case OPTION_VIEWS:
+        return options->has_views = true;
+    case OPTION_OPTIMIZER:
+        return tool_word_read(args, optimizers, &options->optimizer);
+    case OPTION_NO_THREAD:
+        return options->has_no_thread = true;
+    case OPTION_BUFFER:
+        return size_read(args, &options->buffer_bytes);
+    case OPTION_FIRST:
+        return size_read(args, &options->first_bytes);
+    case OPTION_RANK_BYTES:
+        return size_read(args, &options->rank_bytes);
+    case OPTION_FLIGHT:
+        return size_read(args, &options->flight_bytes);
+    default:
+        return other_apply(id, args, options);
+    }
+}
+
+static bool options_finish(const struct bench_step_options *options)
+{
+    if (!options->profile.count)
+        return !tool_usage_fail("bench step", "which model? Such as: --profile resnet50");
+    if (options->backward_us < 0)
+        return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
+    return true;
+}
+
+/* False: *code_out, and one line has been printed. */
+static bool options_parse(int argc, char **argv, struct bench_step_options *options, int *code_out)
+{
+    struct tool_args args = {.command = "bench step", .argc = argc, .argv = argv, .at = 1};
+    *options = (struct bench_step_options){.backward_us = -1, .steps = STEPS_USUAL, .timeout_s = TIMEOUT_USUAL_S};
+    *code_out = TOOL_EXIT_USAGE;
+    while (args.at < argc && !options->help) {
+        const int id = tool_option_next(&args, options_known);
+        if (id == TOOL_OPTION_BAD)
+            return false;
+        if (id == TOOL_OPTION_END && args.at < argc)
+            return !tool_usage_fail("bench step", "'%s' is no option", argv[args.at]);
+        if (id == OPTION_PROFILE ? !profile_read(&args, options, code_out) : id > 0 && !option_apply(id, &args, options))
+            return false;
+    }
+    return options->help || options_finish(options);
+}
+
+/* ---- Running ------------------------------------------------------------------------------------------------------------- */
+
+/* Whether a file can be written is told before the work. Changes none. */
+static bool file_check(const char *name)
+{
+    const bool was_there = name && access(name, F_OK) == 0;
+    FILE *file = name ? fopen(name, "ae") : NULL;
+    if (name && !file)
+        fprintf(stderr, "shoal bench: cannot write %s: %s\n", name, strerror(errno));
+    if (!file)
+        return !name;
+    fclose(file);
+    if (!was_there)
+        unlink(name);
+    return true;
+}
+
+static int worker_run(const void *arg)
+{
+    return bench_step_worker_run(arg);
+}
+
+static int options_run(const struct bench_step_options *options)
+{
+    const struct bench_crew crew = {options->ranks, options->pin, options->bind, worker_run, options};
+    if (options->help) {
+        fputs(help_text, stdout);
+        return tool_output_finish("bench", 0);
+    }
+    if (tool_is_launched())
+        return bench_step_worker_run(options);
+    return file_check(options->trace) && file_check(options->timeline) ? bench_crew_run(&crew) : 1;
+}
+
+int bench_step_run(int argc, char **argv)
+{
+    struct bench_step_options options;
+    int code;
+    if (options_parse(argc, argv, &options, &code))
+        code = options_run(&options);
+    step_profile_free(&options.profile);
+    return code;
+}

@@ -1,0 +1,580 @@
+/* One rank of `shoal bench step`. */
+#include "bench_step.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+enum { WARMUPS = 3, PROBES = 3, STREAM_BYTES = 16384, ALIGNMENT = 64, LINE_S = 30 };
+
+struct stepper {
+    const struct bench_step_options *options;
+    const struct step_profile *profile;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    struct shoal_reducer *reducer;
+    int rank, ranks, hosts;
+    struct shoal_parameter *parameters;         /* by their numbers, as the next two */
+    size_t *offsets;                            /* in elements; each begins at a cache line */
+    size_t elements;                            /* with the gaps */
+    float *gradients;                           /* NULL: they are made in the buffers */
+    float *weights;                             /* of the optimizer */
+    double work_per_us;                         /* rounds of compute() */
+    double begun_s, ready_s;                    /* of the step under way: its begin, when the last gradient was ready */
+    double *step_us, *backward_us, *exposed_us; /* of each step */
+    double buffer_bytes, buffer_us;
+    double bare_us; /* of a step whose gradients are all ready at once: copies and sums alone */
+    struct step_report report;
+    double *times; /* of the last step: tensors, then buffers */
+    double *all_times;
+    struct step_report *reports;
+    bool is_verified; /* gradients are such that averages are known */
+    double told_s;    /* when progress was told last */
+};
+
+#define TRY(expression)                                    \
+    do {                                                   \
+        const enum shoal_status try_status = (expression); \
+        if (try_status != SHOAL_OK)                        \
+            return try_status;                             \
+    } while (0)
+
+static enum shoal_status memory_fail(const struct stepper *stepper, size_t bytes)
+{
+    char size[24];
+    fprintf(stderr, "shoal bench: rank %d: no memory for %s; start fewer ranks, or take --views\n", stepper->rank,
+            bench_size_print(bytes, size));
+    return SHOAL_ERR_MEMORY;
+}
+
+/* Of all threads of the rank. */
+static double cpu_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- The backward pass --------------------------------------------------------------------------------------------------- */
+
+/* Products and sums in the nearest cache, as much in each round. */
+static void compute(double rounds)
+{
+    static float row[STREAM_BYTES / sizeof(float)];
+    for (double round = 0; round < rounds; round++) {
+        for (size_t i = 0; i < sizeof row / sizeof row[0]; i++)
+            row[i] = row[i] * 0.999f + 1.0f;
+        __asm__ volatile("" ::"r"(row) : "memory");
+    }
+}
+
+/* How much of compute() fits a microsecond. Tries are so short that what else the core does misses the best of them. */
+static void work_measure(struct stepper *stepper)
+{
+    enum { TRIES = 300, ROUNDS = 100 };
+    for (int i = 0; i < TRIES; i++) {
+        const double begin = bench_now();
+        compute(ROUNDS);
+        const double took_us = (bench_now() - begin) * 1e6;
+        if (took_us > 0)
+            stepper->work_per_us = fmax(stepper->work_per_us, ROUNDS / took_us);
+    }
+}
+
+static void sleep_until(double when_s)
+{
+    const struct timespec when = {(time_t)when_s, (long)((when_s - floor(when_s)) * 1e9)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) != 0)
+        continue;
+}
+
+/* A busy rank has so much to compute, however long that takes; else a device computes, and time passes. */
+static void pass_until(const struct stepper *stepper, double backward_us, double from, double to)
+{
+    if (stepper->options->is_busy)
+        compute((to - from) * backward_us * stepper->work_per_us);
+    else if (stepper->begun_s + to * backward_us * 1e-6 > bench_now())
+        sleep_until(stepper->begun_s + to * backward_us * 1e-6);
+}
+
+static float *gradient_of(const struct stepper *stepper, size_t parameter)
+{
+    return stepper->gradients ? stepper->gradients + stepper->offsets[parameter]
+                              : shoal_reducer_view(stepper->reducer, parameter);
+}
+
+static enum shoal_status backward(struct stepper *stepper, double backward_us)
+{
+    double reached = 0;
+    for (size_t i = 0; i < stepper->profile->count; i++) {
+        const struct step_tensor *tensor = &stepper->profile->tensors[i];
+        pass_until(stepper, backward_us, reached, tensor->ready);
+        reached = tensor->ready;
+        stepper->ready_s = bench_now();
+        TRY(shoal_reducer_ready(stepper->reducer, tensor->index, gradient_of(stepper, tensor->index), tensor->elements));
+    }
+    if (reached < 1) {
+        pass_until(stepper, backward_us, reached, 1);
+        stepper->ready_s = bench_now();
+    }
+    return SHOAL_OK;
+}
+
+/* ---- The optimizer ------------------------------------------------------------------------------------------------------- */
+
+/* So small a step that weights stay finite. */
+static void parameter_step(const struct stepper *stepper, size_t parameter)
+{
+    const float *gradient = gradient_of(stepper, parameter);
+    float *weight = stepper->weights + stepper->offsets[parameter];
+    for (size_t i = 0; i < stepper->parameters[parameter].count; i++)
+        weight[i] -= 1e-6f * gradient[i];
+}
+
+static enum shoal_status buffer_step(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
+{
+    (void)buffer;
+    for (size_t i = 0; i < parameter_count; i++)
+        parameter_step(arg, parameters[i]);
+    return SHOAL_OK;
+}
+
+static void optimizer_run(const struct stepper *stepper)
+{
+    if (stepper->options->optimizer != STEP_OPTIMIZER_AFTER)
+        return;
+    for (size_t i = 0; i < stepper->profile->count; i++)
+        parameter_step(stepper, i);
+}
+
+/* ---- Are averages right? ------------------------------------------------------------------------------------------------- */
+
+static float gradient_value(size_t parameter, size_t element, double mean_of_ranks)
+{
+    return (float)(1 + (double)((parameter + element) % 7) + mean_of_ranks);
+}
+
+static void gradients_fill(const struct stepper *stepper)
+{
+    for (size_t p = 0; p < stepper->profile->count; p++) {
+        float *gradient = gradient_of(stepper, p);
+        for (size_t i = 0; i < stepper->parameters[p].count; i++)
+            gradient[i] = gradient_value(p, i, stepper->rank % 8);
+    }
+}
+
+/* What rounding may do. int8: the largest of a block is 15 at most; each rank's part and the sum are rounded once, by half of a
+ * 127th, and so are their scales. */
+static double error_most(const struct bench_step_options *options, double value)
+{
+    switch (options->compression) {
+    case SHOAL_COMPRESS_NONE:
+        return 1e-6 * value;
+    case SHOAL_COMPRESS_INT8:
+        return 1.25 * 15 / 127;
+    default:
+        return value / 100;
+    }
+}
+
+static void averages_check(struct stepper *stepper)
+{
+    double sum = 0;
+    for (int r = 0; r < stepper->ranks; r++)
+        sum += r % 8;
+    for (size_t p = 0; p < stepper->profile->count; p++) {
+        const float *gradient = gradient_of(stepper, p);
+        for (size_t i = 0; i < stepper->parameters[p].count; i++) {
+            const double wanted = gradient_value(p, i, sum / stepper->ranks);
+            stepper->report.errors += !(fabs((double)gradient[i] - wanted) <= error_most(stepper->options, wanted));
+        }
+    }
+}
+
+/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status step_run(struct stepper *stepper, double backward_us)
+{
+    TRY(shoal_barrier(stepper->comm, NULL));
+    stepper->begun_s = bench_now();
+    TRY(shoal_reducer_begin(stepper->reducer, SHOAL_STEP_REDUCE));
+    if (stepper->is_verified)
+        gradients_fill(stepper); /* views may be written from here on */
+    TRY(backward(stepper, backward_us));
+    TRY(shoal_reducer_finish(stepper->reducer, NULL));
+    optimizer_run(stepper);
+    return SHOAL_OK;
+}
+
+/* In the first one averages are compared; the begin of the second makes the layout of the order in which gradients become
+ * ready. */
+static enum shoal_status warm_up(struct stepper *stepper)
+{
+    stepper->is_verified = true;
+    TRY(step_run(stepper, 0));
+    averages_check(stepper);
+    stepper->is_verified = false;
+    for (int i = 1; i < WARMUPS; i++)
+        TRY(step_run(stepper, 0));
+    stepper->bare_us = (bench_now() - stepper->begun_s) * 1e6;
+    return shoal_allreduce(stepper->comm, &stepper->bare_us, &stepper->bare_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL);
+}
+
+/* A line on a terminal that is written anew; elsewhere one after half a minute and then each minute. */
+static void progress_print(struct stepper *stepper, double start_s, int step)
+{
+    const int steps = stepper->options->steps;
+    const bool is_terminal = isatty(STDERR_FILENO);
+    const double now_s = bench_now(), left_s = step ? (now_s - start_s) / step * (steps - step) : 0;
+    if (stepper->rank || now_s - stepper->told_s < (is_terminal ? 0.2 : LINE_S))
+        return;
+    stepper->told_s = now_s;
+    fprintf(stderr, "%sshoal bench: step %d of %d, about %.0f s left%s", is_terminal ? "\r" : "", step + 1, steps, left_s,
+            is_terminal ? "\033[K" : "\n");
+    fflush(stderr);
+}
+
+static void progress_end(const struct stepper *stepper)
+{
+    if (stepper->rank == 0 && isatty(STDERR_FILENO))
+        fputs("\r\033[K", stderr);
+}
+
+static enum shoal_status steps_run(struct stepper *stepper)
+{
+    const double start_s = bench_now();
+    double cpu_s = 0;
+    stepper->told_s = start_s;
+    for (int i = 0; i < stepper->options->steps; i++) {
+        progress_print(stepper, start_s, i);
+        const double cpu_begun_s = cpu_now_s();
+        TRY(step_run(stepper, stepper->options->backward_us));
+        stepper->step_us[i] = (bench_now() - stepper->begun_s) * 1e6;
+        stepper->backward_us[i] = (stepper->ready_s - stepper->begun_s) * 1e6;
+        stepper->exposed_us[i] = stepper->step_us[i] - stepper->backward_us[i];
+        cpu_s += cpu_now_s() - cpu_begun_s;
+    }
+    progress_end(stepper);
+    stepper->report.cpu_s = cpu_s / stepper->options->steps;
+    return SHOAL_OK;
+}
+
+/* ---- What came of it ----------------------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of as many values as there are steps; they stay as they are. */
+static double quantile(const struct stepper *stepper, const double *values, double share)
+{
+    const size_t count = (size_t)stepper->options->steps;
+    double *sorted = malloc(count * sizeof *sorted);
+    if (!sorted)
+        return NAN;
+    memcpy(sorted, values, count * sizeof *sorted);
+    qsort(sorted, count, sizeof *sorted, by_value);
+    const double value = sorted[(size_t)((double)(count - 1) * share + 0.5)];
+    free(sorted);
+    return value;
+}
+
+static enum shoal_status report_fill(struct stepper *stepper)
+{
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    struct step_report *report = &stepper->report;
+    TRY(shoal_reducer_stats(stepper->reducer, &stats));
+    TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
+    report->step_us = quantile(stepper, stepper->step_us, 0.5);
+    report->backward_us = quantile(stepper, stepper->backward_us, 0.5);
+    report->exposed_us = quantile(stepper, stepper->exposed_us, 0.5);
+    report->pack_us = stats.pack_us;
+    report->unpack_us = stats.unpack_us;
+    report->callback_us = stats.callback_us;
+    report->sent_bytes = (double)stats.sent_bytes;
+    report->received_bytes = (double)stats.received_bytes;
+    report->network_bytes = (double)stats.network_bytes;
+    report->copied_bytes = (double)stats.copied_bytes;
+    report->flight_buffers = (double)stats.flight_buffers;
+    report->host = place.host;
+    return SHOAL_OK;
+}
+
+static size_t times_count(const struct stepper *stepper)
+{
+    const struct shoal_gradient_layout *layout = shoal_reducer_layout(stepper->reducer);
+    return stepper->profile->count + STEP_BUFFER_TIMES * shoal_gradient_layout_buffers(layout);
+}
+
+static enum shoal_status times_fill(struct stepper *stepper)
+{
+    const size_t tensors = stepper->profile->count;
+    const size_t buffers = shoal_gradient_layout_buffers(shoal_reducer_layout(stepper->reducer));
+    for (size_t i = 0; i < tensors; i++)
+        stepper->times[i] = shoal_reducer_ready_us(stepper->reducer, stepper->profile->tensors[i].index);
+    for (size_t b = 0; b < buffers; b++) {
+        struct shoal_buffer_times times = SHOAL_BUFFER_TIMES_INIT;
+        TRY(shoal_reducer_buffer_times(stepper->reducer, b, &times));
+        const double row[STEP_BUFFER_TIMES] = {times.first_us, times.full_us, times.posted_us, times.done_us, times.out_us};
+        memcpy(stepper->times + tensors + STEP_BUFFER_TIMES * b, row, sizeof row);
+    }
+    return SHOAL_OK;
+}
+
+/* Rank 0 gets the reports and times of all; every rank the slowest of each step. */
+static enum shoal_status results_gather(struct stepper *stepper)
+{
+    const size_t steps = (size_t)stepper->options->steps, numbers = times_count(stepper), ranks = (size_t)stepper->ranks;
+    stepper->times = calloc(numbers, sizeof(double));
+    if (stepper->rank == 0) {
+        stepper->all_times = calloc(numbers * ranks, sizeof(double));
+        stepper->reports = calloc(ranks, sizeof *stepper->reports);
+    }
+    if (!stepper->times || (stepper->rank == 0 && (!stepper->all_times || !stepper->reports)))
+        return memory_fail(stepper, numbers * ranks * sizeof(double));
+    TRY(report_fill(stepper));
+    TRY(times_fill(stepper));
+    TRY(shoal_gather(stepper->comm, &stepper->report, stepper->reports, STEP_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
+    TRY(shoal_gather(stepper->comm, stepper->times, stepper->all_times, numbers, SHOAL_FLOAT64, 0, NULL));
+    TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    return shoal_allreduce(stepper->comm, stepper->exposed_us, stepper->exposed_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL);
+}
+
+static double balance_of(const struct stepper *stepper)
+{
+    double most = 0, sum = 0;
+    for (int r = 0; r < stepper->ranks; r++) {
+        const double bytes = stepper->reports[r].sent_bytes + stepper->reports[r].received_bytes;
+        most = fmax(most, bytes);
+        sum += bytes;
+    }
+    return sum > 0 ? most * stepper->ranks / sum : 1;
+}
+
+/* By the formula where the rate is known, else as one buffer by itself. */
+static double wire_us_per_byte(const struct stepper *stepper)
+{
+    const struct bench_step_options *options = stepper->options;
+    if (stepper->ranks == 1)
+        return 0;
+    if (options->rate_gbit_s > 0 && stepper->hosts > 1)
+        return step_wire_us_per_byte(stepper->hosts, options->rate_gbit_s) /
+               bench_step_wire_ratio(options->compression, stepper->hosts);
+    return stepper->buffer_us / stepper->buffer_bytes;
+}
+
+static double slowest_backward_us(const struct stepper *stepper)
+{
+    double us = 0;
+    for (int r = 0; r < stepper->ranks; r++)
+        us = fmax(us, stepper->reports[r].backward_us);
+    return us;
+}
+
+static bool result_tell(const struct stepper *stepper)
+{
+    const struct bench_step_options *options = stepper->options;
+    const double wire_us = wire_us_per_byte(stepper), backward_us = slowest_backward_us(stepper);
+    const struct step_result result = {
+        .options = options,
+        .layout = shoal_reducer_layout(stepper->reducer),
+        .ranks = stepper->ranks,
+        .hosts = stepper->hosts,
+        .reports = stepper->reports,
+        .times = stepper->all_times,
+        .step_us = quantile(stepper, stepper->step_us, 0.5),
+        .step_p90_us = quantile(stepper, stepper->step_us, 0.9),
+        .backward_us = backward_us,
+        .exposed_us = quantile(stepper, stepper->exposed_us, 0.5),
+        .balance = balance_of(stepper),
+        .buffer_bytes = stepper->buffer_bytes,
+        .buffer_us = stepper->buffer_us,
+        .bare_us = stepper->bare_us,
+        .wire_us = wire_us * (double)(stepper->profile->elements * STEP_ELEMENT_BYTES),
+        .bound = step_bound_find(stepper->profile, backward_us, wire_us),
+    };
+    bench_step_result_print(&result);
+    const bool is_traced = !options->trace || bench_step_trace_write(&result, options->trace);
+    return (!options->timeline || bench_step_timeline_write(&result, options->timeline)) && is_traced;
+}
+
+/* ---- One buffer by itself ------------------------------------------------------------------------------------------------ */
+
+static size_t largest_buffer(const struct stepper *stepper)
+{
+    const struct shoal_gradient_layout *layout = shoal_reducer_layout(stepper->reducer);
+    size_t most = 0;
+    for (size_t b = 0; b < shoal_gradient_layout_buffers(layout); b++) {
+        struct shoal_gradient_buffer buffer = SHOAL_GRADIENT_BUFFER_INIT;
+        if (shoal_gradient_layout_buffer(layout, b, &buffer) == SHOAL_OK && buffer.bytes > most)
+            most = buffer.bytes;
+    }
+    return most;
+}
+
+/* An all-reduce of as many bytes as cross the wire for it, as the median of some. */
+static enum shoal_status buffer_measure(struct stepper *stepper)
+{
+    const size_t bytes = largest_buffer(stepper);
+    const double ratio = bench_step_wire_ratio(stepper->options->compression, stepper->hosts);
+    const size_t count = (size_t)((double)bytes / ratio) / STEP_ELEMENT_BYTES;
+    double took_us[PROBES];
+    void *memory;
+    TRY(shoal_mem_alloc(stepper->context, count * STEP_ELEMENT_BYTES, &memory));
+    memset(memory, 0, count * STEP_ELEMENT_BYTES);
+    for (int i = -1; i < PROBES; i++) {
+        TRY(shoal_barrier(stepper->comm, NULL));
+        const double begin = bench_now();
+        TRY(shoal_allreduce(stepper->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        took_us[i < 0 ? 0 : i] = (bench_now() - begin) * 1e6;
+    }
+    TRY(shoal_mem_free(stepper->context, memory));
+    TRY(shoal_allreduce(stepper->comm, took_us, took_us, PROBES, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    qsort(took_us, PROBES, sizeof took_us[0], by_value);
+    stepper->buffer_bytes = (double)bytes;
+    stepper->buffer_us = took_us[PROBES / 2];
+    return SHOAL_OK;
+}
+
+/* ---- One rank ------------------------------------------------------------------------------------------------------------ */
+
+static enum shoal_status memory_map(const struct stepper *stepper, float **memory_out)
+{
+    const size_t bytes = stepper->elements * sizeof(float);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return memory_fail(stepper, bytes);
+    memset(memory, 0, bytes);
+    *memory_out = memory;
+    return SHOAL_OK;
+}
+
+static enum shoal_status memory_open(struct stepper *stepper)
+{
+    const struct bench_step_options *options = stepper->options;
+    const size_t count = stepper->profile->count, per_line = ALIGNMENT / sizeof(float);
+    stepper->parameters = calloc(count, sizeof *stepper->parameters);
+    stepper->offsets = calloc(count, sizeof *stepper->offsets);
+    stepper->step_us = calloc((size_t)options->steps, sizeof(double));
+    stepper->backward_us = calloc((size_t)options->steps, sizeof(double));
+    stepper->exposed_us = calloc((size_t)options->steps, sizeof(double));
+    if (!stepper->parameters || !stepper->offsets || !stepper->step_us || !stepper->backward_us || !stepper->exposed_us)
+        return memory_fail(stepper, count * sizeof *stepper->parameters);
+    for (size_t i = 0; i < count; i++) {
+        const struct step_tensor *tensor = &stepper->profile->tensors[i];
+        stepper->parameters[tensor->index] = (struct shoal_parameter){tensor->elements, SHOAL_FLOAT32, tensor->name};
+    }
+    for (size_t p = 0; p < count; p++) {
+        stepper->offsets[p] = stepper->elements;
+        stepper->elements += (stepper->parameters[p].count + per_line - 1) / per_line * per_line;
+    }
+    if (!options->has_views)
+        TRY(memory_map(stepper, &stepper->gradients));
+    return options->optimizer ? memory_map(stepper, &stepper->weights) : SHOAL_OK;
+}
+
+static enum shoal_status reducer_open(struct stepper *stepper)
+{
+    const struct bench_step_options *options = stepper->options;
+    struct shoal_reducer_options wanted = SHOAL_REDUCER_OPTIONS_INIT;
+    wanted.name = "step";
+    wanted.buffer_bytes = options->buffer_bytes;
+    wanted.first_buffer_bytes = options->first_bytes;
+    wanted.rank_bytes = options->rank_bytes;
+    wanted.flight_bytes = options->flight_bytes;
+    wanted.timeout_ms = (uint32_t)options->timeout_s * 1000;
+    wanted.results_in_views = options->has_views;
+    wanted.compression = (enum shoal_compression)options->compression;
+    wanted.has_thread = !options->has_no_thread;
+    if (options->optimizer == STEP_OPTIMIZER_BUFFERS) {
+        wanted.on_buffer = buffer_step;
+        wanted.on_buffer_arg = stepper;
+    }
+    return shoal_reducer_create(stepper->context, stepper->comm, stepper->parameters, stepper->profile->count, &wanted,
+                                &stepper->reducer);
+}
+
+static enum shoal_status stepper_open(struct stepper *stepper)
+{
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    options.timeout_ms = (uint32_t)stepper->options->timeout_s * 1000;
+    TRY(shoal_context_create(NULL, &stepper->context));
+    TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
+    stepper->rank = shoal_comm_rank(stepper->comm);
+    stepper->ranks = shoal_comm_size(stepper->comm);
+    TRY(shoal_comm_place(stepper->comm, 0, &place));
+    stepper->hosts = place.hosts;
+    if (stepper->options->ranks && stepper->options->ranks != stepper->ranks && stepper->rank == 0)
+        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stepper->options->ranks, stepper->ranks);
+    TRY(memory_open(stepper));
+    return reducer_open(stepper);
+}
+
+static void stepper_close(struct stepper *stepper)
+{
+    const size_t bytes = stepper->elements * sizeof(float);
+    shoal_reducer_free(stepper->reducer);
+    shoal_comm_free(stepper->comm);
+    shoal_context_destroy(stepper->context);
+    if (stepper->gradients)
+        munmap(stepper->gradients, bytes);
+    if (stepper->weights)
+        munmap(stepper->weights, bytes);
+    free(stepper->parameters);
+    free(stepper->offsets);
+    free(stepper->step_us);
+    free(stepper->backward_us);
+    free(stepper->exposed_us);
+    free(stepper->times);
+    free(stepper->all_times);
+    free(stepper->reports);
+}
+
+static enum shoal_status stepper_run(struct stepper *stepper, bool *is_told)
+{
+    TRY(stepper_open(stepper));
+    if (stepper->options->is_busy)
+        work_measure(stepper);
+    TRY(warm_up(stepper));
+    TRY(buffer_measure(stepper));
+    TRY(steps_run(stepper));
+    TRY(results_gather(stepper));
+    if (stepper->rank == 0)
+        *is_told = result_tell(stepper);
+    return shoal_comm_finalize(stepper->comm);
+}
+
+static void failure_tell(const struct stepper *stepper, enum shoal_status status)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const bool is_reducers = stepper->reducer && shoal_reducer_failure(stepper->reducer, &failure) == SHOAL_OK;
+    if (!stepper->comm)
+        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
+    else
+        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", stepper->rank, shoal_status_name(status),
+                is_reducers ? failure.text : shoal_status_text(status));
+}
+
+int bench_step_worker_run(const struct bench_step_options *options)
+{
+    struct stepper stepper = {.options = options, .profile = &options->profile, .rank = -1};
+    bool is_told = true;
+    const enum shoal_status status = stepper_run(&stepper, &is_told);
+    const double errors = stepper.report.errors;
+    if (status)
+        failure_tell(&stepper, status);
+    if (errors > 0)
+        fprintf(stderr, "shoal bench: rank %d: %.0f elements of the averages were wrong\n", stepper.rank, errors);
+    stepper_close(&stepper);
+    return status || errors > 0 || !is_told ? 1 : 0;
+}
