@@ -127,7 +127,7 @@ void network_backward_gradients(struct network *network, int layer, uint32_t row
 {
     int in = network->width[layer];
     int out = network->width[layer + 1];
-    float *weights = network->gradients + network->offset[layer];
+    float *weights = network->gradients[layer];
     float *biases = weights + (size_t)in * (size_t)out;
     memset(weights, 0, ((size_t)in + 1) * (size_t)out * sizeof(float));
     if (rows == 0) /* a batch smaller than the number of workers leaves some without images */
@@ -156,8 +156,9 @@ void network_update(struct network *network, int layer, float lr)
 {
     const float momentum = 0.9f;
     const float decay = 1e-4f;
+    const float *gradients = network->gradients[layer];
     for (size_t i = network->offset[layer]; i < network->offset[layer + 1]; i++) {
-        float gradient = network->gradients[i] + decay * network->parameters[i];
+        float gradient = gradients[i - network->offset[layer]] + decay * network->parameters[i];
         network->velocity[i] = momentum * network->velocity[i] + gradient;
         network->parameters[i] -= lr * network->velocity[i];
     }

@@ -13,11 +13,11 @@
 struct network {
     int layers;
     int width[LAYERS_MAX + 1];
-    /* Layer l's weights (width[l] x width[l + 1], row by row), then its biases, begin at offset[l], both in parameters and in
-     * gradients; offset[layers] is the number of parameters. */
+    /* Layer l's weights (width[l] x width[l + 1], row by row), then its biases, begin at offset[l] of parameters, and at
+     * gradients[l]; offset[layers] is the number of parameters. */
     size_t offset[LAYERS_MAX + 1];
     float *parameters; /* the caller's, as are gradients and velocity */
-    float *gradients;
+    float *gradients[LAYERS_MAX];
     float *velocity;
     uint32_t rows_max;
     float *values[LAYERS_MAX + 1]; /* rows_max x width[l]; values[0] is the input, filled by the caller */

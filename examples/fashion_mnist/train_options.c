@@ -20,6 +20,7 @@ static const struct option long_options[] = {
     {"checkpoint", required_argument, NULL, 'c'},
     {"resume", required_argument, NULL, 'r'},
     {"overlap", required_argument, NULL, 'o'},
+    {"compress", required_argument, NULL, 'g'},
     {"threads", required_argument, NULL, 't'},
     {"help", no_argument, NULL, '?'},
     {NULL, 0, NULL, 0},
@@ -42,6 +43,7 @@ void train_options_print_help(FILE *out)
           "  --checkpoint FILE  write the state after each epoch\n"
           "  --resume FILE      go on from a checkpoint\n"
           "  --overlap on|off   sum a layer's gradient while the next is computed (default on)\n"
+          "  --compress TYPE    of gradients between hosts: none, float16, bfloat16 or int8 (default none)\n"
           "  --threads N        threads of OpenBLAS in each worker (default 1)\n"
           "  --help             this text\n",
           out);
@@ -75,6 +77,18 @@ static int parse_overlap(const char *text, bool *overlap_out, struct fault *faul
         return fault_set(fault, EXIT_USAGE, "--overlap wants on or off, not '%s'", text);
     *overlap_out = strcmp(text, "on") == 0;
     return 0;
+}
+
+static int parse_compression(const char *text, enum shoal_compression *compression_out, struct fault *fault)
+{
+    static const char *const names[] = {"none", "float16", "bfloat16", "int8"}; /* in the order of the enum */
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(text, names[i]) != 0)
+            continue;
+        *compression_out = (enum shoal_compression)i;
+        return 0;
+    }
+    return fault_set(fault, EXIT_USAGE, "--compress wants none, float16, bfloat16 or int8, not '%s'", text);
 }
 
 static int parse_hidden(const char *text, struct train_options *options, struct fault *fault)
@@ -119,6 +133,8 @@ static int parse_option(int letter, const char *text, struct train_options *opti
         return parse_hidden(text, options, fault);
     case 'o':
         return parse_overlap(text, &options->overlap, fault);
+    case 'g':
+        return parse_compression(text, &options->compression, fault);
     case 'e':
         status = parse_number("epochs", text, 1, 100000, &number, fault);
         options->epochs = (int)number;
@@ -155,6 +171,7 @@ int train_options_parse(int argc, char **argv, struct train_options *options_out
                                     .hidden_layers = 2,
                                     .hidden = {512, 256},
                                     .overlap = true,
+                                    .compression = SHOAL_COMPRESS_NONE,
                                     .threads = 1};
     /* getopt stays silent: one worker speaks for all. It sets index for an option it knows, and returns ':' for a missing
      * value. */

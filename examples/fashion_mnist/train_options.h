@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <shoal/gradients.h>
+
 #include "train_fault.h"
 
 #define HIDDEN_LAYERS_MAX 6
@@ -18,12 +20,13 @@ struct train_options {
     uint64_t seed;
     int hidden_layers;
     int hidden[HIDDEN_LAYERS_MAX];
-    uint32_t limit;         /* use at most so many training images; 0: all */
-    const char *loss_csv;   /* NULL: none; so for the next two */
-    const char *checkpoint; /* written after each epoch */
-    const char *resume;     /* read at the start */
-    bool overlap;           /* sum each layer's gradient while the next layer's is computed */
-    int threads;            /* of OpenBLAS, in each worker */
+    uint32_t limit;                     /* use at most so many training images; 0: all */
+    const char *loss_csv;               /* NULL: none; so for the next two */
+    const char *checkpoint;             /* written after each epoch */
+    const char *resume;                 /* read at the start */
+    bool overlap;                       /* sum each layer's gradient while the next layer's is computed */
+    enum shoal_compression compression; /* of gradients between hosts */
+    int threads;                        /* of OpenBLAS, in each worker */
     bool help;
 };
 

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-/* Gradients begin on a page of their own, as far as the shared memory lets us choose. */
-#define PAGE_FLOATS ((size_t)1024)
 #define TEST_ROWS 64u
 
 static uint32_t share_begin(uint32_t count, int rank, int size)
@@ -14,15 +12,11 @@ static uint32_t share_begin(uint32_t count, int rank, int size)
 static int allocate(struct trainer *trainer, struct shoal_context *context, uint32_t rows_max, struct fault *fault)
 {
     size_t count = network_parameter_count(&trainer->network);
-    size_t padded = (count + PAGE_FLOATS - 1) / PAGE_FLOATS * PAGE_FLOATS;
     uint32_t images = trainer->train.count > trainer->test.count ? trainer->train.count : trainer->test.count;
     void *memory;
-    /* One more float after the gradients carries the loss. */
-    if (shoal_mem_alloc(context, (padded + count + 1) * sizeof(float), &memory))
-        return fault_set(fault, EXIT_FAILED, "no shared memory for %zu parameters and their gradients; use a smaller --hidden",
-                         count);
+    if (shoal_mem_alloc(context, count * sizeof(float), &memory))
+        return fault_set(fault, EXIT_FAILED, "no shared memory for %zu parameters; use a smaller --hidden", count);
     trainer->network.parameters = memory;
-    trainer->network.gradients = trainer->network.parameters + padded;
     trainer->velocity = calloc(count, sizeof(float));
     trainer->network.velocity = trainer->velocity;
     trainer->order = calloc(images, sizeof(uint32_t));
@@ -35,8 +29,12 @@ static int allocate(struct trainer *trainer, struct shoal_context *context, uint
 int trainer_init(struct trainer *trainer, struct shoal_context *context, struct shoal_comm *comm,
                  const struct train_options *options, struct fault *fault)
 {
-    *trainer = (struct trainer){
-        .comm = comm, .rank = shoal_comm_rank(comm), .size = shoal_comm_size(comm), .overlap = options->overlap};
+    *trainer = (struct trainer){.context = context,
+                                .comm = comm,
+                                .rank = shoal_comm_rank(comm),
+                                .size = shoal_comm_size(comm),
+                                .overlap = options->overlap,
+                                .compression = options->compression};
     uint32_t share_max = options->batch / (uint32_t)trainer->size + 1;
     uint32_t rows_max = share_max > TEST_ROWS ? share_max : TEST_ROWS;
     if (image_set_init(&trainer->train, options->data, "train", options->limit, fault) ||
@@ -50,6 +48,7 @@ int trainer_init(struct trainer *trainer, struct shoal_context *context, struct 
 
 void trainer_fini(struct trainer *trainer)
 {
+    shoal_reducer_free(trainer->reducer);
     image_set_fini(&trainer->train);
     image_set_fini(&trainer->test);
     network_fini(&trainer->network);
@@ -59,12 +58,46 @@ void trainer_fini(struct trainer *trainer)
     *trainer = (struct trainer){0};
 }
 
+/* The sums of these layers' gradients are there: they are updated while other buffers are still under way. */
+static enum shoal_status update_layers(void *arg, size_t buffer, const uint32_t *parameters, size_t count)
+{
+    struct trainer *trainer = arg;
+    (void)buffer;
+    for (size_t i = 0; i < count; i++)
+        if ((int)parameters[i] < trainer->network.layers)
+            network_update(&trainer->network, (int)parameters[i], trainer->lr);
+    return SHOAL_OK;
+}
+
+/* Each layer is one parameter. The loss is another one; as it is a double it has a buffer to itself, which is not compressed. */
+static enum shoal_status make_reducer(struct trainer *trainer)
+{
+    struct network *network = &trainer->network;
+    struct shoal_parameter parameters[LAYERS_MAX + 1];
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    for (int l = 0; l < network->layers; l++)
+        parameters[l] = (struct shoal_parameter){network->offset[l + 1] - network->offset[l], SHOAL_FLOAT32, NULL};
+    parameters[network->layers] = (struct shoal_parameter){1, SHOAL_FLOAT64, "loss"};
+    options.op = SHOAL_SUM;
+    options.keeps_layout = 1; /* layers become ready in this order in every step */
+    options.results_in_views = 1;
+    options.compression = trainer->compression;
+    options.on_buffer = update_layers;
+    options.on_buffer_arg = trainer;
+    enum shoal_status status = shoal_reducer_create(trainer->context, trainer->comm, parameters, (size_t)network->layers + 1,
+                                                    &options, &trainer->reducer);
+    for (int l = 0; l < network->layers && !status; l++)
+        network->gradients[l] = shoal_reducer_view(trainer->reducer, (size_t)l);
+    return status;
+}
+
 enum shoal_status trainer_share_state(struct trainer *trainer)
 {
     struct network *network = &trainer->network;
     size_t count = network_parameter_count(network);
-    enum shoal_status status =
-        shoal_broadcast(trainer->comm, network->parameters, network->parameters, count, SHOAL_FLOAT32, 0, NULL);
+    enum shoal_status status = make_reducer(trainer);
+    if (!status)
+        status = shoal_broadcast(trainer->comm, network->parameters, network->parameters, count, SHOAL_FLOAT32, 0, NULL);
     if (status)
         return status;
     return shoal_broadcast(trainer->comm, network->velocity, network->velocity, count, SHOAL_FLOAT32, 0, NULL);
@@ -77,49 +110,29 @@ static void forward(struct trainer *trainer, const struct image_set *set, const 
     network_forward(&trainer->network, rows);
 }
 
-/* The loss rides behind the last layer's gradients, which are the first to be ready. */
-static size_t count_to_sum(const struct network *network, int layer)
+static enum shoal_status mark_ready(struct trainer *trainer, int layer)
 {
-    return network->offset[layer + 1] - network->offset[layer] + (layer == network->layers - 1);
+    const struct network *network = &trainer->network;
+    return shoal_reducer_ready(trainer->reducer, (size_t)layer, network->gradients[layer],
+                               network->offset[layer + 1] - network->offset[layer]);
 }
 
-/* Posts each layer's sum as soon as its gradients are there, so that it runs while the layers before it are still at work. */
-static enum shoal_status backward_overlapped(struct trainer *trainer, uint32_t rows, float lr)
+/* With overlap each layer's sum runs while the layers before it are still at work. */
+static enum shoal_status backward(struct trainer *trainer, uint32_t rows)
 {
     struct network *network = &trainer->network;
-    struct shoal_request *requests[LAYERS_MAX];
     for (int l = network->layers - 1; l >= 0; l--) {
-        float *gradients = network->gradients + network->offset[l];
         network_backward_gradients(network, l, rows);
-        enum shoal_status status = shoal_allreduce_post(trainer->comm, gradients, gradients, count_to_sum(network, l),
-                                                        SHOAL_FLOAT32, SHOAL_SUM, NULL, &requests[l]);
+        enum shoal_status status = trainer->overlap ? mark_ready(trainer, l) : SHOAL_OK;
         if (status)
             return status;
         network_backward_errors(network, l, rows);
     }
-    for (int l = network->layers - 1; l >= 0; l--) {
-        enum shoal_status status = shoal_request_wait(requests[l], SHOAL_FOREVER);
+    for (int l = network->layers - 1; l >= 0 && !trainer->overlap; l--) {
+        enum shoal_status status = mark_ready(trainer, l);
         if (status)
-            return status; /* the context frees what is still under way */
-        shoal_request_free(requests[l]);
-        network_update(network, l, lr);
+            return status;
     }
-    return SHOAL_OK;
-}
-
-static enum shoal_status backward_then_sum(struct trainer *trainer, uint32_t rows, float lr)
-{
-    struct network *network = &trainer->network;
-    for (int l = network->layers - 1; l >= 0; l--) {
-        network_backward_gradients(network, l, rows);
-        network_backward_errors(network, l, rows);
-    }
-    enum shoal_status status = shoal_allreduce(trainer->comm, network->gradients, network->gradients,
-                                               network_parameter_count(network) + 1, SHOAL_FLOAT32, SHOAL_SUM, NULL);
-    if (status)
-        return status;
-    for (int l = 0; l < network->layers; l++)
-        network_update(network, l, lr);
     return SHOAL_OK;
 }
 
@@ -128,13 +141,22 @@ enum shoal_status trainer_step(struct trainer *trainer, const uint32_t *order, u
     struct network *network = &trainer->network;
     uint32_t begin = share_begin(batch, trainer->rank, trainer->size);
     uint32_t rows = share_begin(batch, trainer->rank + 1, trainer->size) - begin;
-    float *loss = network->gradients + network_parameter_count(network);
-    forward(trainer, &trainer->train, order + begin, rows);
-    *loss = network_loss(network, trainer->labels, rows, batch);
-    enum shoal_status status = trainer->overlap ? backward_overlapped(trainer, rows, lr) : backward_then_sum(trainer, rows, lr);
+    size_t loss_at = (size_t)network->layers;
+    double *loss = shoal_reducer_view(trainer->reducer, loss_at);
+    trainer->lr = lr;
+    enum shoal_status status = shoal_reducer_begin(trainer->reducer, SHOAL_STEP_REDUCE);
     if (status)
         return status;
-    *loss_out = *loss;
+    forward(trainer, &trainer->train, order + begin, rows);
+    *loss = (double)network_loss(network, trainer->labels, rows, batch);
+    status = shoal_reducer_ready(trainer->reducer, loss_at, loss, 1);
+    if (!status)
+        status = backward(trainer, rows);
+    if (!status)
+        status = shoal_reducer_finish(trainer->reducer, NULL);
+    if (status)
+        return status;
+    *loss_out = (float)*loss;
     return SHOAL_OK;
 }
 

@@ -7,10 +7,14 @@
 #include "network.h"
 
 struct trainer {
+    struct shoal_context *context;
     struct shoal_comm *comm;
+    struct shoal_reducer *reducer; /* of each layer's gradients, and of the loss behind them */
     int rank;
     int size;
     bool overlap;
+    enum shoal_compression compression;
+    float lr; /* of the current step */
     struct image_set train;
     struct image_set test;
     struct network network;
@@ -19,13 +23,12 @@ struct trainer {
     float *velocity;
 };
 
-/* Reads the data and allocates; a local call. Parameters and gradients lie in Shoal's shared memory, which the context frees.
- */
+/* Reads the data and allocates; a local call. Parameters lie in Shoal's shared memory, which the context frees. */
 int trainer_init(struct trainer *trainer, struct shoal_context *context, struct shoal_comm *comm,
                  const struct train_options *options, struct fault *fault);
 void trainer_fini(struct trainer *trainer);
 
-/* Gives every worker rank 0's parameters and velocities. */
+/* Makes the reducer, whose buffers hold the gradients, and gives every worker rank 0's parameters and velocities. */
 enum shoal_status trainer_share_state(struct trainer *trainer);
 
 /* Trains on images order[0..batch): forward and backward on this worker's share, gradients summed over the workers, parameters

@@ -547,7 +547,8 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, struct shoal_st
     FUSION_TRY(complete_all(reducer));
     FUSION_TRY(take_head(reducer));
     fusion_lock(reducer);
-    reducer->factor = divides(reducer) ? 1.0 / (double)reducer->head_sum : 1;
+    if (!reducer->is_factor_known) /* else the thread may be reading it */
+        reducer->factor = divides(reducer) ? 1.0 / (double)reducer->head_sum : 1;
     reducer->is_factor_known = true;
     fusion_unlock(reducer);
     FUSION_TRY(wait_for_all(reducer));

@@ -137,6 +137,29 @@ def overlap_changes_nothing(folder):
     expect_same_curve(overlapped, summed_after, "--overlap on")
 
 
+def run_on_hosts(workers, per_host, *program):
+    """As run, with so many workers on each of several hosts, as they call themselves."""
+    return run(workers, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", *program)
+
+
+def accuracy_of(out):
+    return float(out.split("test accuracy ")[1].split()[0])
+
+
+def compression_costs_no_accuracy(folder):
+    """Of gradients between two hosts of two workers: within half a point, and the same bits on all workers."""
+    accuracies = {}
+    for compression in ("none", "int8"):
+        code, out, err = run_on_hosts(4, 2, FASHION, "--epochs", "3", "--limit", "12000", "--compress", compression)
+        if "no network" in err or "libfabric" in err and code:
+            raise Skip("no network joins several hosts here")
+        assert code == 0 and "identical bits on 4 of 4 workers" in out, f"{compression}: {out}{err}"
+        accuracies[compression] = accuracy_of(out)
+    assert accuracies["none"] > 75, accuracies
+    for compression, accuracy in accuracies.items():
+        assert abs(accuracy - accuracies["none"]) <= 0.5, accuracies
+
+
 def hash_of(out):
     return out.split("hash ")[1].split()[0]
 
@@ -226,6 +249,7 @@ def bad_options_are_named():
                            (("--hidden", "1,2,3,4,5,6,7"), ("--hidden", "1 to 6")),
                            (("--seed", "99999999999999999999"), ("--seed",)),
                            (("--overlap", "maybe"), ("--overlap", "on or off")),
+                           (("--compress", "zip"), ("--compress", "none, float16, bfloat16 or int8", "'zip'")),
                            (("train",), ("'train'", "--help"))):
         expect_fault(2, 0, options, *words)
     expect_fault(2, 2, ("--bogus",), "'--bogus'")
@@ -315,7 +339,8 @@ def help_lists_the_options():
     need_fashion()
     code, out, err = run_alone(FASHION, "--help")
     assert code == 0 and not err, err
-    for option in ("data", "epochs", "batch", "lr", "seed", "hidden", "limit", "loss-csv", "checkpoint", "resume", "overlap"):
+    for option in ("data", "epochs", "batch", "lr", "seed", "hidden", "limit", "loss-csv", "checkpoint", "resume", "overlap",
+                   "compress"):
         assert "--" + option in out, option
 
 
@@ -330,6 +355,7 @@ CASES = (
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),
     (batch_smaller_than_the_workers_is_right, need_dataset),
     (overlap_changes_nothing, need_dataset),
+    (compression_costs_no_accuracy, need_dataset),
     (a_run_repeats_to_the_bit, need_dataset),
     (resume_goes_on_as_if_never_stopped, need_dataset),
     (synthetic_data_is_accepted, need_fashion),
