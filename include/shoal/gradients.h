@@ -120,15 +120,15 @@ SHOAL_CALL shoal_gradient_layout_place(const struct shoal_gradient_layout *layou
 
 /* ---- 2. Making a reducer ------------------------------------------------------------------------------------------------- */
 
+/* Owns the buffers of a model's gradients on one rank, and runs its steps. */
 struct shoal_reducer;
 
-/* How gradients travel between hosts; inside a host they keep their full precision. name, number */
-#define SHOAL_COMPRESSION_LIST(X) X(NONE, 0) X(FLOAT16, 1) X(BFLOAT16, 2) X(INT8, 3)
-
+/* How gradients travel between hosts; inside a host they keep their full precision. */
 enum shoal_compression {
-#define SHOAL_COMPRESSION_ENUM(name, number) SHOAL_COMPRESS_##name = (number),
-    SHOAL_COMPRESSION_LIST(SHOAL_COMPRESSION_ENUM)
-#undef SHOAL_COMPRESSION_ENUM
+    SHOAL_COMPRESS_NONE = 0,
+    SHOAL_COMPRESS_FLOAT16 = 1,
+    SHOAL_COMPRESS_BFLOAT16 = 2,
+    SHOAL_COMPRESS_INT8 = 3, /* blocks of 256 values with a scale */
 };
 
 /* Called once for each completed buffer of a step, in index order: the averages of these parameters are in place, and nothing
@@ -193,7 +193,10 @@ SHOAL_API void shoal_reducer_free(struct shoal_reducer *reducer);
 /* REDUCE: the gradients of this step, and of the LOCAL steps before it, are averaged. LOCAL: they are added up in the buffers,
  * and nothing is sent (gradient accumulation, no_sync). A framework that adds up gradients itself needs no LOCAL step: it marks
  * each gradient once, when the sum is complete. */
-enum shoal_step { SHOAL_STEP_REDUCE = 0, SHOAL_STEP_LOCAL = 1 };
+enum shoal_step {
+    SHOAL_STEP_REDUCE = 0,
+    SHOAL_STEP_LOCAL = 1,
+};
 
 /* Begins a step. The begin after the first REDUCE step may make a new layout (options.keeps_layout): it then is a collective
  * call that waits, and views have moved. Other begins are local and return at once. A step in which nothing has been marked yet

@@ -77,6 +77,12 @@ def sharded_ends_at_the_average_of_all_targets():
         expect_lines(workers, "04_sharded", expected)
 
 
+def gradients_end_at_the_average_of_all_targets():
+    for workers in (1, 2, 3):
+        expect_lines(workers, "05_gradients",
+                     [f"rank {rank} of {workers}: off by 0.003 after 20 steps" for rank in range(workers)])
+
+
 # ---- fashion_mnist: training ----
 
 
@@ -349,7 +355,7 @@ CASES = (
     (hello_sums_the_ranks, None),
     (async_sums_every_buffer, None),
     (groups_split_and_pass_round, None),
-    (sharded_ends_at_the_average_of_all_targets, None),
+    (sharded_ends_at_the_average_of_all_targets, gradients_end_at_the_average_of_all_targets, None),
     (help_lists_the_options, need_fashion),
     (loss_curves_agree, need_dataset),
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),
