@@ -554,8 +554,8 @@ static bool start_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write the own staging buffer
- * only, and nobody reads it before a signal says so. */
+/* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write this rank's staging
+ * buffer only, and nobody reads it before a signal says so. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_chunk chunk = {.request = request};

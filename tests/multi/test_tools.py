@@ -222,7 +222,7 @@ def explain_has_a_legend_for_its_steps():
     legend, _, plans = out.partition("\nrank 0: ")
     for word in ("in[r]", "out[r]", "stg[r].p", "1/4: block 1 of 4", "copy: ", "wait 2 #1: ", "wait 2 credit: "):
         expect(word in legend and word not in plans, word, out)
-    for shape in (r"\d  copy    in\[0\] 1/3 -> win\[0\]\.0 1/3", r"wait    1 #1$", r"wait    1 credit$"):
+    for shape in (r"\d  copy    in\[0\] 1/3 -> stg\[0\]\.0 1/3", r"wait    1 #1$", r"wait    1 credit$"):
         expect(re.search(shape, plans, re.M), shape, out)
     expect("block 1 of 4" not in explain("allreduce", "--bytes", "8") and max(map(len, out.splitlines())) <= 128, out)
 
@@ -324,7 +324,7 @@ def explain_shows_plans_over_hosts():
     expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
     expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "places; for each chunk:" in out, out)
     for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
-        peer = re.search(r"put .* -> win\[(\d+)\]", line)
+        peer = re.search(r"put .* -> stg\[(\d+)\]", line)
         expect(not peer or int(peer.group(1)) in (1, 17, 25), line)
     expect(max(map(len, out.partition("\nrank 9")[0].splitlines())) <= 128, out)
     out = explain("barrier", "--hosts", "3", "--ranks-per-host", "8")
