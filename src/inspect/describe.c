@@ -477,7 +477,7 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
           "wait 2 credit: until rank 2 has read the chunk before\n",
           out);
     if (inquiry->hosts > 1)
-        fputs("@5+2: places 5 and 6 of the staging buffer; put: into a remote rank's staging buffer, once it was clear to send\n"
+        fputs("@5+2: places 5 and 6 of the staging buffer; put: into that of a remote rank, once it was clear to send\n"
               "partial: a sum that others add to; wait puts: until all puts are locally complete\n",
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
