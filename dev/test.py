@@ -31,7 +31,7 @@ FOR_TRACES = ["-Dbuildtype=debugoptimized", "-Dc_args=-g1"]
 BUILDS = {
     "plain": ("build", "gcc", [], None),
     "python": ("build", "gcc", [], {"python"}),
-    "clang": ("build-clang", "clang", [], {"unit", "sim", "contract"}),
+    "clang": ("build-clang", "clang", ["-Dasserts=true"], {"unit", "sim", "contract"}),
     "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES],
              {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
     "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES], {"threads", "contract", "control"}),

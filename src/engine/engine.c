@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/settings.h"
 
@@ -206,6 +207,7 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record = NULL;
     }
     if (request->cached) {
+        SHOAL_ASSERT(request->cached->users > 0);
         request->cached->users--;
         request->cached = NULL;
     }
@@ -406,6 +408,8 @@ static void tell(struct shoal_engine *engine)
     const uint64_t told = engine->agreed_sequence < engine->done_sequence ? engine->agreed_sequence : engine->done_sequence;
     if (told == engine->told_sequence)
         return;
+    SHOAL_ASSERT((int64_t)(told - engine->told_sequence) >
+                 0); /* peers reuse what they were told is done: it is never taken back */
     engine->told_sequence = told;
     engine->ops->complete(engine->transport, told);
     engine->must_flush = true;
@@ -542,6 +546,8 @@ static void announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     struct shoal_announcement *arrival = &request->arrival;
+    SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
+    SHOAL_ASSERT(engine->active_count <= SHOAL_ACTIVE_MAX);
     arrival->descriptor = (struct shoal_descriptor){
         .sequence = request->sequence,
         .count = call->count,
@@ -744,6 +750,8 @@ static bool retire_done(struct shoal_engine *engine)
         engine->active_head = request->next;
         if (engine->start_next == request)
             engine->start_next = request->next;
+        SHOAL_ASSERT(engine->active_count > 0);
+        SHOAL_ASSERT((int64_t)(request->sequence - engine->done_sequence) > 0); /* operations end in order */
         engine->active_count--;
         engine->done_sequence = request->sequence;
         tell(engine);

@@ -4,6 +4,8 @@
 
 #include "engine/engine.h"
 
+#include "base/assert.h"
+
 /* ---- Direct operations: the data came beside the announcements ----------------------------------------------------------- */
 
 /* So small that each part is copied element by element of the tensors' list. */
@@ -457,6 +459,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
 static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
     enum shoal_status status = SHOAL_OK;
+    SHOAL_ASSERT(step->peer < engine->size);
     switch ((enum shoal_step_kind)step->kind) {
     case SHOAL_STEP_WAIT:
         return is_met(engine, slot, step);
@@ -486,6 +489,8 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
 static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot)
 {
     struct shoal_request *request = chunk->request;
+    SHOAL_ASSERT(engine->chunk_active > 0);
+    SHOAL_ASSERT(request->chunks_done < request->chunks_started && request->chunks_started <= request->chunk_count);
     uint64_t *base = &engine->slot_base[slot * (unsigned)engine->size];
     for (int r = 0; r < engine->size; r++)
         base[r] += request->cached->plan.signals_in[r];
@@ -542,6 +547,8 @@ static bool start_chunks(struct shoal_engine *engine)
         struct shoal_chunk *chunk = &engine->chunks[engine->chunk_next % engine->depth];
         if (chunk->request)
             return did;
+        SHOAL_ASSERT(engine->chunk_active < engine->depth);
+        SHOAL_ASSERT(!chunk->packed);
         chunk->request = request;
         chunk->is_packed = false;
         chunk->shift = find_shift(engine, request);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "topology/cores.h"
 #include "topology/limits.h"
@@ -135,6 +136,7 @@ static bool try_lock(struct shoal_progress *progress)
 
 void shoal_progress_unlock(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress) && progress->depth > 0);
     if (--progress->depth)
         return;
     note_busy(progress);
@@ -155,6 +157,7 @@ void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
 
 void shoal_progress_add(struct shoal_progress *progress, struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     engine->next = progress->engines;
     progress->engines = engine;
 }
@@ -162,6 +165,7 @@ void shoal_progress_add(struct shoal_progress *progress, struct shoal_engine *en
 void shoal_progress_remove(struct shoal_progress *progress, struct shoal_engine *engine)
 {
     struct shoal_engine **link = &progress->engines, **busy_link = &progress->busy;
+    SHOAL_ASSERT(holds_lock(progress));
     while (*link && *link != engine)
         link = &(*link)->next;
     if (*link)

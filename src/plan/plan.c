@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 static void fail(struct shoal_plan *plan, enum shoal_status status)
 {
     if (plan->status == SHOAL_OK)
@@ -59,6 +61,7 @@ static struct shoal_step *append_step(struct shoal_plan *plan, enum shoal_step_k
     if (!steps)
         return NULL;
     plan->steps = steps;
+    SHOAL_ASSERT(plan->step_count < plan->step_capacity);
     struct shoal_step *step = &steps[plan->step_count++];
     *step = (struct shoal_step){.kind = (uint8_t)kind, .peer = (uint16_t)peer, .first_block = plan->block_count};
     return step;
@@ -71,6 +74,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     if (!blocks)
         return;
     plan->blocks = blocks;
+    SHOAL_ASSERT(wanted <= plan->block_capacity);
     for (int i = 0; i < count; i++) {
         blocks[plan->block_count++] = added[i];
         if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].place)

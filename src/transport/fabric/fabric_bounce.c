@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
+
 bool shoal_fabric_bounce_init(struct shoal_fabric_bounce *bounce, size_t bytes)
 {
     *bounce = (struct shoal_fabric_bounce){.bytes = bytes, .memory = aligned_alloc(SHOAL_PAGE, bytes)};
@@ -23,6 +25,7 @@ static uint64_t find_row(const struct shoal_fabric_bounce *bounce, size_t room)
 
 char *shoal_fabric_bounce_take(struct shoal_fabric_bounce *bounce, size_t bytes, uint64_t *number_out)
 {
+    SHOAL_ASSERT(bytes <= bounce->bytes);
     const size_t room = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_CACHE_LINE);
     const bool is_empty = bounce->first == bounce->next;
     const uint64_t begin = find_row(bounce, room);
@@ -38,6 +41,8 @@ char *shoal_fabric_bounce_take(struct shoal_fabric_bounce *bounce, size_t bytes,
 
 void shoal_fabric_bounce_give_back(struct shoal_fabric_bounce *bounce, uint64_t number)
 {
+    SHOAL_ASSERT(number - bounce->first < bounce->next - bounce->first); /* it was taken, */
+    SHOAL_ASSERT(!bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX]);   /* and comes back once */
     bounce->is_back[number % SHOAL_FABRIC_BOUNCED_MAX] = true;
     while (bounce->first != bounce->next && bounce->is_back[bounce->first % SHOAL_FABRIC_BOUNCED_MAX])
         bounce->first++;

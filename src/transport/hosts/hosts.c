@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 /* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
@@ -378,6 +379,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .bytes = origin->bytes,
                                               .immediate =
                                                   remote->raises | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS | raise};
+    SHOAL_ASSERT(counter->raised - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     counter->raised++;
     return SHOAL_OK;
@@ -512,6 +514,7 @@ static bool hear_increment(struct counter *counter, uint64_t number)
     const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % RAISES;
     if (!is_expected(counter, number) || (counter->ahead & bit))
         return false;
+    SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
     counter->ahead |= bit;
     while (counter->ahead & 1) {
         counter->ahead >>= 1;

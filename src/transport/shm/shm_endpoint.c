@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "topology/limits.h"
@@ -550,6 +551,7 @@ static size_t room_of(const struct shoal_shm_export *export)
 
 static void count_kept(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_export *export, bool is_kept)
 {
+    SHOAL_ASSERT(is_kept || (endpoint->kept_count > 0 && endpoint->kept_bytes >= room_of(export)));
     endpoint->kept_count = is_kept ? endpoint->kept_count + 1 : endpoint->kept_count - 1;
     endpoint->kept_bytes = is_kept ? endpoint->kept_bytes + room_of(export) : endpoint->kept_bytes - room_of(export);
 }
@@ -562,6 +564,7 @@ static void end_oldest(struct shoal_shm_endpoint *endpoint)
         if (export->freed && (!oldest || export->freed < oldest->freed))
             oldest = export;
     }
+    SHOAL_ASSERT(oldest); /* the counts say that there is one */
     count_kept(endpoint, oldest, false);
     shoal_segment_discard(oldest->segment); /* peers may unmap it later */
     end_export(endpoint, oldest);
