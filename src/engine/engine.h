@@ -1,8 +1,8 @@
-/* The engine of one communicator: takes calls in order, announces them, checks what the others called, runs plans chunk by
- * chunk, and fails as a whole when something fails. It names no algorithm and no transport, and never waits:
- * shoal_engine_progress does what can be done now. Waiting is the progress engine's (progress.h).
+/* The engine of one communicator. It takes calls in order, announces them, compares them with the calls of other ranks, runs
+ * plans chunk by chunk, and fails as a whole when anything fails. It names no algorithm and no transport. It never waits:
+ * shoal_engine_progress does what can be done now, and the progress engine (progress.h) does the waiting.
  *
- * All calls come under the progress engine's lock, but those on a request that say otherwise.
+ * All functions are called under the progress engine's lock, unless their text says otherwise.
  *
  * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
  * have arrived and called the same) -> done. Chunks of running operations take slots in the order of operations, the same on
@@ -233,12 +233,12 @@ struct shoal_engine {
     void *on_step_arg;
 };
 
-/* Takes the transport in any case. */
+/* Owns the transport afterwards, even on failure. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_create(const struct shoal_engine_options *options,
                                                      struct shoal_engine **engine_out);
-/* Ends it: what is under way fails, here and, with this rank as the cause, on the others. After it no peer that lives begins to
- * touch this rank's operands; those that are at it have ended when shoal_engine_is_quiet (on false *rank_out is one that has
- * not). */
+/* Ends the engine. Operations under way fail, here and on other ranks, with this rank as the cause. Afterwards no living peer
+ * begins to touch this rank's operands. Peers that are touching them have stopped once shoal_engine_is_quiet returns true; when
+ * it returns false, *rank_out is a peer that has not. */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
 /* Whether an operation under way has an operand in the segment of that location. */
@@ -246,16 +246,17 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
-/* Takes a call whose arguments have been checked, and its layout. The request must stay until it is done; with is_detached set,
- * the engine frees it then. A broken engine completes it at once. */
+/* Posts a call whose arguments have been checked, and takes its layout. The request must stay valid until it is done; a
+ * detached request is then freed by the engine. A broken engine completes the request at once. */
 void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
 
-/* The same for several messages in one request. ERR_MEMORY: nothing was posted. */
+/* Posts several messages in one request. ERR_MEMORY: nothing was posted. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls,
                                                          size_t count, struct shoal_request *request);
 
-/* What a rank of an all-to-all with parts of different lengths tells: to ranks of its host a row of notices, one for each of
- * them, to each rank elsewhere its own. So many bytes come from the peer, and this rank's notice is number *index_out. */
+/* In an all-to-all with parts of different lengths, a rank sends per-peer counts: to ranks of its host an array with one entry
+ * for each of them, to each remote rank that rank's entry alone. Returns how many bytes come from the peer; *index_out is the
+ * index of this rank's entry. */
 static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engine, int peer, int *index_out)
 {
     const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
@@ -266,13 +267,13 @@ static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engin
 /* Does what can be done now; true when anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);
 
-/* Whether all that was published goes on its way though nobody drives. */
+/* Whether everything published arrives although no thread makes progress. */
 static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
 {
     return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
 }
 
-/* The same for what was published for one peer: a peer that takes nothing holds up no message to another. */
+/* The same for one peer, so that a peer that receives nothing holds up no message to another. */
 static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine, int peer)
 {
     return SHOAL_LIKELY(!engine->ops->is_sending) || !engine->ops->is_sending(engine->transport, peer);
@@ -283,11 +284,11 @@ static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
     return engine->active_head || engine->queue_head || engine->message_count;
 }
 
-/* Looks at deadlines, failures elsewhere and the life of peers; makes system calls. Call it every few milliseconds while
- * something is under way. Returns when it wants to be called again, in nanoseconds from now. */
+/* Checks deadlines, failures on other ranks, and whether peers live; makes system calls. Call it every few milliseconds while
+ * operations are under way. Returns the nanoseconds until it wants to be called again. */
 uint64_t shoal_engine_check(struct shoal_engine *engine);
 
-/* Wakes peers that may sleep, if anything was published since it was last called. */
+/* Wakes sleeping peers if anything was published since the last call. */
 static inline void shoal_engine_flush(struct shoal_engine *engine)
 {
     if (!engine->must_flush)
@@ -296,8 +297,9 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
-/* This rank did not run for away_ns, or its clock jumped (UINT64_MAX): what is under way has that much more time, as from now
- * at most. Each request is excused eight times at least, and until this sums up to its timeout; 0 only cuts deadlines. */
+/* This rank did not run for away_ns, or its clock jumped (UINT64_MAX). Operations under way get that much more time, at most
+ * their timeout from now. Each request is excused at least eight times, and until the excuses sum up to its timeout. 0 only
+ * shortens deadlines. */
 void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
 
 /* Any thread. */
@@ -307,19 +309,19 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
 }
 
-/* Whether a thread is blocked in it. */
+/* Whether a thread waits for the request. */
 static inline bool shoal_request_is_awaited(struct shoal_request *request)
 {
     return atomic_load_explicit(&(request->whole ? request->whole : request)->awaited, memory_order_relaxed) > 0;
 }
 
-/* The time that deadlines count by, when ticks stood so. */
+/* The time by which deadlines count, at a reading of the processor's ticks. */
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
 }
 
-/* And now. */
+/* The same, now. */
 static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_ns();
@@ -327,7 +329,7 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
 
-/* The recorder shows these as algorithm where no entry of the table is meant: not known yet, one rank, no plan, small and large
+/* What the recorder shows as algorithm where there is none in the table: not known yet, a single rank, no plan; small and large
  * messages. */
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];
@@ -342,22 +344,23 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engin
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_chunks(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
-/* What the rank has given for a direct operation, in a row. */
+/* The contribution of a rank to a direct operation, contiguous. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
 
-/* cache.c: what is kept from one operation to the next. The request gets the plan that it will have if others share what they
+/* cache.c keeps plans and peer sets from one operation to the next. Gives the request 
+the plan that it will have if others share what they
  * did the last time; false: there is none with early steps. */
 SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
 /* All have arrived: the request gets its plan, the guessed one or another. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
-/* The request gets the peer set of those with whom the entry's plan exchanges. */
+/* Gives the request the peer set of the ranks with which the entry's plan exchanges. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                                          struct shoal_request *request);
-/* The same with one that was made before; false: there is none. */
+/* Gives the request a cached peer set; false: there is none. */
 SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
                                                struct shoal_request *request);
-/* A peer set that meets nobody yet; NULL: no memory. Then, when its ranks are marked, gives it to the request and keeps it.
- * False: no memory, and the peer set is gone. */
+/* Makes an empty peer set; NULL: no memory. The caller marks its ranks, then keep gives it to the request and to the cache.
+ * False: no memory, and the peer set is freed. */
 struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_algorithm *entry,
                                                   int root);
 SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
@@ -383,7 +386,7 @@ static inline bool shoal_peer_set_hears(const struct shoal_peer_set *peer_set, i
     return SHOAL_LIKELY(!peer_set) || peer_set->hears[rank];
 }
 
-/* The ranks whose records come, the own one perhaps among them: heard(0) to heard(count - 1). */
+/* The ranks whose announcements come, perhaps with the own rank: heard(0) to heard(count - 1). */
 static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->heard.count;
@@ -394,16 +397,16 @@ static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, in
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->heard.at[index];
 }
 
-/* Where ranks are elsewhere, before an operation with a plan is announced: whom it meets, and a staging buffer for what they
- * put. */
+/* Over several hosts, before an operation with a plan is announced: finds its peers and reserves the staging buffer they put
+ * into. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
 
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
 
-/* The input of several tensors in a row, in the layout's scratch memory; a direct operation's. */
+/* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
 
-/* What a peer publishes beside its record of a direct operation. */
+/* Bytes of data with a peer's announcement of a direct operation. */
 size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 
 /* The argument of the operator, for kernels. */
@@ -412,44 +415,43 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
     return call->op == SHOAL_AVG ? engine->size : call->scale;
 }
 
-/* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once,
- * or when the records of the other ranks have shown which rank is the odd one. */
+/* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once, or
+ * once the announcements of other ranks have shown which rank is the odd one. */
 SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
                                         const struct shoal_announcement *other);
-/* The same for an operation that is done here. */
+/* The same for an operation that is already done on this rank. */
 SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                         const struct shoal_announcement *other);
-/* Fails with a difference that was found, once enough is known of it, or now if it is urgent. True: the engine broke. */
+/* Fails with a mismatch that was found: when enough announcements are there, or now if it is urgent. True: the engine broke. */
 bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
 
 /* engine_fail.c: everything else that goes wrong. */
-/* Publishes status with this rank's words as the cause, unless another was first, and completes all requests with the first
- * cause. */
+/* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
-/* Takes over what another rank, or shoal_comm_abort, has published; true when there was something. */
+/* Takes over a failure that another rank or shoal_comm_abort has published; true when there was one. */
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
-/* Others are not to believe any more that this rank waits. */
+/* Withdraws what this rank has published about whom it waits for. */
 void shoal_engine_go_on(struct shoal_engine *engine);
-/* What a thread of this rank is blocked in: the first call, where a call is awaited (calls run in order), else a message; NULL:
- * nothing. */
+/* The request that a thread of this rank waits for: the oldest collective, where one is awaited (they run in order), else a
+ * message; NULL: none. */
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
 /* The ranks that a request waits for. It is filled once and then asked for each rank. */
 struct shoal_wait {
     struct shoal_request *request;
     int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
-    uint64_t first_open; /* the first operation that is not done by all ranks of this host */
-    bool is_any_behind;  /* some of them have not come to it */
+    uint64_t first_open; /* the first operation that some rank of this host has not completed */
+    bool is_any_behind;  /* some rank of this host has not called it */
 };
 struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
-/* Whether that rank itself is waited for. */
+/* Whether the wait is for that rank itself. */
 bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
 /* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
 bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
 bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
-/* A failure with status, rank (-1: none to blame), operation and place filled in; text is left to the caller. */
+/* Fills in status, rank (-1: none to blame), operation and place of a failure; the caller writes the text. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);
-/* Appends to a text, as far as there is room. */
+/* Appends to a text, cut where the buffer ends. */
 SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
 /* "all-reduce of 1024 float32, sum" */
 void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
@@ -457,7 +459,7 @@ void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *te
 /* messages.c: sends and receives. */
 SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_messages_progress(struct shoal_engine *engine);
-/* Takes what peers have sent, also while nothing is under way here; true when there was something. */
+/* Accepts messages of peers, even while nothing is under way here; true when there were some. */
 bool shoal_messages_drain(struct shoal_engine *engine);
 /* All under way, in a list. */
 struct shoal_request *shoal_messages_first(const struct shoal_engine *engine);
@@ -465,7 +467,7 @@ struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
 struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine);
 /* Changes whenever a message moves. */
 uint64_t shoal_messages_mark(const struct shoal_engine *engine);
-/* "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
+/* Appends "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
 void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
                                       size_t bytes);
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);

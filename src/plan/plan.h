@@ -3,33 +3,38 @@
  * count: its operands are blocks, so one plan serves every size.
  *
  * Four steps:
- *   reduce   k source blocks into m destination blocks, one pass, one rounding, sources in the order given. A copy is k = 1; to
- *            itself, as happens in place, it writes nothing. Where others are added later it says so: "partial".
- *   put      own block into a peer's staging buffer, then raise the peer's counter of this rank by one. The block
- *            must stay until the peer has heard of it, or own puts have been waited for
- *   signal   raise the peer's counter of this rank by one
- *   wait     until the own counter of a peer has been raised so many times; for itself: until all that was put has left
+ *   reduce   combines k source blocks into m destination blocks: one pass, one rounding, sources in the order given. A copy is
+ *            k = 1; a copy of a block to itself, as in place, writes nothing. A reduce is "partial" when later steps add more.
+ *   put      copies an own block into a peer's staging buffer, then increments the peer's counter of this rank. The block must
+ *            not change until the peer has acknowledged it, or a wait for own puts is over.
+ *   signal   increments the peer's counter of this rank
+ *   wait     waits until a peer has incremented this rank's counter so many times; a wait for the own rank waits until all own
+ *            puts have completed locally
  *
- * Counters. For each slot, each rank has one counter per peer, raised only by that peer and never reset. A plan counts from
- * the start of its chunk: "wait(peer)" for the first, second ... time means the first, second ... signal of that peer in this
- * chunk. All steps of a chunk run in one slot. Signals that a plan does not wait for are credits: they must be
- * announced (shoal_plan_expect_credit), and the next chunk in the slot waits for them (shoal_plan_wait_credit) before it
+ *     rank 0:  reduce  in[0] 0/2 + in[1] 0/2 -> stg[0].0 0/2       rank 1:  wait    rank 0, signal 1
+ *              put     stg[0].0 0/2 -> stg[1].1 0/2                         reduce  stg[1].1 0/2 -> out[1] 0/2
+ *              wait    rank 1, signal 1                                     signal  rank 0
+ *
+ * Counters. For each slot, each rank has one counter per peer. Only that peer increments it, and nobody resets it. A plan
+ * counts from the start of its chunk: the first, second ... wait(peer) waits for the first, second ... signal of that peer in
+ * this chunk. All steps of a chunk run in one slot. A signal that a plan does not wait for is a credit. A plan must announce
+ * its credits (shoal_plan_expect_credit). The next chunk in the slot waits for them (shoal_plan_wait_credit) before it
  * overwrites what the peer may still be reading.
  *
- * Staging buffers. Each rank's staging slot has `parts`. A block lies either at its index in one of them, which then are each
- * as large as a chunk; or the plan divides all parts together into `places`, each as large as a block, and says in which one a
- * block lies. Part 0 is written by its own rank alone, whatever ran before; others by whom the rank has let. A rank that writes
- * its own staging buffer, or lets others, waits first for the credit of every rank that may have read it in the slot's chunks
- * before.
+ * Staging buffers. Each rank's staging slot has `parts`. Either each part is as large as a chunk, and a block lies at its index
+ * in one of them. Or the plan divides all parts together into `places`, each as large as a block, and says in which place a
+ * block lies. Only the own rank writes part 0, whatever ran before; into the other parts peers write once the rank has let
+ * them. A rank that writes its own staging buffer, or lets peers write there, first waits for the credit of every rank that may
+ * have read it in the slot's earlier chunks.
  *
- * Reach. A step may name a block of another rank as source, or as destination of a reduce, only where the view says that the
- * rank is reached by load and store, and, for its input and output, that they are shared. To a rank elsewhere it can but put,
- * into its staging buffer. What ranks elsewhere share a plan does not know (shoal_view_mask).
+ * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only where the view says that load
+ * and store reach this rank, and that its input or output is shared. Into the staging buffer of a remote rank a step can only
+ * put. Plans never depend on what remote ranks share (shoal_view_mask).
  *
- * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation: their inputs are final.
+ * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation, so their inputs are final.
  * The engine may run early steps, which concern the rank alone, before that, and again later.
- * Peers are the ranks elsewhere that it signals, puts to or hears from; who they are depends on no rank's operands. A plan
- * ends when what it put has left; then its caller may at once overwrite the input and read and overwrite the output.
+ * Peers are the remote ranks that the plan signals, puts to or receives from; they do not depend on any rank's operands. A plan
+ * ends when its puts have completed locally. Its caller may then overwrite the input, and read and overwrite the output.
  *
  * Builders never fail in the middle: the first error (no memory, too large) sticks in plan->status and later appends do
  * nothing. Not thread-safe; a finished plan is constant and may be read from any thread. */
@@ -41,21 +46,21 @@
 
 #define SHOAL_PLAN_RANKS_MAX SHOAL_RANKS_MAX
 #define SHOAL_PLAN_PARTS_MAX 64
-/* Of a staging buffer that is divided into places: so many in a part at least, and parts at most. */
+/* Limits of a staging buffer that is divided into places: at least so many places in a part, at most so many parts. */
 #define SHOAL_PLACES_IN_PART 4
 #define SHOAL_PLACED_PARTS_MAX 8
 
 enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING };
 
-/* Block `index` of `of` equal blocks of a rank's operand; for staging buffers of its part `part`. With `place` other than 0 a
- * block of a staging buffer lies at place - 1, wherever its index would have it. With `run` other than 0 a put moves so many
- * places in a row, whatever they hold; of an input or output so many blocks in a row, as far as there are any.
+/* Block `index` of `of` equal blocks of a rank's operand; of a staging buffer, of its part `part`. A staging block with `place`
+ * other than 0 lies at place - 1 instead of at its index. With `run` other than 0 a put moves that many consecutive places,
+ * whatever they hold; from an input or output, that many consecutive blocks, as far as there are any.
  *
- * Where an operand is in parts (struct shoal_shape), a chunk is the same range of all its parts. Its blocks are named with an
- * `of` that is a multiple of the number of ranks: first the parts, each cut further if need be. Staging buffers of such
- * collectives have blocks of either kind: with `of` a multiple of the number of ranks they are in parts too, with 1 they hold
- * one. Parts may differ in length: a block then has the length of what it holds. Where inputs and outputs are in parts, blocks
- * of part 0 of a staging buffer are named as those of the rank's input are, others as those of its output. */
+ * Where an operand is in parts (struct shoal_shape), a chunk is the same range of every part. `of` is then a multiple of the
+ * number of ranks: the index counts parts first, then blocks within a part. A staging buffer of such a collective may hold
+ * either: with `of` a multiple of the number of ranks it is in parts too, with 1 it holds one part. Parts may differ in length;
+ * a block is as long as what it holds. Where both input and output are in parts, blocks of part 0 of a staging buffer are named
+ * like those of the rank's input, blocks of other parts like those of its output. */
 struct shoal_block {
     uint16_t rank;
     uint16_t index;
@@ -70,16 +75,16 @@ enum shoal_step_kind { SHOAL_STEP_REDUCE, SHOAL_STEP_PUT, SHOAL_STEP_SIGNAL, SHO
 
 struct shoal_step {
     uint8_t kind;
-    bool is_partial;       /* reduce: others add to the result; averages and scales come in the end */
+    bool is_partial;       /* reduce: a later step adds more and applies the average or scale */
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: how many signals of this chunk; 0: what the slot's chunks before owe, of the own rank its puts */
+    uint32_t value; /* wait: number of the signal in this chunk; 0: the credits of earlier chunks, or (own rank) the own puts */
     uint32_t first_block;
 };
 
-/* What a collective is: who has which operand, and what ends where. Everything about a collective that is not a choice of
- * algorithm follows from these words: the sizes of its operands, its small messages, what the checker demands. */
+/* What a collective does: who has which operand, and where its elements go. Everything but the choice of an algorithm follows
+ * from this: the sizes of operands, the data of small operations, what the checker demands. */
 struct shoal_shape {
     bool root_gives;    /* only root has an input; else all have */
     bool root_takes;    /* only root gets an output; else all do */
@@ -99,7 +104,7 @@ static inline bool shoal_shape_takes(const struct shoal_shape *shape, int rank, 
     return !shape->is_empty && (!shape->root_takes || rank == root);
 }
 
-/* Into which parts a block's operand is divided: the number of parts, 1 where it is a whole. */
+/* The number of parts of a block's operand; 1 where it is a whole. */
 static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoal_block block, int size)
 {
     if (block.operand == SHOAL_OPERAND_INPUT)
@@ -109,7 +114,8 @@ static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoa
     return (shape->is_input_cut || shape->is_output_cut) && block.of % size == 0 ? size : 1;
 }
 
-/* From which rank to which rank goes what a block holds: of wholes, any rank will do for the other side. */
+/* The rank that contributes a block's content, and the rank that receives it. In an operand that is a whole, one side may be
+ * any rank. */
 static inline void shoal_shape_route(const struct shoal_shape *shape, struct shoal_block block, int size, int *from_out,
                                      int *to_out)
 {
@@ -121,7 +127,7 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
     *to_out = names_giver ? block.rank : part;
 }
 
-/* What the algorithms know of the call, the machines and the operands. Plain data, the same on every rank. */
+/* What algorithms know of the call, the machines and the operands. Plain data, the same on every rank. */
 struct shoal_view {
     int size;
     const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */
@@ -155,7 +161,7 @@ struct shoal_plan {
     uint32_t block_count;
     struct shoal_step *steps;
     struct shoal_block *blocks;
-    uint32_t *signals_in; /* signals_in[peer]: how often the peer raises this rank's counter in one chunk, credits included */
+    uint32_t *signals_in; /* signals_in[peer]: increments of this rank's counter by the peer in one chunk, credits included */
     uint32_t step_capacity;
     uint32_t block_capacity;
     enum shoal_status status;
@@ -164,7 +170,7 @@ struct shoal_plan {
 /* A builder appends the steps of `rank` to an empty plan. root is 0 for collectives that have none. */
 typedef void (*shoal_plan_build_fn)(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
-/* An empty plan. The caller owns it and empties it with shoal_plan_fini, also after an error. */
+/* Makes an empty plan. The caller empties it with shoal_plan_fini, also after an error. */
 void shoal_plan_init(struct shoal_plan *plan, int rank, int size);
 void shoal_plan_fini(struct shoal_plan *plan);
 
@@ -183,25 +189,26 @@ static inline struct shoal_block shoal_staging(int rank, int part, int index, in
     return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
 }
 
-/* The same block, of a staging buffer, in a place. */
+/* The same staging block, at a place. */
 static inline struct shoal_block shoal_placed(struct shoal_block block, int place)
 {
     block.place = (uint16_t)(place + 1);
     return block;
 }
 
-/* That place and those that follow it. */
+/* The same block and the following ones, `run` in all. */
 static inline struct shoal_block shoal_run(struct shoal_block block, int run)
 {
     block.run = (uint16_t)run;
     return block;
 }
 
-/* Staging buffers must be cut alike on all ranks, so that chunks are: a builder whose rank may not name a staging buffer calls
- * this. */
+/* All ranks must divide staging buffers alike, because the size of chunks follows from that. A builder calls this where its own
+ * rank may name no staging block. */
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
-/* The same for a staging buffer divided into places, of blocks of which a whole, or each part, has `of`. Sets plan->parts. */
+/* The same for a staging buffer that is divided into places; a whole, or each part, has `of` of their blocks. Sets
+ * plan->parts. */
 void shoal_plan_use_places(struct shoal_plan *plan, int places, int of);
 
 /* How many steps at the begin of a plan name nothing but its rank's own: waits for credits, then copies of its input into its
@@ -211,29 +218,30 @@ uint32_t shoal_plan_count_early(const struct shoal_plan *plan);
 /* peers[rank] becomes 1 for the plan's peers, else 0. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers);
 
-/* The view as the rank has it: what ranks elsewhere share is hidden. Fills flags[2 * size], which the view then points to. */
+/* The view of one rank, without what remote ranks share. Fills flags[2 * size]; the result points there. */
 struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8_t *flags);
 
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count);
-/* The same where the destinations do not have all contributions yet. */
+/* The same where later steps add more contributions to the destination. */
 void shoal_plan_reduce_partial(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                                struct shoal_block dest);
 void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
-/* dest.rank is the peer whose memory is written and whose counter is raised. */
+/* dest.rank is the peer whose staging buffer is written and whose counter is incremented. */
 void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest);
 void shoal_plan_signal(struct shoal_plan *plan, int peer);
 /* Waits for the peer's next signal of this chunk. */
 void shoal_plan_wait(struct shoal_plan *plan, int peer);
-/* Waits for all that the peer signalled in the slot's chunks before. */
+/* Waits for all signals of the peer in the slot's earlier chunks. */
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
-/* Waits until all that was put in this chunk may be overwritten. */
+/* Waits until the sources of this chunk's puts may be overwritten. */
 void shoal_plan_wait_puts(struct shoal_plan *plan);
-/* Announces a signal of the peer for which this chunk does not wait. Comes after all waits for that peer. */
+/* Announces a signal of the peer that this chunk does not wait for: a credit. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 
-/* Where block `index` of `of` of `count` elements begins, and how many elements it has: all blocks are equally long but the
- * last ones, and begin at multiples of `grain` elements, a power of two (so that no two owners write to one cache line). */
+/* The first element of block `index` of `of` blocks of `count` elements, and in *length_out the block's length. All blocks but
+ * the last ones are equally long. They begin at multiples of `grain` elements, a power of two, so that no two owners write to
+ * one cache line. */
 static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index, unsigned of, size_t *length_out)
 {
     const size_t each = shoal_round_up((count + of - 1) / of, grain);
@@ -242,7 +250,7 @@ static inline size_t shoal_block_span(size_t count, size_t grain, unsigned index
     return begin;
 }
 
-/* Elements from one place of a staging buffer to the next, where a chunk has `count` elements (of the longest part) in `of`
+/* Elements from one place of a staging buffer to the next, where a chunk has `count` elements (in its longest part) and `of`
  * blocks. */
 static inline size_t shoal_place_stride(size_t count, size_t grain, unsigned of)
 {
