@@ -10,8 +10,7 @@
 
 /* name, field, kind (NUMBER, BYTES, TEXT), default, agreed between ranks (1: part of the hash; not of texts), meaning */
 #define SHOAL_SETTINGS_LIST(X)                                                                                                 \
-    X(LOG, log, TEXT, "warn", 0,                                                                                               \
-      "what is logged: warn, info or debug; then, after commas, the modules it holds for (all if none)")                       \
+    X(LOG, log, TEXT, "warn", 0, "log level: warn, info or debug; then, after commas, the modules that log (default: all)")    \
     X(LOG_FILE, log_file, TEXT, "", 0, "file for log lines instead of stderr; %h is the host, %p the process, %r the rank")    \
     X(RECORDER_FILE, recorder_file, TEXT, "auto", 0,                                                                           \
       "file that receives the flight recorder on failure; %h, %p, %r as above; auto: one in the temporary folder; no: none")   \
@@ -19,40 +18,41 @@
       "file that receives the flight recorder when a communicator is finalized or freed; %h, %p, %r as above")                 \
     X(DUMP_SIGNAL, dump_signal, TEXT, "no", 0,                                                                                 \
       "USR1 or USR2: this signal writes the flight recorder at once, to SHOAL_RECORDER_FILE or the temporary folder")          \
-    X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, from posting")                                   \
-    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "what waits so long, an operation or ranks at the start, logs who is missing")     \
+    X(TIMEOUT_MS, timeout_ms, NUMBER, "600000", 0, "deadline of an operation, counted from posting")                           \
+    X(WARN_MS, warn_ms, NUMBER, "10000", 0, "an operation, or the start, that waits so long logs which ranks are missing")     \
     X(BOOTSTRAP_TIMEOUT_MS, bootstrap_timeout_ms, NUMBER, "60000", 0, "how long ranks wait for each other at the start")       \
     X(PORT, port, NUMBER, "0", 0, "port where rank 0 listens at the start; 0: the first free one of the 16 after MASTER_PORT") \
     X(JOB_ID, job_id, TEXT, "", 0,                                                                                             \
-      "a name for this job, alike on all its ranks; two jobs at one MASTER_PORT know each other by it")                        \
+      "a name for this job, the same on all its ranks; it tells apart two jobs at one MASTER_PORT")                            \
     X(SECRET, secret, TEXT, "", 0, "the job's secret; ranks prove to each other that they know it")                            \
     X(SECRET_FILE, secret_file, TEXT, "", 0, "file whose first line is the secret")                                            \
-    X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, with different ones as apart")                \
+    X(HOST_ID, host_id, TEXT, "", 0, "ranks with equal values count as one host, ranks with different values as several")      \
     X(NIC, nic, TEXT, "", 0,                                                                                                   \
-      "interfaces that lead to other hosts: eth0, eth*, 10.0.0.0/16, with ^ before it excluded; comma between")                \
-    X(LIBFABRIC, libfabric, TEXT, "", 0, "file of libfabric instead of the newest one found")                                  \
+      "interfaces to other hosts, separated by commas: eth0, eth*, 10.0.0.0/16; ^ before a name excludes it")                  \
+    X(LIBFABRIC, libfabric, TEXT, "", 0, "path of libfabric, instead of the newest one found")                                 \
     X(PROVIDER, provider, TEXT, "", 0, "libfabric's provider instead of the best one, see `shoal info --providers`")           \
     X(WRITES, writes, TEXT, "auto", 0,                                                                                         \
-      "auto: libfabric writes into staging buffers on other hosts where it can itself; no: all is sent as messages")           \
-    X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, where a firewall leaves only some") \
-    X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: what the network brings is delayed and reordered, by this seed; 0: not")   \
-    X(CHUNK_BYTES, chunk_bytes, BYTES, "256K", 1, "how much of a vector one run of a plan covers, through staging buffers")    \
+      "auto: libfabric writes into remote staging buffers where the adapter can; no: all data go in messages")                 \
+    X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, for firewalls")                     \
+    X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: seed for delaying and reordering what the network delivers; 0: off")       \
+    X(CHUNK_BYTES, chunk_bytes, BYTES, "256K", 1, "size of a chunk, the range of a vector that one run of a plan covers")      \
     X(DEPTH, depth, NUMBER, "4", 1, "how many chunks are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \
-      "up to so many bytes of a rank travel beside its announcement, 0 to 16K; of an all-reduce by many ranks, fewer")         \
+      "most bytes of a rank that travel with its announcement, 0 to 16K; fewer in an all-reduce of many ranks")                \
     X(ALGORITHMS, algorithms, TEXT, "", 0,                                                                                     \
-      "algorithms before the table's: tuning overrides such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV "    \
-      "file")                                                                                                                  \
+      "tuning overrides, such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file")                             \
     X(COUNTER_START, counter_start, NUMBER, "0", 1, "first value of sequence numbers and counters; for tests")                 \
-    X(STORES, stores, TEXT, "auto", 0, "how staging buffers are written: auto, cached or streaming")                           \
+    X(STORES, stores, TEXT, "auto", 0,                                                                                         \
+      "how staging buffers are written: auto, cached (temporal stores) or streaming (non-temporal)")                           \
     X(KERNELS, kernels, TEXT, "auto", 0,                                                                                       \
       "instruction set of the reduction kernels: auto or a name from `shoal info --topology`")                                 \
-    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls in bursts between yields; 0 where ranks outnumber cores")      \
-    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long it then yields at each turn before it sleeps")                           \
-    X(MOVE, move, TEXT, "auto", 0,                                                                                             \
-      "auto: a rank that meets another on its core goes to another core that it may use; no: it stays")                        \
-    X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0, "most shared memory this process may reserve; 0: what the container leaves")  \
-    X(MEMORY_KEPT, memory_kept, BYTES, "256M", 0, "most freed shared memory this process keeps for its next use; 0: none")
+    X(SPIN_US, spin_us, NUMBER, "50", 0, "how long a wait polls before it yields; 0 where ranks outnumber cores")              \
+    X(YIELD_US, yield_us, NUMBER, "200", 0, "how long a wait then yields before it sleeps")                                    \
+    X(MOVE, move, TEXT, "auto", 0, "auto: a rank that shares its core with another rank moves to a free core; no: it stays")   \
+    X(MEMORY_LIMIT, memory_limit, BYTES, "0", 0,                                                                               \
+      "limit of the shared memory that this process may reserve; 0: what the container leaves")                                \
+    X(MEMORY_KEPT, memory_kept, BYTES, "256M", 0,                                                                              \
+      "limit of the buffer cache, which keeps freed shared memory for the next use; 0: none")
 
 struct shoal_settings {
 #define SHOAL_SETTING_FIELD_NUMBER(field) uint64_t field;

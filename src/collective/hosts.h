@@ -1,26 +1,30 @@
-/* What the algorithms for several hosts have in common: where ranks are, who carries what between hosts, where it lies in
- * staging buffers, and what a rank does inside its host before and after. What goes from host to host when is theirs. Any
- * thread.
+/* What algorithms for several hosts have in common: where ranks run, who leads what between hosts, how staging buffers are
+ * divided, and what a rank does inside its host before and after. Each algorithm itself decides what goes from host to host, and
+ * when. Any thread.
  *
- * Slices. What crosses the network is cut into slices, and each slice into blocks, one for each of some hosts, their owners.
- * On each host a slice has one rail leader, the local rank slice mod L of L: so all ranks of a host take part, and hosts may
- * have different numbers of ranks. Of a vector, slices and blocks are equal ranges. Where there is a part for each rank, the
- * block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such block.
+ * Slices. What crosses the network is partitioned into slices, and each slice into blocks, one for each of some hosts, the
+ * blocks' owners. On each host a slice has one rail leader, local rank slice mod L of L. So all ranks of a host take part, and
+ * hosts may have different numbers of ranks. Slices and blocks of a vector are equal ranges. Where there is a part for each
+ * rank, the block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such
+ * block.
  *
- * Inside a host ranks work as on one host alone: an input that is not shared is staged in its rank's staging buffer, an output
- * that is not shared is filled by its own rank out of the rail leaders' staging buffers. Between hosts nothing depends on what
- * is shared.
+ *     host 0: ranks 0 1 2      host 1: ranks 3 4         slice 0: leaders 0 and 3
+ *                                                        slice 1: leaders 1 and 4
+ *                                                        slice 2: leaders 2 and 3
+ *
+ * Inside a host. Ranks work as on one host alone. A rank stages an input that is not shared in its staging buffer. It fills an
+ * output that is not shared itself, from the rail leaders' staging buffers. Between hosts nothing depends on what is shared.
  *
  * Staging buffers have three regions of places:
  *   OWN      what the rank itself stages: its input, its host's sums
- *   INBOX    what rail leaders of other hosts put on the way to a result
- *   RESULTS  the blocks of the led slices in the end, put by others or worked out here; local ranks copy them from there
+ *   INBOX    intermediate data that rail leaders of other hosts put here
+ *   RESULTS  the final blocks of the led slices, put by others or computed here; local ranks copy them from there
  *
- * Clear-to-send. A rank that is going to be put to says so first: at the start of its plan it waits until the ranks of its host
- * are done with its staging buffer (their credits), and then signals each rank elsewhere that puts to it in this chunk. That
- * rank waits for the clear-to-send before its first put. So nothing is owed between hosts from one chunk to the next, and any
- * algorithm may follow any other. It costs one crossing at the start of an operation, beside the work inside the host; later
- * chunks find their clear-to-sends there, for they are given as soon as the slot is free. */
+ * Clear-to-send. A rank lets others put only when its staging buffer is free: at the start of its plan it waits until the ranks
+ * of its host are done with the staging buffer (their credits), then signals each remote rank that puts to it in this chunk. That
+ * rank waits for this clear-to-send before its first put. So no credit is owed between hosts from one chunk to the next, and any
+ * algorithm may follow any other. The cost is one crossing at the start of an operation, in parallel with the work inside the
+ * host. Later chunks find their clear-to-send waiting, because it is sent as soon as the slot is free. */
 #ifndef SHOAL_COLLECTIVE_HOSTS_H
 #define SHOAL_COLLECTIVE_HOSTS_H
 

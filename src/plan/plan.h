@@ -11,10 +11,10 @@
  *   wait     waits until a peer has incremented this rank's counter so many times; a wait for the own rank waits until all own
  *            puts have completed locally
  *
- *     rank 0, beside rank 1 on one host:             rank 2, on another host:
- *         reduce  in[0] 0/2 + in[1] 0/2 -> stg[0].0 0/2       wait    rank 0, signal 1
- *         put     stg[0].0 0/2 -> stg[2].1 0/2                reduce  stg[2].1 0/2 -> out[2] 0/2
- *                                                             signal  rank 0: a credit
+ *     rank 0, beside rank 1 on one host:                 rank 2, on another host:
+ *         reduce  in[0] 0/2 + in[1] 0/2 -> stg[0].0 0/2      signal  rank 0: clear-to-send
+ *         wait    rank 2, signal 1                           wait    rank 0, signal 1
+ *         put     stg[0].0 0/2 -> stg[2].1 0/2               reduce  stg[2].1 0/2 -> out[2] 0/2
  *
  * Counters. For each slot, each rank has one counter per peer. Only that peer increments it, and nobody resets it. A plan
  * counts from the start of its chunk: the first, second ... wait(peer) waits for the first, second ... signal of that peer in

@@ -1,12 +1,12 @@
-/* What a transport is: it makes the ranks of one communicator visible to each other. One struct shoal_transport per rank and
- * communicator. It knows no collective and no plan. No call blocks or waits, but for fail. All calls come from the thread that
- * holds the engine's lock, but those marked "any thread".
+/* A transport connects the ranks of one communicator. There is one struct shoal_transport per rank and communicator. It knows
+ * no collective and no plan. No call blocks or waits, except fail. All calls come from the thread that holds the progress
+ * engine's lock, except those marked "any thread".
  *
  * Four things travel:
- *   arrivals   one record per rank and operation: what was called and where its operands are; with up to
- *              SHOAL_PAYLOAD_MAX bytes of data beside it. Records of the last SHOAL_ANNOUNCEMENTS operations are kept.
- *   counters   counter (slot, source) of a rank is raised by source only, one at a time, and never reset. What the source wrote
- *              or put before raising it is visible to who has read the raised value.
+ *   announcements   one per rank and operation: what was called, where the operands are, and up to SHOAL_PAYLOAD_MAX bytes of
+ *              data. Each rank's last SHOAL_ANNOUNCEMENTS are kept.
+ *   counters   only the source increments counter (slot, source) of a rank, by one at a time; nobody resets it. A rank that
+ *              reads the new value sees everything that the source wrote or put before the increment.
  *   packets    a first-in first-out queue per ordered pair of ranks, for sends and receives
  *   bytes      by load and store where a peer's memory is reached; by put elsewhere. */
 #ifndef SHOAL_TRANSPORT_TRANSPORT_H
@@ -22,8 +22,9 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* EXCHANGE is internal: every rank gives count bytes beside its announcement and receives those of all. DRAIN is local: done
- * when the sends and receives posted before it are. GROUP is several of these in one request. */
+/* EXCHANGE is internal: every rank contributes count bytes with its announcement and receives those of all ranks. DRAIN is
+ * local: it is done when the sends and receives posted before it are done. GROUP is several sends and receives in one
+ * request. */
 enum shoal_collective_type {
     SHOAL_COLLECTIVE_NONE,
     SHOAL_COLLECTIVE_ALLREDUCE,
@@ -43,12 +44,12 @@ enum shoal_collective_type {
     SHOAL_COLLECTIVE_END
 };
 
-/* What a rank called; 32 bytes; compared between ranks (but for `hints` and `posted`). */
+/* What a rank called; 32 bytes. Ranks compare all fields but `hints` and `posted`. */
 struct shoal_descriptor {
     uint64_t sequence; /* of the operation; never 0 */
-    uint64_t count;    /* of parts of different lengths: of the longest; of several tensors: of all */
+    uint64_t count;    /* elements; with parts of different lengths, of the longest part; with several tensors, of all */
     uint32_t detail;   /* a hash of what else must agree: lengths of parts, counts of tensors, scale; 0: none of these */
-    uint32_t posted;   /* clock ticks / 256 when it was posted, for blame */
+    uint32_t posted;   /* clock ticks / 256 when it was posted, to find the last rank */
     int16_t root;
     uint8_t kind;
     uint8_t type;
@@ -58,12 +59,13 @@ struct shoal_descriptor {
     uint8_t hints;    /* SHOAL_HINT_*; local choices that others may follow */
 };
 
-/* Set by rank 0 of the communicator, followed by all: how staging buffers are written in this operation. */
+/* Rank 0 sets this hint and all ranks follow it: how staging buffers are written in this operation. */
 #define SHOAL_HINT_STREAMING 1
-/* The operation has a plan: the record says where operands are. Of others `input` and `output` mean nothing. */
+/* The operation has a plan, so the announcement says where its operands are. Without a plan `input` and `output` mean
+ * nothing. */
 #define SHOAL_HINT_PLANNED 2
 
-/* Where an operand is: 0 when only its own rank reaches it ("staged"), else a segment of that rank and an offset. */
+/* Where an operand lies: a segment of its rank and an offset; 0 when only its own rank reaches it ("staged"). */
 typedef uint64_t shoal_location;
 
 #define SHOAL_LOCATION_OFFSET_BITS 40
@@ -84,7 +86,7 @@ _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a 
 _Static_assert(offsetof(struct shoal_announcement, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
 _Static_assert(sizeof(struct shoal_announcement) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
 
-/* Sends and receives travel as packets; `bytes` of data follow each. What the kinds mean is the engine's (messages.c). */
+/* Sends and receives travel as packets, each followed by `bytes` of data. The engine defines the kinds (messages.c). */
 #define SHOAL_PACKET_BYTES_MAX 8192
 #define SHOAL_PACKET_QUEUE_BYTES ((size_t)64 << 10) /* what a queue holds, packets and data */
 
@@ -102,10 +104,10 @@ struct shoal_packet {
 
 _Static_assert(sizeof(struct shoal_packet) == SHOAL_CACHE_LINE, "a packet's head is one cache line");
 
-/* Added to the rank that is waited for: a thread has been inside that wait for long, and does nothing else. */
+/* Added to the rank in waits_for: a thread has been blocked in that wait for long. */
 #define SHOAL_WAIT_BLOCKED (1 << 30)
 
-/* Who a peer is, for messages. */
+/* Names a peer in messages. */
 struct shoal_peer_name {
     char host[64];
     int pid;
@@ -116,68 +118,68 @@ struct shoal_transport;
 struct shoal_transport_ops {
     const char *name;
 
-    /* Publishes this rank's record (and bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE go into the record).
-     * Ranks of this host always see it; of those elsewhere the ones with peers[rank] != 0 get it (NULL: all). The caller
-     * guarantees that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this one (with a payload
-     * beside the record: the one SHOAL_PAYLOADS before), see `completed`. */
+    /* Publishes this rank's announcement with bytes <= SHOAL_PAYLOAD_MAX of payload; up to SHOAL_PAYLOAD_INLINE are inline.
+     * Ranks of this host always see it. Remote ranks with peers[rank] != 0 receive it (peers NULL: all). The caller guarantees
+     * that every rank that sees it has completed the operation SHOAL_ANNOUNCEMENTS before this one; where the payload is not
+     * inline, the operation SHOAL_PAYLOADS before. See `completed`. */
     void (*arrive)(struct shoal_transport *, const struct shoal_announcement *record, const void *payload, size_t bytes,
                    const uint8_t *peers);
 
-    /* Sends this rank's record to one rank elsewhere that `peers` left out, with data of its own; once for each peer. The
-     * same holds as for arrive. NULL where all are on one host. */
+    /* Sends this rank's announcement to one remote rank that `peers` left out, with a payload of its own; once for each peer.
+     * Otherwise like arrive. NULL where all ranks are on one host. */
     void (*arrive_at)(struct shoal_transport *, int peer, const struct shoal_announcement *record, const void *payload,
                       size_t bytes);
 
-    /* The peer's record of that operation, NULL while it has not come. Valid until this rank completes the operation. Of a rank
-     * elsewhere `posted` is when the record was heard. */
+    /* The peer's announcement of that operation; NULL while it has not come. Valid until this rank completes the operation. For
+     * a remote rank `posted` is the time when the announcement was received. */
     const struct shoal_announcement *(*arrival)(struct shoal_transport *, int peer, uint64_t sequence);
 
-    /* Says that the peer's record is looked for, and that bytes of payload will be with it: they may be asked for early. May be
+    /* Says that this rank waits for the peer's announcement with bytes of payload, so that a transport may prefetch it. May be
      * NULL. */
     void (*expect)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
-    /* The payload that came with the peer's record; call after `arrival` gave the record. bytes as in arrive. */
+    /* The payload of the peer's announcement; call it after `arrival` returned the announcement. bytes as in arrive. */
     const void *(*payload)(struct shoal_transport *, int peer, uint64_t sequence, size_t bytes);
 
-    /* Tells all that this rank has completed all operations up to sequence; asks what a peer has told, or more where it needs
-     * no record of this rank any more. Ranks elsewhere learn it late, but before they need it: some operations after, or with
-     * what this rank sends them anyway. */
+    /* complete acknowledges all operations up to sequence to all ranks. completed returns what a peer has acknowledged, or more
+     * where the peer needs no announcement of this rank any more. Remote ranks learn it late, but before they need it: some
+     * operations later, or with other messages of this rank. */
     void (*complete)(struct shoal_transport *, uint64_t sequence);
     uint64_t (*completed)(struct shoal_transport *, int peer);
 
-    /* The location of own memory [address, address + bytes), 0 when peers cannot reach all of it. */
+    /* The location of this rank's memory [address, address + bytes); 0 when peers cannot reach all of it. */
     shoal_location (*locate)(struct shoal_transport *, const void *address, size_t bytes);
 
-    /* A peer's (or the own) memory at a location other than 0, as an address here. NULL with *error set on failure. */
+    /* A peer's or this rank's memory at a location other than 0, as an address of this process. NULL with *error on failure. */
     void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
 
-    /* Own staging buffer of at least slots * slot_bytes; called when all ranks have arrived at the first operation that uses
-     * it; where ranks are elsewhere, before this rank's record of that operation. */
+    /* Reserves this rank's staging buffer, at least slots * slot_bytes. Called when all ranks have announced the first operation
+     * that uses it; with remote ranks, before this rank announces that operation. */
     enum shoal_status (*reserve_staging)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
 
-    /* The staging slot of a rank that is reached by load and store (or the own), NULL when it is not. */
+    /* The staging slot of a rank that load and store reach, or of this rank; NULL for others. */
     void *(*staging)(struct shoal_transport *, int rank, unsigned slot);
 
-    /* Copies bytes into a peer's staging slot, from offset on, where it is not reached by load and store; then raises its
-     * counter. ERR_* on failure; PENDING when it cannot be taken now: try again. The source may be overwritten when has_left
-     * says so of the slot. */
+    /* Copies bytes into the staging slot of a remote peer, from offset on; then increments the peer's counter. ERR_* on
+     * failure; PENDING when the transport is full: try again. The source may be overwritten when has_left is true of the
+     * slot. */
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,
                              size_t bytes);
 
-    /* Whether all sources of the slot's puts may be overwritten. NULL: always. */
+    /* Whether all puts of the slot have completed locally, so that their sources may be overwritten. NULL: always. */
     bool (*has_left)(struct shoal_transport *, unsigned slot);
 
-    /* Whether all that this rank has published goes on its way without its help. NULL: always. */
+    /* Whether everything this rank has published arrives without further progress on this rank. NULL: always. */
     bool (*is_flushed)(struct shoal_transport *);
 
-    /* Whether something for the peer, published or put, still needs this rank's help. A send is done when nothing does. NULL:
-     * never. */
+    /* Whether something for the peer, published or put, still needs progress on this rank. A send is done when nothing does.
+     * NULL: never. */
     bool (*is_sending)(struct shoal_transport *, int peer);
 
-    /* Raises the peer's counter (slot, this rank). */
+    /* Increments the peer's counter (slot, this rank). */
     void (*signal)(struct shoal_transport *, int peer, unsigned slot);
 
-    /* How often the peer has raised this rank's counter (slot, peer). */
+    /* This rank's counter (slot, peer): how often the peer has incremented it. */
     uint64_t (*counter)(struct shoal_transport *, int peer, unsigned slot);
 
     /* Appends a packet to the queue to peer; PENDING when it is full now, ERR_MEMORY. */
@@ -186,36 +188,37 @@ struct shoal_transport_ops {
     const struct shoal_packet *(*peek)(struct shoal_transport *, int peer);
     void (*pop)(struct shoal_transport *, int peer);
 
-    /* Wakes peers that sleep and may wait for what was published since the last call. */
+    /* Wakes sleeping peers that may wait for what was published since the last call. */
     void (*flush)(struct shoal_transport *);
 
-    /* The next peer, from rank `first` on, that ended or left before completing operation `sequence` (0: before anything): its
-     * rank, with what is known in *failure; -1 when all are there. Makes system calls: not for each turn of a loop. */
+    /* The first peer, from rank `first` on, that ended or left before completing operation `sequence` (0: any operation).
+     * Returns its rank, and what is known in *failure; -1 when all are present. Makes system calls: do not call it in each turn
+     * of a loop. */
     int (*lost)(struct shoal_transport *, int first, uint64_t sequence, struct shoal_failure *failure);
-    /* Whether a lost peer is out of reach, dead or not: then it is not the only one. NULL: none ever is. */
+    /* Whether a lost peer is cut off by the network, so that others may be too. NULL: no peer ever is. */
     bool (*is_cut_off)(struct shoal_transport *, int peer);
 
-    /* One line on how a peer looks from here, such as "alive"; it begins with "stopped" when a signal stopped the peer. */
+    /* Writes one line on a peer's state, such as "alive"; it begins with "stopped" when a signal has stopped the peer. */
     void (*describe)(struct shoal_transport *, int peer, char *text, size_t bytes);
 
-    /* Tells whom this rank waits for: to ranks of this host, and to those elsewhere whose record of operation `sequence` or a
-     * later one has come. -1: for nobody, which all hear who were told of somebody. With SHOAL_WAIT_BLOCKED added to the rank,
-     * that rank is told too. */
+    /* Publishes which rank this rank waits for, -1: none. Ranks of this host see it, and remote ranks whose announcement of
+     * operation `sequence` or a later one has come. -1 goes to every rank that was told of a wait. With SHOAL_WAIT_BLOCKED
+     * added, the rank that is waited for is told too. */
     void (*say_waits_for)(struct shoal_transport *, uint64_t sequence, int rank);
-    /* Whom the peer waits for, as it has said it; -1: for nobody. */
+    /* The rank that the peer says it waits for; -1: none. */
     int (*waits_for)(struct shoal_transport *, int peer);
 
-    /* Around steps that touch the operands of others. enter is false once a failure was published: then they must not be
-     * touched any more. is_quiet: after a failure was published, whether no peer that lives is between enter and leave; on
-     * false *rank_out is one that is. May be NULL where peers' memory is not written by load and store. */
+    /* enter and leave surround steps that touch other ranks' operands. enter returns false once a failure was published: the
+     * operands must not be touched any more. is_quiet: whether, after a failure, no living peer is between enter and leave; on
+     * false *rank_out is such a peer. All three may be NULL where peers' memory is not written by load and store. */
     bool (*enter)(struct shoal_transport *);
     void (*leave)(struct shoal_transport *);
     bool (*is_quiet)(struct shoal_transport *, int *rank_out);
 
-    /* Publishes the first cause of failure and wakes all; only the first one counts. Over several hosts it waits until all have
-     * agreed on one, some tenths of a second: the one call that waits. */
+    /* Publishes the cause of a failure and wakes all ranks; only the first cause counts. Over several hosts the call waits some
+     * tenths of a second, until the hosts have agreed on one cause. No other call waits. */
     void (*fail)(struct shoal_transport *, const struct shoal_failure *failure);
-    /* True when a failure was published, by whomever; then *failure is the first cause. Cheap while there is none. */
+    /* True when any rank has published a failure; *failure is then the first cause. Cheap while there is none. */
     bool (*failed)(struct shoal_transport *, struct shoal_failure *failure);
     /* Any thread, async-signal-safe: publishes ERR_ABORTED and wakes all. Over several hosts that takes some milliseconds, and
      * this rank's next `failed` waits for it. */
@@ -224,7 +227,7 @@ struct shoal_transport_ops {
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_peer_name *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);
 
-    /* Leaves in good order (finalized) or not, and frees. */
+    /* Leaves the communicator, in good order if finalized, and frees the transport. */
     void (*destroy)(struct shoal_transport *, bool finalized);
 };
 
@@ -234,7 +237,7 @@ struct shoal_transport {
     int rank;
     int size;
     const uint16_t *host; /* host[rank], for the view: equal numbers reach each other by load and store. NULL: all do */
-    bool sends_cheaply;   /* a record to a rank elsewhere costs the processor far less than the way there */
+    bool sends_cheaply;   /* an announcement to a remote rank costs the processor far less than the network's latency */
 };
 
 #endif

@@ -1,18 +1,16 @@
-/* The transport of a communicator whose ranks are on several hosts: to ranks of this host it hands everything on to shared
- * memory, ranks elsewhere are reached over the network. It adds what the network lacks:
+/* The transport of a communicator whose ranks are on several hosts. Ranks of this host are reached through shared memory,
+ * remote ranks over the network. It adds what the network lacks:
  *
- *   order      What is heard comes in any order. Raises of a counter are numbered by their source; the receiver's counter is
- *              the number up to which all have been heard. Packets are numbered too.
- *   credit     An announcement tells a partner where this rank's staging buffer is and which counters it raises there by
- * writing;
- *              counters that a plan waits for tell when a staging buffer may be written again. So nobody can write, or send,
- * more than
- *              the receiver has room for: records and payloads are kept as long as the engine promises, packets are counted.
- *   liveness   is the control tree's, see membership/membership.h.
+ *   order      The network delivers in any order. A source numbers the increments of a counter; the receiver's counter is the
+ *              number up to which all increments have arrived. Packets are numbered too.
+ *   credit     An announcement tells a peer where this rank's staging buffer is and which of its counters it may increment by
+ *              writing. Counters that a plan waits for tell when a staging buffer may be written again. So no rank writes or
+ *              sends more than the receiver can hold: announcements and payloads are kept as long as the engine promises, and
+ *              packets are counted.
+ *   liveness   comes from the control tree, see membership/membership.h.
  *
- * Where the provider writes into memory, what is put is written straight into the peer's staging buffer, with an immediate that
- * names the counter and which of its raises this is (its low bits). Elsewhere it travels in messages, which name their
- * place. */
+ * Where the provider can write into memory, a put is one write into the peer's staging buffer. Its immediate names the counter
+ * and the low bits of the increment's number. Elsewhere a put travels in messages, which name their target. */
 #ifndef SHOAL_TRANSPORT_HOSTS_HOSTS_H
 #define SHOAL_TRANSPORT_HOSTS_HOSTS_H
 
@@ -20,11 +18,11 @@
 #include "transport/fabric/network.h"
 #include "transport/shm/shm.h"
 
-/* A rank of a communicator, as its others know it. The own rank has neither. */
+/* A rank of a communicator, as other ranks know it. The own rank has neither peer. */
 struct shoal_member {
     uint16_t host;                     /* equal for ranks of one host; any numbers */
-    struct shoal_shm_peer *local;      /* of this host */
-    struct shoal_network_peer *remote; /* elsewhere */
+    struct shoal_shm_peer *local;      /* for a rank of this host, else NULL */
+    struct shoal_network_peer *remote; /* for a remote rank, else NULL */
 };
 
 struct shoal_hosts_options {
@@ -32,14 +30,14 @@ struct shoal_hosts_options {
     struct shoal_network *network;
     struct shoal_membership *membership;
     const struct shoal_member *members; /* [size]; copied */
-    struct shoal_shm_options shm;       /* of the whole communicator: rank, size, slots, bytes of a slot, ... ; peers unused */
+    struct shoal_shm_options shm;       /* for the whole communicator: rank, size, slots, bytes of a slot ...; peers unused */
 };
 
-/* First half of a collective call of all ranks, as shoal_shm_create; endpoint is that of shared memory. */
+/* First half of a collective call of all ranks, like shoal_shm_create. */
 SHOAL_MUST_USE enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint,
                                                     const struct shoal_hosts_options *options,
                                                     struct shoal_transport **transport_out);
-/* Second half, as shoal_shm_join. */
+/* Second half, like shoal_shm_join. */
 SHOAL_MUST_USE enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socket_out);
 
 #endif
