@@ -31,7 +31,7 @@ bool shoal_clock_trusts_counter(const char *source_file)
     return is_read && strcmp(source, "tsc") == 0;
 }
 
-static void choose(void)
+static void clock_choose(void)
 {
     shoal_clock_has_counter = shoal_clock_trusts_counter(SOURCE_FILE);
 }
@@ -43,7 +43,7 @@ bool shoal_clock_trusts_counter(const char *source_file)
     return true;
 }
 
-static void choose(void)
+static void clock_choose(void)
 {
 }
 #endif
@@ -69,7 +69,7 @@ double shoal_clock_ns_per_tick(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t start_ticks = 0, end_ticks = 0;
-    pthread_once(&once, choose);
+    pthread_once(&once, clock_choose);
     const uint64_t start_ns = read_both(&start_ticks);
     while (shoal_clock_ns() - start_ns < SHOAL_NS_PER_MS)
         continue;

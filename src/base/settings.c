@@ -167,7 +167,7 @@ static bool is_choice(const struct row *row, const char *value, char *error, siz
     return true;
 }
 
-static bool parse_port(const char *text, char **end_out, uint16_t *port_out)
+static bool settings_parse_port(const char *text, char **end_out, uint16_t *port_out)
 {
     if (!isdigit((unsigned char)text[0]))
         return false;
@@ -182,10 +182,10 @@ bool shoal_settings_parse_ports(const char *text, uint16_t *low_out, uint16_t *h
     *low_out = *high_out = 0;
     if (!*text)
         return true;
-    if (!parse_port(text, &end, low_out))
+    if (!settings_parse_port(text, &end, low_out))
         return false;
     *high_out = *low_out;
-    if (*end == '-' && !parse_port(end + 1, &end, high_out))
+    if (*end == '-' && !settings_parse_port(end + 1, &end, high_out))
         return false;
     return *end == 0 && *low_out <= *high_out;
 }
@@ -267,7 +267,7 @@ static const char *find_value(struct shoal_settings *settings, const char *name)
     return value && *value ? value : NULL;
 }
 
-static const struct row *find_row(const char *name)
+static const struct row *settings_find_row(const char *name)
 {
     const int former = find_former(name);
     name = former >= 0 ? renamed[former].present : name;
@@ -283,7 +283,7 @@ static enum shoal_status assign_override(struct shoal_settings *settings, const 
     char name[SHOAL_SETTING_NAME_MAX];
     const char *equals = strchr(text, '=');
     snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - text) : 0, text);
-    const struct row *row = find_row(name);
+    const struct row *row = settings_find_row(name);
     const int former = find_former(name);
     if (former >= 0)
         settings->former_names |= UINT64_C(1) << former;
@@ -302,7 +302,7 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
         if (strncmp(text, PREFIX, strlen(PREFIX)) != 0)
             continue;
         snprintf(name, SHOAL_SETTING_NAME_MAX, "%.*s", (int)strcspn(text, "="), text);
-        if (find_row(name) || is_one_of(others, name, strlen(name)))
+        if (settings_find_row(name) || is_one_of(others, name, strlen(name)))
             continue;
         *nearest_out = find_nearest(name);
         ++*at;

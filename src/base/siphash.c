@@ -13,7 +13,7 @@ static uint64_t rotate(uint64_t x, unsigned bits)
 }
 
 /* SipRound, figure 2.1 of the paper. */
-static inline void mix(struct state *s)
+static inline void siphash_mix(struct state *s)
 {
     s->v0 += s->v1;
     s->v2 += s->v3;
@@ -29,8 +29,8 @@ static inline void mix(struct state *s)
 static inline void absorb(struct state *s, uint64_t word)
 {
     s->v3 ^= word;
-    mix(s);
-    mix(s);
+    siphash_mix(s);
+    siphash_mix(s);
     s->v0 ^= word;
 }
 
@@ -58,6 +58,6 @@ uint64_t shoal_siphash(const struct shoal_siphash_key *key, const void *data, si
     absorb(&s, read_word(at + whole, bytes - whole) | (uint64_t)bytes << 56);
     s.v2 ^= 0xff;
     for (int i = 0; i < 4; i++)
-        mix(&s);
+        siphash_mix(&s);
     return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
 }

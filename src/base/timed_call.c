@@ -15,7 +15,7 @@ struct call {
     _Alignas(64) unsigned char data[];
 };
 
-static void destroy(struct call *call)
+static void timed_call_destroy(struct call *call)
 {
     pthread_cond_destroy(&call->ended);
     pthread_mutex_destroy(&call->lock);
@@ -32,11 +32,11 @@ static void *thread_main(void *arg)
     pthread_cond_signal(&call->ended);
     pthread_mutex_unlock(&call->lock);
     if (is_given_up)
-        destroy(call);
+        timed_call_destroy(call);
     return NULL;
 }
 
-static struct call *make(void (*work)(void *data), const void *data, size_t bytes)
+static struct call *timed_call_make(void (*work)(void *data), const void *data, size_t bytes)
 {
     pthread_condattr_t attributes;
     struct call *call = aligned_alloc(64, shoal_round_up(sizeof *call + bytes, 64));
@@ -54,7 +54,7 @@ static struct call *make(void (*work)(void *data), const void *data, size_t byte
 }
 
 /* The program's signals are for its own threads. */
-static bool start(struct call *call)
+static bool timed_call_start(struct call *call)
 {
     pthread_t thread;
     sigset_t all, before;
@@ -68,7 +68,7 @@ static bool start(struct call *call)
 }
 
 /* Whether it was done in time. */
-static bool await(struct call *call, uint64_t deadline_ns)
+static bool timed_call_await(struct call *call, uint64_t deadline_ns)
 {
     const struct timespec deadline = {.tv_sec = (time_t)(deadline_ns / SHOAL_NS_PER_S),
                                       .tv_nsec = (long)(deadline_ns % SHOAL_NS_PER_S)};
@@ -85,16 +85,16 @@ static bool await(struct call *call, uint64_t deadline_ns)
 enum shoal_status shoal_timed_call(void (*work)(void *data), void *data, size_t bytes, uint32_t timeout_ms)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
-    struct call *call = make(work, data, bytes);
+    struct call *call = timed_call_make(work, data, bytes);
     if (!call)
         return SHOAL_ERR_MEMORY;
-    if (!start(call)) {
-        destroy(call);
+    if (!timed_call_start(call)) {
+        timed_call_destroy(call);
         return SHOAL_ERR_MEMORY;
     }
-    if (!await(call, deadline_ns))
+    if (!timed_call_await(call, deadline_ns))
         return SHOAL_ERR_TIMEOUT;
     memcpy(data, call->data, bytes);
-    destroy(call);
+    timed_call_destroy(call);
     return SHOAL_OK;
 }

@@ -12,7 +12,7 @@
 
 #define LOOKUP_PAUSE_MS 100
 
-static bool parse_port(const char *text, uint16_t *port_out)
+static bool address_parse_port(const char *text, uint16_t *port_out)
 {
     if (strlen(text) == 0 || strlen(text) > 5 || strspn(text, "0123456789") != strlen(text))
         return false;
@@ -42,7 +42,7 @@ bool shoal_address_parse(const char *text, char host[SHOAL_ADDRESS_HOST_MAX], ui
     if (bytes == 0 || bytes >= SHOAL_ADDRESS_HOST_MAX)
         return false;
     uint16_t port;
-    if (!parse_port(colon + 1, &port))
+    if (!address_parse_port(colon + 1, &port))
         return false;
     memcpy(host, start, bytes);
     host[bytes] = 0;

@@ -9,12 +9,12 @@
 #include "bootstrap/key_table.h"
 #include "bootstrap/sources.h"
 
-static void free_bytes(unsigned char **bytes)
+static void bootstrap_free_bytes(unsigned char **bytes)
 {
     free(*bytes);
 }
 
-static enum shoal_status check_ranks(const char *what, int rank, int size, struct shoal_log *log)
+static enum shoal_status bootstrap_check_ranks(const char *what, int rank, int size, struct shoal_log *log)
 {
     SHOAL_TRY(shoal_ranks_check(log, "bootstrap", what, rank, size));
     if (log->rank < 0)
@@ -34,7 +34,7 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                               "the address is \"%.200s\", but must be \"host:port\" or \"[v6]:port\" with a port of 1 to 65535",
                               address ? address : "(null)");
-    SHOAL_TRY(check_ranks("the address's caller", rank, size, log));
+    SHOAL_TRY(bootstrap_check_ranks("the address's caller", rank, size, log));
     place.job = shoal_hash_bytes(SHOAL_HASH_START, settings->job_id, strlen(settings->job_id));
     place.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {
@@ -52,7 +52,7 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
 {
     if (!store || !store->set || !store->get || !store->erase)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
-    SHOAL_TRY(check_ranks("the store's caller", rank, size, log));
+    SHOAL_TRY(bootstrap_check_ranks("the store's caller", rank, size, log));
     struct shoal_bootstrap bootstrap = {.rank = rank,
                                         .size = size,
                                         .launcher = "store",
@@ -112,8 +112,8 @@ static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap
     return SHOAL_OK;
 }
 
-static enum shoal_status compare(const struct shoal_bootstrap *bootstrap, struct shoal_log *log, const struct agreement *mine,
-                                 const struct agreement *theirs, int rank)
+static enum shoal_status bootstrap_compare(const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
+                                           const struct agreement *mine, const struct agreement *theirs, int rank)
 {
     if (memcmp(mine->version, theirs->version, sizeof mine->version) != 0)
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
@@ -154,14 +154,14 @@ enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const
         return SHOAL_OK;
     struct agreement mine;
     SHOAL_TRY(build_agreement(bootstrap, settings, log, &mine));
-    SHOAL_SCOPED(free_bytes) unsigned char *bytes = calloc((size_t)bootstrap->size, sizeof mine);
+    SHOAL_SCOPED(bootstrap_free_bytes) unsigned char *bytes = calloc((size_t)bootstrap->size, sizeof mine);
     struct agreement *all = (struct agreement *)(void *)bytes;
     if (!all)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for what %d ranks say", bootstrap->size);
     SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
     for (int r = 0; r < bootstrap->size; r++) {
         if (r != bootstrap->rank)
-            SHOAL_TRY(compare(bootstrap, log, &mine, &all[r], r));
+            SHOAL_TRY(bootstrap_compare(bootstrap, log, &mine, &all[r], r));
     }
     if (!bootstrap->has_secret)
         take_offer(bootstrap, all);

@@ -181,8 +181,8 @@ static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_
 
 /* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are
  * spread over some below those that the kernel gives out. */
-static enum shoal_status find_step(const struct shoal_settings *settings, int size, struct shoal_log *log,
-                                   struct shoal_tcp_place *place)
+static enum shoal_status environment_find_step(const struct shoal_settings *settings, int size, struct shoal_log *log,
+                                               struct shoal_tcp_place *place)
 {
     static const char *const job[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
     bool is_set;
@@ -206,7 +206,7 @@ struct recipe {
 };
 
 static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SIZE", find_master};
-static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", find_step};
+static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environment_find_step};
 
 /* Of a batch script, and of what it starts without srun, this is no task: it has SLURM_PROCID alone. */
 bool shoal_step_is_present(void)

@@ -30,7 +30,7 @@ struct result {
     char cause[SHOAL_LOG_TEXT_MAX];
 };
 
-static void free_bytes(unsigned char **bytes)
+static void exchange_free_bytes(unsigned char **bytes)
 {
     free(*bytes);
 }
@@ -70,7 +70,7 @@ struct wanted {
 /* ---- who is missing ---- */
 
 /* "rank 2", "ranks 0, 2 and 5 to 7". How many there are. */
-static int print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
+static int exchange_print_missing(const unsigned char *missing, int size, char *text, size_t text_bytes)
 {
     char parts[16][32];
     int part_count = 0, missing_count = 0;
@@ -96,7 +96,7 @@ static int print_missing(const unsigned char *missing, int size, char *text, siz
 }
 
 /* The store is asked again for who else is missing, for a second at most; `from` is known to be. */
-static void find_missing(const struct exchange *exchange, int from, unsigned char *missing)
+static void exchange_find_missing(const struct exchange *exchange, int from, unsigned char *missing)
 {
     const struct shoal_store *store = &exchange->bootstrap->store;
     const uint64_t end_ns = shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS;
@@ -113,12 +113,12 @@ static void warn(const struct exchange *exchange, int owner)
 {
     struct shoal_bootstrap *bootstrap = exchange->bootstrap;
     const uint64_t waited_ns = shoal_clock_ns() - exchange->begun_ns;
-    SHOAL_SCOPED(free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
+    SHOAL_SCOPED(exchange_free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
     char ranks[640] = "rank 0 to say that all have come; it names who is missing";
     int count = 1;
     if (missing) {
-        find_missing(exchange, owner, missing);
-        count = print_missing(missing, bootstrap->size, ranks, sizeof ranks);
+        exchange_find_missing(exchange, owner, missing);
+        count = exchange_print_missing(missing, bootstrap->size, ranks, sizeof ranks);
     }
     shoal_log_line(exchange->log, SHOAL_LOG_WARN, "bootstrap", "joining %d ranks has waited %llu ms for %s%s", bootstrap->size,
                    (unsigned long long)(waited_ns / SHOAL_NS_PER_MS), ranks,
@@ -129,8 +129,8 @@ static void warn(const struct exchange *exchange, int owner)
 }
 
 /* That it is not there in time is no error here. */
-static enum shoal_status get_value(const struct exchange *exchange, const struct shoal_store *store,
-                                   const struct wanted *wanted, bool *is_there_out)
+static enum shoal_status exchange_get_value(const struct exchange *exchange, const struct shoal_store *store,
+                                            const struct wanted *wanted, bool *is_there_out)
 {
     long got = -1;
     while (got == -1) {
@@ -154,10 +154,10 @@ static enum shoal_status get_value(const struct exchange *exchange, const struct
 
 /* ---- the roll ---- */
 
-static enum shoal_status fail_missing(const struct exchange *exchange, const unsigned char *missing)
+static enum shoal_status exchange_fail_missing(const struct exchange *exchange, const unsigned char *missing)
 {
     char ranks[640];
-    const int count = print_missing(missing, exchange->bootstrap->size, ranks, sizeof ranks);
+    const int count = exchange_print_missing(missing, exchange->bootstrap->size, ranks, sizeof ranks);
     if (count == 0)
         return SHOAL_OK;
     return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
@@ -170,7 +170,7 @@ static enum shoal_status fail_missing(const struct exchange *exchange, const uns
 static enum shoal_status call_roll(const struct exchange *exchange, uint64_t end_ns)
 {
     const struct shoal_bootstrap *bootstrap = exchange->bootstrap;
-    SHOAL_SCOPED(free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
+    SHOAL_SCOPED(exchange_free_bytes) unsigned char *missing = calloc((size_t)bootstrap->size, 1);
     if (!missing)
         return shoal_log_fail(exchange->log, SHOAL_ERR_MEMORY, "bootstrap", "no memory to note %d ranks", bootstrap->size);
     for (int r = 0; r < bootstrap->size && shoal_clock_ns() < end_ns; r++) {
@@ -181,10 +181,10 @@ static enum shoal_status call_roll(const struct exchange *exchange, uint64_t end
         bool is_there = true;
         snprintf(wanted.key, sizeof wanted.key, "shoal/%s/%d", exchange->name, r);
         if (r != bootstrap->rank)
-            SHOAL_TRY(get_value(exchange, &bootstrap->store, &wanted, &is_there));
+            SHOAL_TRY(exchange_get_value(exchange, &bootstrap->store, &wanted, &is_there));
         missing[r] = !is_there;
     }
-    return fail_missing(exchange, missing);
+    return exchange_fail_missing(exchange, missing);
 }
 
 /* ---- what rank 0 says ---- */
@@ -223,7 +223,7 @@ static enum shoal_status hear_result(const struct exchange *exchange)
         .value = &result, .bytes = sizeof result, .deadline_ns = exchange->deadline_ns + RESULT_GRACE_MS * SHOAL_NS_PER_MS};
     bool is_there;
     print_result_key(exchange, wanted.key);
-    SHOAL_TRY(get_value(exchange, &exchange->bootstrap->store, &wanted, &is_there));
+    SHOAL_TRY(exchange_get_value(exchange, &exchange->bootstrap->store, &wanted, &is_there));
     if (!is_there)
         return fail_without_result(exchange);
     if (result.status == SHOAL_OK)
@@ -241,7 +241,7 @@ static enum shoal_status pass_chunk(const struct exchange *exchange, const struc
     const struct shoal_store *below = bootstrap->rank == 0 ? &bootstrap->store : &bootstrap->below;
     bool is_there = true;
     if (bootstrap->rank != 0)
-        SHOAL_TRY(get_value(exchange, above, chunk, &is_there));
+        SHOAL_TRY(exchange_get_value(exchange, above, chunk, &is_there));
     if (!is_there)
         return shoal_log_fail(exchange->log, SHOAL_ERR_TIMEOUT, "bootstrap",
                               "\"%s\" did not come down within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms); is a "
@@ -268,7 +268,7 @@ static enum shoal_status pass_all(const struct exchange *exchange)
 /* ---- the exchange ---- */
 
 /* When all have come for the first time. */
-static enum shoal_status confirm(struct shoal_bootstrap *bootstrap)
+static enum shoal_status exchange_confirm(struct shoal_bootstrap *bootstrap)
 {
     enum shoal_status (*const ask)(void *state) = bootstrap->confirm;
     bootstrap->confirm = NULL;
@@ -287,7 +287,7 @@ static enum shoal_status exchange_through_store(const struct exchange *exchange,
     }
     enum shoal_status status = call_roll(exchange, UINT64_MAX);
     if (status == SHOAL_OK)
-        status = confirm(bootstrap);
+        status = exchange_confirm(bootstrap);
     if (status == SHOAL_OK)
         status = pass_all(exchange);
     return tell_result(exchange, status);

@@ -29,7 +29,7 @@ static size_t bucket_of(const char *key, size_t key_bytes)
 }
 
 /* The link that leads to the key's entry, or the one at the end of its chain. */
-static struct shoal_key_entry **find_link(struct shoal_key_table *table, const char *key, size_t key_bytes)
+static struct shoal_key_entry **key_table_find_link(struct shoal_key_table *table, const char *key, size_t key_bytes)
 {
     struct shoal_key_entry **link = &table->buckets[bucket_of(key, key_bytes)];
     while (*link && ((*link)->key_bytes != key_bytes || memcmp((*link)->data, key, key_bytes) != 0))
@@ -53,7 +53,7 @@ bool shoal_key_table_set(struct shoal_key_table *table, const char *key, size_t 
     if (!entry)
         return false;
     shoal_key_table_erase(table, key, key_bytes);
-    struct shoal_key_entry **link = find_link(table, key, key_bytes);
+    struct shoal_key_entry **link = key_table_find_link(table, key, key_bytes);
     entry->next = NULL;
     entry->key_bytes = key_bytes;
     entry->value_bytes = value_bytes;
@@ -79,7 +79,7 @@ const void *shoal_key_table_get(const struct shoal_key_table *table, const char 
 
 bool shoal_key_table_erase(struct shoal_key_table *table, const char *key, size_t key_bytes)
 {
-    struct shoal_key_entry **link = find_link(table, key, key_bytes);
+    struct shoal_key_entry **link = key_table_find_link(table, key, key_bytes);
     struct shoal_key_entry *entry = *link;
     if (!entry)
         return false;

@@ -12,7 +12,7 @@ struct reading {
     void *arg;
 };
 
-static bool is_set(const char *name)
+static bool launch_is_set(const char *name)
 {
     const char *value = getenv(name);
     return value && *value;
@@ -41,7 +41,7 @@ static const char by_variables[] = "RANK and WORLD_SIZE";
 
 static const char *find_launcher(void)
 {
-    if (is_set("RANK") && is_set("WORLD_SIZE"))
+    if (launch_is_set("RANK") && launch_is_set("WORLD_SIZE"))
         return by_variables;
     if (shoal_pmix_is_present() || shoal_pmi1_is_present())
         return shoal_pmix_is_present() ? "PMIx" : "PMI-1";
@@ -51,7 +51,7 @@ static const char *find_launcher(void)
 /* srun names a step's tasks on this host: "2,3". */
 static int count_step_tasks(void)
 {
-    int count = is_set("SLURM_GTIDS");
+    int count = launch_is_set("SLURM_GTIDS");
     for (const char *at = getenv("SLURM_GTIDS"); at && *at; at++)
         count += *at == ',';
     return count;
@@ -62,7 +62,7 @@ static int find_local_size(struct reading *reading, bool is_step)
 {
     static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
     for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
-        if (is_set(names[i]))
+        if (launch_is_set(names[i]))
             return number_of(reading, names[i], 1, SHOAL_RANKS_MAX);
     return is_step ? count_step_tasks() : 0;
 }
@@ -80,7 +80,7 @@ static void find_ports(struct reading *reading, struct shoal_launch_environment 
 /* What RANK and WORLD_SIZE want beside them. */
 static void check_variables(struct reading *reading, const struct shoal_launch_environment *around)
 {
-    const bool has_rank = is_set("RANK"), has_size = is_set("WORLD_SIZE");
+    const bool has_rank = launch_is_set("RANK"), has_size = launch_is_set("WORLD_SIZE");
     const int rank = number_of(reading, "RANK", 0, SHOAL_RANKS_MAX - 1);
     if (!around->launcher && has_rank != has_size)
         reading->tell(reading->arg, has_rank ? "RANK is set, but WORLD_SIZE is not; set both, or start with `shoal run -n N`"
@@ -91,12 +91,12 @@ static void check_variables(struct reading *reading, const struct shoal_launch_e
         reading->tell(reading->arg, "RANK is not below WORLD_SIZE; ranks count from 0");
     if (!around->master)
         reading->tell(reading->arg, "MASTER_ADDR is not set; set it to the host of rank 0 on all ranks");
-    if (!around->port_count && !is_set("MASTER_PORT"))
+    if (!around->port_count && !launch_is_set("MASTER_PORT"))
         reading->tell(reading->arg, "MASTER_PORT is not set; set it to the same free port on all ranks");
 }
 
 /* As a rank of two would load it: a rank alone has nobody to prove it to. */
-static void check_secret(struct reading *reading, struct shoal_launch_environment *around)
+static void launch_check_secret(struct reading *reading, struct shoal_launch_environment *around)
 {
     struct shoal_bootstrap pair = {.size = 2};
     if (shoal_secret_load(reading->settings, &reading->log, &pair) != SHOAL_OK)
@@ -118,7 +118,7 @@ void shoal_launch_environment_read(const struct shoal_settings *settings, void (
     check_variables(&reading, &around);
     if (shoal_pmix_is_present())
         tell_failure(&reading, shoal_pmix_check(&reading.log));
-    check_secret(&reading, &around);
+    launch_check_secret(&reading, &around);
     const bool is_by_hand = around.launcher && strcmp(around.launcher, by_variables) == 0;
     if (is_by_hand && !around.has_secret && !shoal_environment_has_name(settings, around.size))
         around.port_count = around.port_count ? 1 : 0;

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/timed_call.h"
 
-static void look_up(void *data)
+static void lookup_ask(void *data)
 {
     struct shoal_lookup *lookup = data;
     struct shoal_log log;
@@ -18,12 +18,12 @@ static void look_up(void *data)
     shoal_log_fini(&log);
 }
 
-static void run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
+static void lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
 {
     const uint64_t begin_ns = shoal_clock_ns();
     snprintf(lookup_out->host, sizeof lookup_out->host, "%s", host);
     lookup_out->what = what;
-    const enum shoal_status status = shoal_timed_call(look_up, lookup_out, sizeof *lookup_out, timeout_ms);
+    const enum shoal_status status = shoal_timed_call(lookup_ask, lookup_out, sizeof *lookup_out, timeout_ms);
     lookup_out->took_ms = (uint32_t)((shoal_clock_ns() - begin_ns) / SHOAL_NS_PER_MS);
     if (status == SHOAL_OK)
         return;
@@ -35,7 +35,7 @@ static void run(const char *host, const char *what, uint32_t timeout_ms, struct 
 void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, struct shoal_lookup *lookup_out)
 {
     memset(lookup_out, 0, sizeof *lookup_out);
-    run(host, what, timeout_ms, lookup_out);
+    lookup_run(host, what, timeout_ms, lookup_out);
 }
 
 enum shoal_status shoal_lookup_list(const char *host, const char *what, uint64_t deadline_ns, struct shoal_log *log,
@@ -44,7 +44,7 @@ enum shoal_status shoal_lookup_list(const char *host, const char *what, uint64_t
     const uint64_t now_ns = shoal_clock_ns();
     const uint32_t timeout_ms = deadline_ns > now_ns ? (uint32_t)((deadline_ns - now_ns) / SHOAL_NS_PER_MS) + 1 : 1;
     struct shoal_lookup lookup = {.until_ns = deadline_ns};
-    run(host, what, timeout_ms, &lookup);
+    lookup_run(host, what, timeout_ms, &lookup);
     if (lookup.status != SHOAL_OK)
         return shoal_log_fail(log, lookup.status, "bootstrap", "%s", lookup.error);
     *list_out = lookup.list;

@@ -26,7 +26,7 @@ struct pmi1 {
     size_t in_bytes;
 };
 
-static bool is_set(const char *name)
+static bool pmi1_is_set(const char *name)
 {
     const char *value = getenv(name);
     return value && *value;
@@ -34,7 +34,7 @@ static bool is_set(const char *name)
 
 bool shoal_pmi1_is_present(void)
 {
-    return is_set("PMI_FD") && is_set("PMI_RANK") && is_set("PMI_SIZE");
+    return pmi1_is_set("PMI_FD") && pmi1_is_set("PMI_RANK") && pmi1_is_set("PMI_SIZE");
 }
 
 static bool send_line(const struct pmi1 *pmi, const char *line)
@@ -109,7 +109,7 @@ static bool find_word(const char *line, const char *word, char *value, size_t va
 }
 
 /* Sends a command and waits for the answer named. The error, if any, is for the caller to log. */
-static int ask(struct pmi1 *pmi, const char *command, const char *answer, char line[LINE_MAX_BYTES], uint64_t deadline_ns)
+static int pmi1_ask(struct pmi1 *pmi, const char *command, const char *answer, char line[LINE_MAX_BYTES], uint64_t deadline_ns)
 {
     char word[64], rc[16];
     if (pmi->is_broken)
@@ -123,7 +123,7 @@ static int ask(struct pmi1 *pmi, const char *command, const char *answer, char l
     return error;
 }
 
-static enum shoal_status fail(const struct pmi1 *pmi, const char *what, int error)
+static enum shoal_status pmi1_fail(const struct pmi1 *pmi, const char *what, int error)
 {
     return shoal_log_fail(pmi->log, SHOAL_ERR_SYSTEM, "bootstrap", "the launcher's PMI-1 (PMI_FD=%d) refused %s: %s", pmi->fd,
                           what, strerror(error));
@@ -145,8 +145,8 @@ static enum shoal_status put_chunk(struct pmi1 *pmi, const char *key, const unsi
     hex[2 * bytes] = 0;
     char command[LINE_MAX_BYTES], line[LINE_MAX_BYTES];
     snprintf(command, sizeof command, "cmd=put kvsname=%s key=%s value=%s\n", pmi->name, key, hex);
-    const int error = ask(pmi, command, "put_result", line, soon_ns());
-    return error ? fail(pmi, "put", error) : SHOAL_OK;
+    const int error = pmi1_ask(pmi, command, "put_result", line, soon_ns());
+    return error ? pmi1_fail(pmi, "put", error) : SHOAL_OK;
 }
 
 static int digit_of(char c)
@@ -171,46 +171,46 @@ static enum shoal_status get_chunk(struct pmi1 *pmi, const char *key, unsigned c
 {
     char command[LINE_MAX_BYTES], line[LINE_MAX_BYTES], hex[2 * CHUNK_BYTES + 1];
     snprintf(command, sizeof command, "cmd=get kvsname=%s key=%s\n", pmi->name, key);
-    int error = ask(pmi, command, "get_result", line, soon_ns());
+    int error = pmi1_ask(pmi, command, "get_result", line, soon_ns());
     if (!error && (!find_word(line, "value", hex, sizeof hex) || !parse_hex(hex, data, bytes)))
         error = EPROTO;
-    return error ? fail(pmi, "get", error) : SHOAL_OK;
+    return error ? pmi1_fail(pmi, "get", error) : SHOAL_OK;
 }
 
 static enum shoal_status barrier(struct pmi1 *pmi, uint32_t timeout_ms)
 {
     char line[LINE_MAX_BYTES];
-    const int error = ask(pmi, "cmd=barrier_in\n", "barrier_out", line, shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS);
+    const int error = pmi1_ask(pmi, "cmd=barrier_in\n", "barrier_out", line, shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS);
     if (error == ETIMEDOUT)
         return shoal_log_fail(
             pmi->log, SHOAL_ERR_TIMEOUT, "bootstrap",
             "not all of ranks 0 to %d came within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms), and PMI-1 "
             "does not tell which; did all start, and call shoal_comm_create?",
             pmi->size - 1, timeout_ms);
-    return error ? fail(pmi, "barrier", error) : SHOAL_OK;
+    return error ? pmi1_fail(pmi, "barrier", error) : SHOAL_OK;
 }
 
-static void print_key(char key[128], const char *name, int rank, size_t chunk)
+static void pmi1_print_key(char key[128], const char *name, int rank, size_t chunk)
 {
     snprintf(key, 128, "shoal/%.40s/%d/%zu", name, rank, chunk);
 }
 
-static enum shoal_status exchange(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
-                                  size_t bytes, uint32_t timeout_ms)
+static enum shoal_status pmi1_exchange(void *state, struct shoal_log *log, const char *name, const void *mine, void *all,
+                                       size_t bytes, uint32_t timeout_ms)
 {
     struct pmi1 *pmi = state;
     char key[128];
     if (strlen(name) > 40)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "\"%s\" is too long a name for PMI-1 (40 bytes)", name);
     for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
-        print_key(key, name, pmi->rank, at / CHUNK_BYTES);
+        pmi1_print_key(key, name, pmi->rank, at / CHUNK_BYTES);
         SHOAL_TRY(put_chunk(pmi, key, (const unsigned char *)mine + at, shoal_min_size(bytes - at, CHUNK_BYTES)));
     }
     SHOAL_TRY(barrier(pmi, timeout_ms));
     for (int r = 0; r < pmi->size; r++) {
         unsigned char *value = (unsigned char *)all + (size_t)r * bytes;
         for (size_t at = 0; r != pmi->rank && at < bytes; at += CHUNK_BYTES) {
-            print_key(key, name, r, at / CHUNK_BYTES);
+            pmi1_print_key(key, name, r, at / CHUNK_BYTES);
             SHOAL_TRY(get_chunk(pmi, key, value + at, shoal_min_size(bytes - at, CHUNK_BYTES)));
         }
     }
@@ -244,14 +244,14 @@ static void close_pmi1(void *state)
     struct pmi1 *pmi = state;
     char line[LINE_MAX_BYTES];
     if (!dlsym(RTLD_DEFAULT, "MPI_Init"))
-        (void)ask(pmi, "cmd=finalize\n", "finalize_ack", line, shoal_clock_ns() + SHOAL_NS_PER_S);
+        (void)pmi1_ask(pmi, "cmd=finalize\n", "finalize_ack", line, shoal_clock_ns() + SHOAL_NS_PER_S);
     free(pmi);
 }
 
 static enum shoal_status greet(struct pmi1 *pmi)
 {
     char line[LINE_MAX_BYTES];
-    int error = ask(pmi, "cmd=init pmi_version=1 pmi_subversion=1\n", "response_to_init", line, soon_ns());
+    int error = pmi1_ask(pmi, "cmd=init pmi_version=1 pmi_subversion=1\n", "response_to_init", line, soon_ns());
     if (error == EPIPE || error == ECONNRESET)
         return shoal_log_fail(
             pmi->log, SHOAL_ERR_UNSUPPORTED, "bootstrap",
@@ -259,11 +259,11 @@ static enum shoal_status greet(struct pmi1 *pmi)
             "not after MPI_Finalize; make further communicators with shoal_comm_split",
             pmi->fd);
     if (error)
-        return fail(pmi, "init", error);
-    error = ask(pmi, "cmd=get_my_kvsname\n", "my_kvsname", line, soon_ns());
+        return pmi1_fail(pmi, "init", error);
+    error = pmi1_ask(pmi, "cmd=get_my_kvsname\n", "my_kvsname", line, soon_ns());
     if (!error && !find_word(line, "kvsname", pmi->name, sizeof pmi->name))
         error = EPROTO;
-    return error ? fail(pmi, "get_my_kvsname", error) : SHOAL_OK;
+    return error ? pmi1_fail(pmi, "get_my_kvsname", error) : SHOAL_OK;
 }
 
 enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
@@ -292,6 +292,6 @@ enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, uint32_t timeout_
     bootstrap->store = (struct shoal_store){no_set, no_get, no_erase, pmi};
     bootstrap->state = pmi;
     bootstrap->close = close_pmi1;
-    bootstrap->exchange = exchange;
+    bootstrap->exchange = pmi1_exchange;
     return SHOAL_OK;
 }

@@ -91,7 +91,7 @@ enum shoal_status shoal_pmix_check(struct shoal_log *log)
     return status;
 }
 
-static enum shoal_status fail(struct pmix *pmix, const char *what, const char *key, pmix_status_t status)
+static enum shoal_status pmix_fail(struct pmix *pmix, const char *what, const char *key, pmix_status_t status)
 {
     pmix->failure =
         shoal_log_fail(pmix->log, SHOAL_ERR_SYSTEM, "bootstrap", "%s(\"%s\") failed: %s (%d); is the launcher still there?",
@@ -99,7 +99,7 @@ static enum shoal_status fail(struct pmix *pmix, const char *what, const char *k
     return pmix->failure;
 }
 
-static void put_text(char *to, size_t capacity, const char *text)
+static void pmix_put_text(char *to, size_t capacity, const char *text)
 {
     snprintf(to, capacity, "%s", text);
 }
@@ -108,7 +108,7 @@ static pmix_info_t info_int(const char *key, int number)
 {
     pmix_info_t info;
     memset(&info, 0, sizeof info);
-    put_text(info.key, sizeof info.key, key);
+    pmix_put_text(info.key, sizeof info.key, key);
     info.value.type = PMIX_INT;
     info.value.data.integer = number;
     return info;
@@ -118,7 +118,7 @@ static pmix_info_t info_true(const char *key)
 {
     pmix_info_t info;
     memset(&info, 0, sizeof info);
-    put_text(info.key, sizeof info.key, key);
+    pmix_put_text(info.key, sizeof info.key, key);
     info.value.type = PMIX_BOOL;
     info.value.data.flag = true;
     return info;
@@ -138,7 +138,7 @@ static void full_key(const struct pmix *pmix, const char *key, char *full, size_
     snprintf(full, full_bytes, "%s/%u", key, pmix->generation);
 }
 
-static pmix_proc_t owner_of(const struct pmix *pmix, const char *key)
+static pmix_proc_t pmix_owner_of(const struct pmix *pmix, const char *key)
 {
     pmix_proc_t owner = pmix->me;
     const char *last = strrchr(key, '/');
@@ -147,7 +147,7 @@ static pmix_proc_t owner_of(const struct pmix *pmix, const char *key)
     return owner;
 }
 
-static pmix_status_t put(struct pmix *pmix, const char *full, const void *data, size_t bytes)
+static pmix_status_t pmix_put(struct pmix *pmix, const char *full, const void *data, size_t bytes)
 {
     char nothing = 0;
     pmix_value_t value;
@@ -159,14 +159,14 @@ static pmix_status_t put(struct pmix *pmix, const char *full, const void *data, 
     return status == PMIX_SUCCESS ? pmix->commit() : status;
 }
 
-static int store_set(void *arg, const char *key, const void *data, size_t bytes)
+static int pmix_store_set(void *arg, const char *key, const void *data, size_t bytes)
 {
     struct pmix *pmix = arg;
     char full[PMIX_MAX_KEYLEN + 1];
     full_key(pmix, key, full, sizeof full);
-    const pmix_status_t status = put(pmix, full, data, bytes);
+    const pmix_status_t status = pmix_put(pmix, full, data, bytes);
     if (status != PMIX_SUCCESS)
-        (void)fail(pmix, "PMIx_Put", key, status);
+        (void)pmix_fail(pmix, "PMIx_Put", key, status);
     return status == PMIX_SUCCESS ? 0 : -1;
 }
 
@@ -181,7 +181,7 @@ struct getting {
 
 /* The server waits for the key for us, a second at most (0 would be for ever): a request that met an earlier commit of its
  * owner may not see the next one, so it is asked again, past what was cached. */
-static void get_value(void *data)
+static void pmix_get_value(void *data)
 {
     struct getting *getting = data;
     const pmix_info_t infos[2] = {info_int(PMIX_TIMEOUT, 1), info_true(PMIX_GET_REFRESH_CACHE)};
@@ -192,8 +192,8 @@ static void get_value(void *data)
 static pmix_status_t get_once(struct pmix *pmix, const pmix_proc_t *owner, const char *full, pmix_value_t **value)
 {
     struct getting getting = {.get = pmix->get, .owner = *owner};
-    put_text(getting.key, sizeof getting.key, full);
-    if (shoal_timed_call(get_value, &getting, sizeof getting, ANSWER_MS) != SHOAL_OK)
+    pmix_put_text(getting.key, sizeof getting.key, full);
+    if (shoal_timed_call(pmix_get_value, &getting, sizeof getting, ANSWER_MS) != SHOAL_OK)
         return PMIX_ERR_UNREACH;
     *value = getting.value;
     return getting.status;
@@ -204,12 +204,12 @@ static bool is_absent(pmix_status_t status)
     return status == PMIX_ERR_NOT_FOUND || status == PMIX_ERR_TIMEOUT || status == PMIX_ERR_PROC_ENTRY_NOT_FOUND;
 }
 
-static long store_get(void *arg, const char *key, void *data, size_t capacity, uint32_t timeout_ms)
+static long pmix_store_get(void *arg, const char *key, void *data, size_t capacity, uint32_t timeout_ms)
 {
     struct pmix *pmix = arg;
     char full[PMIX_MAX_KEYLEN + 1];
     full_key(pmix, key, full, sizeof full);
-    const pmix_proc_t owner = owner_of(pmix, key);
+    const pmix_proc_t owner = pmix_owner_of(pmix, key);
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     pmix_value_t *value = NULL;
     pmix_status_t status = get_once(pmix, &owner, full, &value);
@@ -220,7 +220,7 @@ static long store_get(void *arg, const char *key, void *data, size_t capacity, u
     if (is_absent(status))
         return -1;
     if (status != PMIX_SUCCESS || value->type != PMIX_BYTE_OBJECT) {
-        (void)fail(pmix, "PMIx_Get", key, status);
+        (void)pmix_fail(pmix, "PMIx_Get", key, status);
         return -2;
     }
     const size_t bytes = value->data.bo.size;
@@ -230,13 +230,13 @@ static long store_get(void *arg, const char *key, void *data, size_t capacity, u
 }
 
 /* PMIx cannot take a key back; it goes with the job. */
-static int store_erase(void *arg, const char *key)
+static int pmix_store_erase(void *arg, const char *key)
 {
     (void)arg, (void)key;
     return 0;
 }
 
-static enum shoal_status store_failure(const void *state)
+static enum shoal_status pmix_store_failure(const void *state)
 {
     return ((const struct pmix *)state)->failure;
 }
@@ -324,7 +324,7 @@ static bool is_mpi_to_come(void)
 
 /* PMIx counts its users: where the program uses it too, theirs goes on. But Open MPI cannot begin where PMIx has ended before,
  * so a program that may still call MPI_Init keeps it until it exits. The library stays loaded: it has threads. */
-static void store_close(void *state)
+static void pmix_store_close(void *state)
 {
     struct pmix *pmix = state;
     if (pmix->is_open && pmix->size > 1)
@@ -355,7 +355,7 @@ static void join_server(void *data)
         free_value(value);
 }
 
-static enum shoal_status open_parts(struct pmix *pmix, uint32_t timeout_ms)
+static enum shoal_status pmix_open_parts(struct pmix *pmix, uint32_t timeout_ms)
 {
     SHOAL_TRY(load(pmix));
     const enum shoal_status done = shoal_timed_call(join_server, pmix, sizeof *pmix, timeout_ms);
@@ -374,7 +374,7 @@ static enum shoal_status open_parts(struct pmix *pmix, uint32_t timeout_ms)
             pmix->error_text(pmix->init_status), pmix->init_status);
     pmix->is_open = true;
     pmix->generation = atomic_fetch_add(&generation_count, 1);
-    return pmix->size > 0 ? SHOAL_OK : fail(pmix, "PMIx_Get", PMIX_JOB_SIZE, pmix->size_status);
+    return pmix->size > 0 ? SHOAL_OK : pmix_fail(pmix, "PMIx_Get", PMIX_JOB_SIZE, pmix->size_status);
 }
 
 enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
@@ -383,18 +383,18 @@ enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_
     if (!pmix)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for PMIx");
     pmix->log = log;
-    enum shoal_status status = open_parts(pmix, timeout_ms);
+    enum shoal_status status = pmix_open_parts(pmix, timeout_ms);
     if (status == SHOAL_OK)
         status = shoal_ranks_check(log, "bootstrap", "PMIx", pmix->me.rank, pmix->size);
     if (status != SHOAL_OK) {
-        store_close(pmix);
+        pmix_store_close(pmix);
         return status;
     }
     bootstrap->rank = (int)pmix->me.rank;
     bootstrap->size = (int)pmix->size;
     bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, pmix};
     bootstrap->state = pmix;
-    bootstrap->close = store_close;
-    bootstrap->failure = store_failure;
+    bootstrap->close = pmix_store_close;
+    bootstrap->failure = pmix_store_failure;
     return SHOAL_OK;
 }

@@ -14,7 +14,7 @@ static void close_file(FILE **file)
         fclose(*file);
 }
 
-static enum shoal_status read_line(const char *name, struct shoal_log *log, char text[SECRET_TEXT_MAX])
+static enum shoal_status secret_read_line(const char *name, struct shoal_log *log, char text[SECRET_TEXT_MAX])
 {
     SHOAL_SCOPED(close_file) FILE *file = fopen(name, "re");
     if (!file)
@@ -39,7 +39,7 @@ enum shoal_status shoal_secret_load(const struct shoal_settings *settings, struc
     if (settings->secret[0])
         snprintf(text, sizeof text, "%s", settings->secret);
     else if (settings->secret_file[0])
-        SHOAL_TRY(read_line(settings->secret_file, log, text));
+        SHOAL_TRY(secret_read_line(settings->secret_file, log, text));
     if (!text[0] || bootstrap->size == 1)
         return SHOAL_OK; /* a single rank has nobody to prove anything to */
     const struct shoal_auth_part part = {text, strlen(text)};

@@ -93,7 +93,7 @@ static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
     return 0;
 }
 
-static int send_frame(int fd, struct shoal_tcp_head head, const char *key, const void *value, uint64_t deadline_ns)
+static int client_send_frame(int fd, struct shoal_tcp_head head, const char *key, const void *value, uint64_t deadline_ns)
 {
     head.magic = SHOAL_TCP_MAGIC;
     int error = send_all(fd, &head, sizeof head, head.key_bytes + head.value_bytes > 0 ? MSG_MORE : 0, deadline_ns);
@@ -198,13 +198,13 @@ static enum shoal_tcp_join prove(struct shoal_tcp_client *client, const struct s
     const bool is_known = is_made && (!mine->hello.has_secret || shoal_auth_equal(wanted, challenge->proof, sizeof wanted));
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_PROOF, .verdict = is_known ? SHOAL_TCP_OK : SHOAL_TCP_SECRET_WRONG};
     head.value_bytes = is_known ? sizeof proof : 0;
-    int error = send_frame(client->fd, head, NULL, proof, deadline_ns);
+    int error = client_send_frame(client->fd, head, NULL, proof, deadline_ns);
     if (!is_known)
         return refused(client, identity, SHOAL_TCP_SECRET_WRONG, mine, challenge, reason);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_WELCOME, &head, NULL, 0, deadline_ns);
     if (error == ETIMEDOUT) /* a slow server may take this rank in yet, and must not take its going for a loss */
-        (void)send_frame(client->fd, (struct shoal_tcp_head){.kind = SHOAL_TCP_BYE}, NULL, NULL, deadline_ns);
+        (void)client_send_frame(client->fd, (struct shoal_tcp_head){.kind = SHOAL_TCP_BYE}, NULL, NULL, deadline_ns);
     if (error)
         return elsewhere(client, error, reason);
     if (head.verdict != SHOAL_TCP_OK)
@@ -226,7 +226,7 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_HELLO, .value_bytes = sizeof mine};
     int error = open_connection(client, address, attempt_ns);
     if (!error)
-        error = send_frame(client->fd, head, NULL, &mine, attempt_ns);
+        error = client_send_frame(client->fd, head, NULL, &mine, attempt_ns);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_CHALLENGE, &head, &challenge, sizeof challenge, attempt_ns);
     if (!error && head.value_bytes < offsetof(struct shoal_tcp_challenge, agreed)) /* another version may end there */
@@ -244,7 +244,7 @@ enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const
 
 /* ---- requests ---- */
 
-static int fail(struct shoal_tcp_client *client, int error, const char *what, const char *key)
+static int client_fail(struct shoal_tcp_client *client, int error, const char *what, const char *key)
 {
     const enum shoal_status status = error == ETIMEDOUT ? SHOAL_ERR_TIMEOUT : SHOAL_ERR_PEER_LOST;
     client->failure = shoal_log_fail(
@@ -255,16 +255,16 @@ static int fail(struct shoal_tcp_client *client, int error, const char *what, co
 }
 
 /* One request and its reply. 0, or -1 after a failure that was logged. */
-static int ask(struct shoal_tcp_client *client, struct shoal_tcp_head *head, const char *key, const void *value, void *answer,
-               size_t capacity, const char *what)
+static int client_ask(struct shoal_tcp_client *client, struct shoal_tcp_head *head, const char *key, const void *value,
+                      void *answer, size_t capacity, const char *what)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + (head->number + (uint64_t)ANSWER_MS) * SHOAL_NS_PER_MS;
     if (client->fd < 0)
-        return fail(client, ENOTCONN, what, key);
-    int error = send_frame(client->fd, *head, key, value, deadline_ns);
+        return client_fail(client, ENOTCONN, what, key);
+    int error = client_send_frame(client->fd, *head, key, value, deadline_ns);
     if (!error)
         error = receive_frame(client->fd, SHOAL_TCP_REPLY, head, answer, capacity, deadline_ns);
-    return error ? fail(client, error, what, key) : 0;
+    return error ? client_fail(client, error, what, key) : 0;
 }
 
 static bool is_key_short(struct shoal_tcp_client *client, const char *key, size_t bytes)
@@ -282,7 +282,7 @@ static int set_locked(struct shoal_tcp_client *client, const char *key, const vo
     if (!is_key_short(client, key, bytes))
         return -1;
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_SET, .key_bytes = (uint16_t)strlen(key), .value_bytes = (uint32_t)bytes};
-    if (ask(client, &head, key, value, NULL, 0, "set"))
+    if (client_ask(client, &head, key, value, NULL, 0, "set"))
         return -1;
     if (head.verdict == SHOAL_TCP_OK)
         return 0;
@@ -306,7 +306,7 @@ static long get_locked(struct shoal_tcp_client *client, const char *key, void *v
         return -2;
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_GET, .key_bytes = (uint16_t)strlen(key), .number = timeout_ms};
     unsigned char answer[SHOAL_VALUE_BYTES_MAX];
-    if (ask(client, &head, key, NULL, answer, sizeof answer, "get"))
+    if (client_ask(client, &head, key, NULL, answer, sizeof answer, "get"))
         return -2;
     if (head.verdict == SHOAL_TCP_ABSENT)
         return -1;
@@ -339,7 +339,7 @@ int shoal_tcp_client_erase(struct shoal_tcp_client *client, const char *key)
 {
     pthread_mutex_lock(&client->lock);
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_ERASE, .key_bytes = (uint16_t)strlen(key)};
-    const int result = is_key_short(client, key, 0) ? ask(client, &head, key, NULL, NULL, 0, "erase") : -1;
+    const int result = is_key_short(client, key, 0) ? client_ask(client, &head, key, NULL, NULL, 0, "erase") : -1;
     pthread_mutex_unlock(&client->lock);
     return result;
 }
@@ -349,7 +349,7 @@ void shoal_tcp_client_leave(struct shoal_tcp_client *client)
     pthread_mutex_lock(&client->lock);
     const uint64_t deadline_ns = shoal_clock_ns() + SHOAL_NS_PER_S;
     struct shoal_tcp_head head = {.kind = SHOAL_TCP_BYE};
-    if (client->fd >= 0 && send_frame(client->fd, head, NULL, NULL, deadline_ns) == 0)
+    if (client->fd >= 0 && client_send_frame(client->fd, head, NULL, NULL, deadline_ns) == 0)
         (void)receive_frame(client->fd, SHOAL_TCP_REPLY, &head, NULL, 0, deadline_ns);
     hang_up(client);
     pthread_mutex_unlock(&client->lock);

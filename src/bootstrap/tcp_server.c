@@ -43,7 +43,7 @@ int shoal_tcp_server_listen(const struct shoal_address *address)
 }
 
 /* False when the connection is over. */
-static bool send_some(struct shoal_tcp_session *session)
+static bool server_send_some(struct shoal_tcp_session *session)
 {
     while (session->out_sent < session->out_bytes) {
         const ssize_t sent = send(session->fd, session->out + session->out_sent, session->out_bytes - session->out_sent,
@@ -59,7 +59,7 @@ static bool send_some(struct shoal_tcp_session *session)
 }
 
 /* One piece per turn, so that a talkative connection does not starve the others. */
-static bool receive_some(struct shoal_tcp_server *server, struct shoal_tcp_session *session)
+static bool server_receive_some(struct shoal_tcp_server *server, struct shoal_tcp_session *session)
 {
     char piece[PIECE_BYTES];
     const ssize_t got = recv(session->fd, piece, sizeof piece, MSG_DONTWAIT);
@@ -70,13 +70,13 @@ static bool receive_some(struct shoal_tcp_server *server, struct shoal_tcp_sessi
 
 static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_session *session, uint32_t events, uint64_t now_ns)
 {
-    bool is_alive = send_some(session);
+    bool is_alive = server_send_some(session);
     if (is_alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && shoal_tcp_session_is_ready(session))
-        is_alive = receive_some(server, session);
+        is_alive = server_receive_some(server, session);
     else if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         is_alive = false;
     while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns)) {
-        is_alive = send_some(session);
+        is_alive = server_send_some(session);
         server->stop_ns = shoal_min_size(now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS, server->end_ns);
     }
     if (!is_alive)
@@ -95,7 +95,7 @@ static void pause_accepting(struct shoal_tcp_server *server, int error, uint64_t
     server->has_warned = true;
 }
 
-static void accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
+static void server_accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
 {
     int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
@@ -110,7 +110,7 @@ static void accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
         close(fd);
 }
 
-static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+static uint64_t server_earlier(uint64_t a_ns, uint64_t b_ns)
 {
     return a_ns == 0 || (b_ns != 0 && b_ns < a_ns) ? b_ns : a_ns;
 }
@@ -125,7 +125,7 @@ static int until_ms(uint64_t moment_ns, uint64_t now_ns)
 }
 
 /* What is told apart by its pointer: the stop event, the listener (by their places in the server), or a session. */
-static bool await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
+static bool server_await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
 {
     struct epoll_event event = {.events = events, .data.ptr = whose};
     return epoll_ctl(server->core.epoll, how, fd, &event) == 0;
@@ -135,7 +135,7 @@ static void await_connections(struct shoal_tcp_server *server, uint64_t now_ns)
 {
     const bool accepts = !server->is_stopping && server->accept_ns <= now_ns;
     if (accepts != server->is_listening &&
-        await(server, accepts ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, server->listener, EPOLLIN, &server->listener))
+        server_await(server, accepts ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, server->listener, EPOLLIN, &server->listener))
         server->is_listening = accepts;
 }
 
@@ -150,7 +150,7 @@ static void await_sessions(struct shoal_tcp_server *server)
         if (session->out_bytes > 0 || session->state == SHOAL_TCP_CLOSING)
             events |= EPOLLOUT;
         if (events != session->awaited &&
-            !await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
+            !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
             shoal_tcp_session_close(&server->core, session); /* no memory: it could not be heard */
         session->awaited = events;
     }
@@ -161,7 +161,7 @@ static void begin_stop(struct shoal_tcp_server *server, uint64_t now_ns)
     server->is_stopping = true;
     server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
     server->end_ns = now_ns + SHOAL_TCP_FAREWELL_MS_MAX * SHOAL_NS_PER_MS;
-    (void)await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
+    (void)server_await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
 }
 
 /* Connections are taken last: that may end one that has events here. */
@@ -180,7 +180,7 @@ static void serve_events(struct shoal_tcp_server *server, const struct epoll_eve
     }
     shoal_tcp_core_sweep(&server->core);
     if (has_caller)
-        accept_one(server, now_ns);
+        server_accept_one(server, now_ns);
 }
 
 static void serve_turn(struct shoal_tcp_server *server)
@@ -189,8 +189,8 @@ static void serve_turn(struct shoal_tcp_server *server)
     const uint64_t now_ns = shoal_clock_ns();
     uint64_t next_ns = shoal_tcp_core_expire(&server->core, now_ns);
     shoal_tcp_core_sweep(&server->core);
-    next_ns = earlier(next_ns, server->accept_ns > now_ns ? server->accept_ns : 0);
-    next_ns = earlier(next_ns, server->is_stopping ? server->stop_ns : 0);
+    next_ns = server_earlier(next_ns, server->accept_ns > now_ns ? server->accept_ns : 0);
+    next_ns = server_earlier(next_ns, server->is_stopping ? server->stop_ns : 0);
     await_connections(server, now_ns);
     await_sessions(server);
     const int count = epoll_wait(server->core.epoll, events, EVENTS_MAX, until_ms(next_ns, now_ns));
@@ -207,7 +207,7 @@ static bool has_unsent(const struct shoal_tcp_core *core)
     return false;
 }
 
-static void *serve(void *arg)
+static void *server_serve(void *arg)
 {
     struct shoal_tcp_server *server = arg;
     while (!server->is_stopping ||
@@ -216,12 +216,12 @@ static void *serve(void *arg)
     return NULL;
 }
 
-static int start_thread(struct shoal_tcp_server *server)
+static int server_start_thread(struct shoal_tcp_server *server)
 {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&server->thread, NULL, serve, server);
+    const int error = pthread_create(&server->thread, NULL, server_serve, server);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!error)
         pthread_setname_np(server->thread, "shoal-store");
@@ -251,8 +251,8 @@ enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_id
     server->listener = listener;
     server->stop_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     server->core.epoll = epoll_create1(EPOLL_CLOEXEC);
-    const bool is_ready = await(server, EPOLL_CTL_ADD, server->stop_event, EPOLLIN, &server->stop_event);
-    const int error = is_ready ? start_thread(server) : EMFILE;
+    const bool is_ready = server_await(server, EPOLL_CTL_ADD, server->stop_event, EPOLLIN, &server->stop_event);
+    const int error = is_ready ? server_start_thread(server) : EMFILE;
     if (error) {
         server_destroy(server);
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap",

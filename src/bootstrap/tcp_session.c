@@ -208,7 +208,7 @@ static void log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_sess
     shoal_log_line(core->log, SHOAL_LOG_WARN, "bootstrap", "%s", text);
 }
 
-static enum shoal_tcp_verdict judge(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
+static enum shoal_tcp_verdict session_judge(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
 {
     const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(&session->client.hello, &session->server);
     if (verdict != SHOAL_TCP_OK)
@@ -226,7 +226,7 @@ static enum shoal_tcp_verdict judge(const struct shoal_tcp_core *core, const str
 /* That a rank is taken is said after the proof: before it, the second one may be anybody. */
 static enum shoal_tcp_verdict judge_hello(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session)
 {
-    const enum shoal_tcp_verdict verdict = judge(core, session);
+    const enum shoal_tcp_verdict verdict = session_judge(core, session);
     return verdict == SHOAL_TCP_TAKEN ? SHOAL_TCP_OK : verdict;
 }
 
@@ -243,7 +243,8 @@ static void end_stray(struct shoal_tcp_core *core, struct shoal_tcp_session *ses
 
 /* The server proves itself only to those who come with its job's number: a stranger gets no sample of the secret's use
  * otherwise. */
-static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+static void session_do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *session,
+                             const struct shoal_tcp_frame *frame)
 {
     if (frame->head.kind != SHOAL_TCP_HELLO || !shoal_tcp_side_parse(frame, &session->client)) {
         end_stray(core, session);
@@ -266,8 +267,8 @@ static void do_hello(struct shoal_tcp_core *core, struct shoal_tcp_session *sess
 }
 
 /* A client that saw that the server does not know its secret says so with a proof that carries the verdict. */
-static bool is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session,
-                      const struct shoal_tcp_frame *frame)
+static bool session_is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_session *session,
+                              const struct shoal_tcp_frame *frame)
 {
     if (frame->head.verdict != SHOAL_TCP_OK || frame->head.value_bytes != SHOAL_AUTH_MAC_BYTES)
         return false;
@@ -278,14 +279,16 @@ static bool is_proved(const struct shoal_tcp_core *core, const struct shoal_tcp_
            shoal_auth_equal(wanted, frame->value, sizeof wanted);
 }
 
-static void do_proof(struct shoal_tcp_core *core, struct shoal_tcp_session *session, const struct shoal_tcp_frame *frame)
+static void session_do_proof(struct shoal_tcp_core *core, struct shoal_tcp_session *session,
+                             const struct shoal_tcp_frame *frame)
 {
     if (frame->head.kind != SHOAL_TCP_PROOF) {
         shoal_tcp_session_close(core, session);
         return;
     }
     /* Another process may have joined as this rank since the hello. */
-    const enum shoal_tcp_verdict verdict = is_proved(core, session, frame) ? judge(core, session) : SHOAL_TCP_SECRET_WRONG;
+    const enum shoal_tcp_verdict verdict =
+        session_is_proved(core, session, frame) ? session_judge(core, session) : SHOAL_TCP_SECRET_WRONG;
     session->state = verdict == SHOAL_TCP_OK ? SHOAL_TCP_JOINED : SHOAL_TCP_CLOSING;
     reply(session, SHOAL_TCP_WELCOME, verdict, NULL, 0);
     if (verdict != SHOAL_TCP_OK) {
@@ -408,9 +411,9 @@ bool shoal_tcp_session_step(struct shoal_tcp_core *core, struct shoal_tcp_sessio
         return false;
     }
     if (session->state == SHOAL_TCP_EXPECT_HELLO)
-        do_hello(core, session, &frame);
+        session_do_hello(core, session, &frame);
     else if (session->state == SHOAL_TCP_EXPECT_PROOF)
-        do_proof(core, session, &frame);
+        session_do_proof(core, session, &frame);
     else
         do_request(core, session, &frame, now_ns);
     session->in_bytes -= frame.bytes;

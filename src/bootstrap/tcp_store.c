@@ -61,7 +61,7 @@ static void port_text(const struct shoal_tcp_place *place, char *text, size_t te
         snprintf(text, text_bytes, "ports %d to %d", place->port, place->port + place->port_count - 1);
 }
 
-static enum shoal_status fail_to_listen(const struct shoal_tcp_place *place, int error, struct shoal_log *log)
+static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_place *place, int error, struct shoal_log *log)
 {
     char ports[48];
     port_text(place, ports, sizeof ports);
@@ -153,16 +153,16 @@ static enum shoal_status find_port(const struct shoal_tcp_place *place, const st
 }
 
 /* A port that is about to be free is waited for. */
-static enum shoal_status open_listener(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
-                                       const struct shoal_tcp_identity *identity, uint64_t deadline_ns, struct shoal_log *log,
-                                       struct listening *listening)
+static enum shoal_status tcp_store_open_listener(const struct shoal_tcp_place *place, const struct shoal_address_list *list,
+                                                 const struct shoal_tcp_identity *identity, uint64_t deadline_ns,
+                                                 struct shoal_log *log, struct listening *listening)
 {
     SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
     while (listening->fd < 0 && listening->comes_free && shoal_clock_ns() < deadline_ns) {
         poll(NULL, 0, PAUSE_MS_MAX);
         SHOAL_TRY(find_port(place, list, identity, deadline_ns, log, listening));
     }
-    return listening->fd >= 0 ? SHOAL_OK : fail_to_listen(place, listening->error, log);
+    return listening->fd >= 0 ? SHOAL_OK : tcp_store_fail_to_listen(place, listening->error, log);
 }
 
 static void warn_without_secret(const struct shoal_tcp_place *place, const struct shoal_bootstrap *bootstrap,
@@ -182,7 +182,7 @@ static enum shoal_status open_server(struct tcp_store *store, const struct shoal
                                      struct shoal_address *bound_out)
 {
     struct listening listening;
-    SHOAL_TRY(open_listener(place, list, identity, deadline_ns, store->client.log, &listening));
+    SHOAL_TRY(tcp_store_open_listener(place, list, identity, deadline_ns, store->client.log, &listening));
     *bound_out = listening.bound;
     warn_without_secret(place, bootstrap, bound_out, store->client.log);
     const enum shoal_status status = shoal_tcp_server_start(listening.fd, identity, store->client.log, &store->server);
@@ -250,7 +250,7 @@ static void warn_that_it_waits(struct search *search)
     search->warn_ns += now_ns - search->begun_ns;
 }
 
-static enum shoal_status join(struct search *search, uint32_t timeout_ms)
+static enum shoal_status tcp_store_join(struct search *search, uint32_t timeout_ms)
 {
     int pause_ms = PAUSE_MS_MIN;
     uint32_t attempt_ms = ATTEMPT_MS;
@@ -276,17 +276,17 @@ static enum shoal_status join(struct search *search, uint32_t timeout_ms)
         search->identity->side.hello.size, timeout_ms, search->place->host, ports, search->reason);
 }
 
-static int store_set(void *arg, const char *key, const void *value, size_t bytes)
+static int tcp_store_set(void *arg, const char *key, const void *value, size_t bytes)
 {
     return shoal_tcp_client_set(&((struct tcp_store *)arg)->client, key, value, bytes);
 }
 
-static long store_get(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+static long tcp_store_get(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
 {
     return shoal_tcp_client_get(&((struct tcp_store *)arg)->client, key, value, capacity, timeout_ms);
 }
 
-static int store_erase(void *arg, const char *key)
+static int tcp_store_erase(void *arg, const char *key)
 {
     return shoal_tcp_client_erase(&((struct tcp_store *)arg)->client, key);
 }
@@ -301,12 +301,12 @@ static int set_below(void *arg, const char *key, const void *value, size_t bytes
     return shoal_tcp_tree_set_below(&((struct tcp_store *)arg)->tree, key, value, bytes);
 }
 
-static enum shoal_status store_failure(const void *state)
+static enum shoal_status tcp_store_failure(const void *state)
 {
     return ((const struct tcp_store *)state)->client.failure;
 }
 
-static void store_close(void *state)
+static void tcp_store_close(void *state)
 {
     struct tcp_store *store = state;
     shoal_tcp_client_leave(&store->client);
@@ -317,9 +317,9 @@ static void store_close(void *state)
     free(store);
 }
 
-static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_tcp_place *place,
-                                    const struct shoal_tcp_identity *identity, const struct shoal_bootstrap *bootstrap,
-                                    uint32_t timeout_ms)
+static enum shoal_status tcp_store_open_parts(struct tcp_store *store, const struct shoal_tcp_place *place,
+                                              const struct shoal_tcp_identity *identity,
+                                              const struct shoal_bootstrap *bootstrap, uint32_t timeout_ms)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_address_list list;
@@ -333,7 +333,7 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
                             .begun_ns = begun_ns,
                             .warn_ns = bootstrap->warn_ms ? begun_ns + bootstrap->warn_ms * SHOAL_NS_PER_MS : 0};
     if (bootstrap->rank != 0)
-        return join(&search, timeout_ms);
+        return tcp_store_join(&search, timeout_ms);
     struct shoal_address bound;
     SHOAL_TRY(open_server(store, place, &list, identity, bootstrap, deadline_ns, &bound));
     if (shoal_tcp_client_join(&store->client, &bound, identity, deadline_ns, deadline_ns, search.reason) == SHOAL_TCP_JOIN_DONE)
@@ -344,7 +344,7 @@ static enum shoal_status open_parts(struct tcp_store *store, const struct shoal_
 
 /* Without a name and a secret, ranks of another job may have taken the places of this job's ranks. When this job's ranks then
  * come, their places are taken, and the server reports that to every rank that waits. */
-static enum shoal_status confirm(void *state)
+static enum shoal_status tcp_store_confirm(void *state)
 {
     struct tcp_store *store = state;
     char nothing;
@@ -367,22 +367,22 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, cons
     struct shoal_tcp_identity identity;
     enum shoal_status status = fill_identity(&place, settings, bootstrap, log, &identity);
     if (status == SHOAL_OK)
-        status = open_parts(store, &place, &identity, bootstrap, timeout_ms);
+        status = tcp_store_open_parts(store, &place, &identity, bootstrap, timeout_ms);
     /* Where a firewall leaves only some ports, those are for what has to listen. */
     shoal_tcp_tree_open(&store->tree, &store->client, &identity, status == SHOAL_OK && !settings->ports[0]);
     explicit_bzero(&identity, sizeof identity);
     if (status != SHOAL_OK) {
-        store_close(store);
+        tcp_store_close(store);
         return status;
     }
-    bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, store};
+    bootstrap->store = (struct shoal_store){tcp_store_set, tcp_store_get, tcp_store_erase, store};
     bootstrap->above = (struct shoal_store){.get = get_above, .arg = store};
     if (store->tree.below.fd >= 0)
         bootstrap->below = (struct shoal_store){.set = set_below, .arg = store};
     bootstrap->state = store;
-    bootstrap->close = store_close;
-    bootstrap->failure = store_failure;
-    bootstrap->confirm = is_untold && place.is_by_hand ? confirm : NULL;
+    bootstrap->close = tcp_store_close;
+    bootstrap->failure = tcp_store_failure;
+    bootstrap->confirm = is_untold && place.is_by_hand ? tcp_store_confirm : NULL;
     shoal_bootstrap_end_phase(bootstrap, "store");
     return SHOAL_OK;
 }

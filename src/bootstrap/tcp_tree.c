@@ -23,7 +23,7 @@ static bool serves_others(const struct shoal_tcp_hello *hello)
     return hello->rank > 0 && hello->rank % SHOAL_TCP_TREE_RADIX == 0 && hello->rank + 1 < hello->size;
 }
 
-static void print_key(int rank, char key[32])
+static void tcp_tree_print_key(int rank, char key[32])
 {
     snprintf(key, 32, "shoal/store/%d", rank);
 }
@@ -65,7 +65,7 @@ static void serve_below(struct shoal_tcp_tree *tree)
     if (!start_server(tree, &address))
         return;
     const uint64_t deadline_ns = shoal_clock_ns() + JOIN_MS * SHOAL_NS_PER_MS;
-    print_key(tree->below.owner, key);
+    tcp_tree_print_key(tree->below.owner, key);
     if (shoal_tcp_client_join(&tree->below, &address, &tree->identity, deadline_ns, deadline_ns, reason) == SHOAL_TCP_JOIN_DONE)
         (void)shoal_tcp_client_set(tree->root, key, &address, sizeof address); /* a failure here is the next exchange's too */
 }
@@ -91,7 +91,7 @@ static void look_above(struct shoal_tcp_tree *tree)
     tree->has_looked = true;
     if (tree->above.owner == 0)
         return;
-    print_key(tree->above.owner, key);
+    tcp_tree_print_key(tree->above.owner, key);
     if (!is_address(&address, shoal_tcp_client_get(tree->root, key, &address, sizeof address, 0)))
         return;
     const uint64_t deadline_ns = shoal_clock_ns() + JOIN_MS * SHOAL_NS_PER_MS;

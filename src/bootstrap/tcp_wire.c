@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static bool is_head_sound(const struct shoal_tcp_head *head, size_t value_max)
+static bool tcp_wire_is_head_sound(const struct shoal_tcp_head *head, size_t value_max)
 {
     return head->magic == SHOAL_TCP_MAGIC && head->kind >= SHOAL_TCP_HELLO && head->kind < SHOAL_TCP_KIND_END &&
            head->verdict < SHOAL_TCP_VERDICT_END && head->key_bytes <= SHOAL_KEY_BYTES_MAX && head->value_bytes <= value_max;
@@ -15,7 +15,7 @@ enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t by
     if (bytes < sizeof frame.head)
         return SHOAL_TCP_PARSED_MORE;
     memcpy(&frame.head, data, sizeof frame.head);
-    if (!is_head_sound(&frame.head, value_max))
+    if (!tcp_wire_is_head_sound(&frame.head, value_max))
         return SHOAL_TCP_PARSED_BAD;
     frame.bytes = sizeof frame.head + frame.head.key_bytes + frame.head.value_bytes;
     if (bytes < frame.bytes)

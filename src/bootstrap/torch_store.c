@@ -30,48 +30,48 @@ struct sharing {
     int error;
 };
 
-static size_t put(unsigned char *at, const void *data, size_t bytes)
+static size_t torch_put(unsigned char *at, const void *data, size_t bytes)
 {
     memcpy(at, data, bytes);
     return bytes;
 }
 
-static size_t put_text(unsigned char *at, const void *text, uint64_t bytes)
+static size_t torch_put_text(unsigned char *at, const void *text, uint64_t bytes)
 {
-    const size_t used = put(at, &bytes, sizeof bytes);
-    return used + put(at + used, text, bytes);
+    const size_t used = torch_put(at, &bytes, sizeof bytes);
+    return used + torch_put(at + used, text, bytes);
 }
 
 static size_t build_request(const struct sharing *sharing, unsigned char *at)
 {
     const uint32_t number = VALIDATION_NUMBER;
-    size_t used = put(at, &(uint8_t){QUERY_VALIDATE}, 1);
-    used += put(at + used, &number, sizeof number);
-    used += put(at + used, &(uint8_t){QUERY_COMPARE_SET}, 1);
-    used += put_text(at + used, sharing->key, strlen(sharing->key));
-    used += put_text(at + used, "", 0);
-    return used + put_text(at + used, sharing->secret, sharing->bytes);
+    size_t used = torch_put(at, &(uint8_t){QUERY_VALIDATE}, 1);
+    used += torch_put(at + used, &number, sizeof number);
+    used += torch_put(at + used, &(uint8_t){QUERY_COMPARE_SET}, 1);
+    used += torch_put_text(at + used, sharing->key, strlen(sharing->key));
+    used += torch_put_text(at + used, "", 0);
+    return used + torch_put_text(at + used, sharing->secret, sharing->bytes);
 }
 
-static int receive(int fd, void *data, size_t bytes)
+static int torch_receive(int fd, void *data, size_t bytes)
 {
     const ssize_t got = recv(fd, data, bytes, MSG_WAITALL);
     return got == (ssize_t)bytes ? 0 : got < 0 ? errno : ECONNRESET;
 }
 
 /* 0 or an errno. */
-static int ask(int fd, struct sharing *sharing)
+static int torch_ask(int fd, struct sharing *sharing)
 {
     unsigned char request[KEY_BYTES + SHOAL_SECRET_BYTES + 64];
     uint64_t bytes = 0;
     const size_t length = build_request(sharing, request);
     if (send(fd, request, length, MSG_NOSIGNAL) != (ssize_t)length)
         return errno;
-    const int error = receive(fd, &bytes, sizeof bytes);
+    const int error = torch_receive(fd, &bytes, sizeof bytes);
     if (!error && bytes != sizeof sharing->secret && bytes != NONE_BYTES)
         return EPROTO;
     sharing->bytes = error ? 0 : (size_t)bytes;
-    return error ? error : receive(fd, sharing->secret, sharing->bytes);
+    return error ? error : torch_receive(fd, sharing->secret, sharing->bytes);
 }
 
 static int ask_at(const struct shoal_address *address, struct sharing *sharing)
@@ -83,7 +83,7 @@ static int ask_at(const struct shoal_address *address, struct sharing *sharing)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     const bool is_there = connect(fd, (const struct sockaddr *)&address->socket, address->bytes) == 0;
-    const int error = is_there ? ask(fd, sharing) : errno;
+    const int error = is_there ? torch_ask(fd, sharing) : errno;
     close(fd);
     return error;
 }
@@ -127,7 +127,8 @@ static bool is_alike(int error)
     return error == ECONNREFUSED || error == ECONNRESET || error == EPROTO;
 }
 
-static enum shoal_status take_answer(const struct sharing *sharing, struct shoal_log *log, struct shoal_bootstrap *bootstrap)
+static enum shoal_status torch_take_answer(const struct sharing *sharing, struct shoal_log *log,
+                                           struct shoal_bootstrap *bootstrap)
 {
     if (sharing->error && !is_alike(sharing->error))
         return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap",
@@ -156,7 +157,7 @@ enum shoal_status shoal_torch_secret_load(const struct shoal_torch_place *place,
     SHOAL_TRY(make_offer(&sharing, log));
     if (shoal_timed_call(share, &sharing, sizeof sharing, timeout_ms < ANSWER_MS ? timeout_ms : ANSWER_MS) != SHOAL_OK)
         sharing.error = ETIMEDOUT;
-    const enum shoal_status status = take_answer(&sharing, log, bootstrap);
+    const enum shoal_status status = torch_take_answer(&sharing, log, bootstrap);
     explicit_bzero(&sharing, sizeof sharing);
     return status;
 }

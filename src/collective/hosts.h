@@ -1,12 +1,12 @@
 /* What algorithms for several hosts have in common: where ranks run, who leads what between hosts, how staging buffers are
- * divided, and what a rank does inside its host before and after. Each algorithm itself decides what goes from host to host, and
- * when. Any thread.
+ * divided, and what a rank does inside its host before and after. Each algorithm itself decides what goes from host to host,
+ * and when. Any thread.
  *
  * Slices. What crosses the network is partitioned into slices, and each slice into blocks, one for each of some hosts, the
  * blocks' owners. On each host a slice has one rail leader, local rank slice mod L of L. So all ranks of a host take part, and
  * hosts may have different numbers of ranks. Slices and blocks of a vector are equal ranges. Where there is a part for each
- * rank, the block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no such
- * block.
+ * rank, the block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no
+ * such block.
  *
  *     host 0: ranks 0 1 2      host 1: ranks 3 4         slice 0: leaders 0 and 3
  *                                                        slice 1: leaders 1 and 4
@@ -21,10 +21,10 @@
  *   RESULTS  the final blocks of the led slices, put by others or computed here; local ranks copy them from there
  *
  * Clear-to-send. A rank lets others put only when its staging buffer is free: at the start of its plan it waits until the ranks
- * of its host are done with the staging buffer (their credits), then signals each remote rank that puts to it in this chunk. That
- * rank waits for this clear-to-send before its first put. So no credit is owed between hosts from one chunk to the next, and any
- * algorithm may follow any other. The cost is one crossing at the start of an operation, in parallel with the work inside the
- * host. Later chunks find their clear-to-send waiting, because it is sent as soon as the slot is free. */
+ * of its host are done with the staging buffer (their credits), then signals each remote rank that puts to it in this chunk.
+ * That rank waits for this clear-to-send before its first put. So no credit is owed between hosts from one chunk to the next,
+ * and any algorithm may follow any other. The cost is one crossing at the start of an operation, in parallel with the work
+ * inside the host. Later chunks find their clear-to-send waiting, because it is sent as soon as the slot is free. */
 #ifndef SHOAL_COLLECTIVE_HOSTS_H
 #define SHOAL_COLLECTIVE_HOSTS_H
 

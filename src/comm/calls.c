@@ -15,7 +15,7 @@ struct batch {
 };
 
 /* Under the lock. */
-static enum shoal_status begin(struct shoal_comm *comm, const struct batch *batch, struct shoal_request *request)
+static enum shoal_status calls_begin(struct shoal_comm *comm, const struct batch *batch, struct shoal_request *request)
 {
     if (batch->is_group)
         SHOAL_TRY(shoal_engine_post_group(comm->engine, batch->calls, batch->count, request));
@@ -27,7 +27,7 @@ static enum shoal_status begin(struct shoal_comm *comm, const struct batch *batc
     return SHOAL_OK;
 }
 
-static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
+static enum shoal_status calls_run(struct shoal_comm *comm, const struct batch *batch)
 {
     struct shoal_progress *progress = &comm->context->progress;
     struct shoal_request request;
@@ -36,7 +36,7 @@ static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
     request.done_arg = NULL;
     request.whole = NULL;
     shoal_progress_lock(progress);
-    const enum shoal_status status = begin(comm, batch, &request);
+    const enum shoal_status status = calls_begin(comm, batch, &request);
     if (SHOAL_LIKELY(status == SHOAL_OK))
         shoal_progress_spin(progress, comm->engine, &request);
     shoal_progress_wake(progress);
@@ -46,7 +46,7 @@ static enum shoal_status run(struct shoal_comm *comm, const struct batch *batch)
 
 enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
 {
-    return run(comm, &(struct batch){call, 1, false, 0});
+    return calls_run(comm, &(struct batch){call, 1, false, 0});
 }
 
 /* Of a call that was not posted. */
@@ -56,7 +56,7 @@ static enum shoal_status drop(const struct batch *batch, enum shoal_status statu
     return status;
 }
 
-static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch, struct shoal_request **request_out)
+static enum shoal_status calls_post(struct shoal_comm *comm, const struct batch *batch, struct shoal_request **request_out)
 {
     struct shoal_progress *progress = &comm->context->progress;
     const enum shoal_status started = shoal_progress_start_thread(progress);
@@ -66,7 +66,7 @@ static enum shoal_status post(struct shoal_comm *comm, const struct batch *batch
     if (!request)
         return drop(batch, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request"));
     shoal_progress_lock(progress);
-    const enum shoal_status status = begin(comm, batch, request);
+    const enum shoal_status status = calls_begin(comm, batch, request);
     if (batch->wait_ms && status == SHOAL_OK) {
         shoal_progress_spin(progress, comm->engine, request);
     } else {
@@ -93,8 +93,9 @@ static enum shoal_status launch(struct shoal_comm *comm, const char *name, const
                                 struct shoal_request **request_out)
 {
     if (SHOAL_LIKELY(request_out == BLOCKING))
-        return run(comm, batch);
-    return request_out ? post(comm, batch, request_out) : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
+        return calls_run(comm, batch);
+    return request_out ? calls_post(comm, batch, request_out)
+                       : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
 }
 
 static uint32_t wait_of(const struct shoal_options *options)
@@ -103,9 +104,9 @@ static uint32_t wait_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
-static enum shoal_status start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                               const struct shoal_extra *extra, const struct shoal_options *options,
-                               struct shoal_request **request_out)
+static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                     const struct shoal_extra *extra, const struct shoal_options *options,
+                                     struct shoal_request **request_out)
 {
     SHOAL_TRY(shoal_call_check(comm, name, call, extra, options));
     return launch(comm, name, &(struct batch){call, 1, false, wait_of(options)}, request_out);
@@ -144,7 +145,7 @@ enum shoal_status shoal_allreduce(struct shoal_comm *comm, const void *input, vo
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_allreduce", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -153,7 +154,7 @@ enum shoal_status shoal_allreduce_post(struct shoal_comm *comm, const void *inpu
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_allreduce_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -166,7 +167,7 @@ enum shoal_status shoal_reduce(struct shoal_comm *comm, const void *input, void 
                               .input = input,
                               .output = output,
                               .count = count};
-    return start(comm, "shoal_reduce", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_reduce", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -180,7 +181,7 @@ enum shoal_status shoal_reduce_post(struct shoal_comm *comm, const void *input, 
                               .input = input,
                               .output = output,
                               .count = count};
-    return start(comm, "shoal_reduce_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_reduce_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -188,7 +189,7 @@ enum shoal_status shoal_reduce_scatter(struct shoal_comm *comm, const void *inpu
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_reduce_scatter", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -197,7 +198,7 @@ enum shoal_status shoal_reduce_scatter_post(struct shoal_comm *comm, const void 
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_reduce_scatter_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -205,7 +206,7 @@ enum shoal_status shoal_broadcast(struct shoal_comm *comm, const void *input, vo
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_broadcast", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -214,7 +215,7 @@ enum shoal_status shoal_broadcast_post(struct shoal_comm *comm, const void *inpu
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_broadcast_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -222,7 +223,7 @@ enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, vo
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_allgather", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -231,7 +232,7 @@ enum shoal_status shoal_allgather_post(struct shoal_comm *comm, const void *inpu
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_allgather_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -239,7 +240,7 @@ enum shoal_status shoal_gather(struct shoal_comm *comm, const void *input, void 
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_gather", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -248,7 +249,7 @@ enum shoal_status shoal_gather_post(struct shoal_comm *comm, const void *input, 
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_GATHER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_gather_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_gather_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -256,7 +257,7 @@ enum shoal_status shoal_scatter(struct shoal_comm *comm, const void *input, void
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_scatter", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -265,7 +266,7 @@ enum shoal_status shoal_scatter_post(struct shoal_comm *comm, const void *input,
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_SCATTER, .type = type, .root = root, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_scatter_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, void *output, size_t count, enum shoal_type type,
@@ -273,7 +274,7 @@ enum shoal_status shoal_alltoall(struct shoal_comm *comm, const void *input, voi
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_alltoall", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
@@ -282,20 +283,20 @@ enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input
 {
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output, .count = count};
-    return start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_alltoall_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
-    return start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_barrier", &call, NULL, options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
-    return start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
+    return calls_start(comm, "shoal_barrier_post", &call, NULL, options, request_out);
 }
 
 enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
@@ -303,7 +304,7 @@ enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, v
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
-    return start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_allgatherv", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
@@ -312,7 +313,7 @@ enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *inp
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {.taken = counts, .taken_at = offsets};
-    return start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_allgatherv_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
@@ -321,7 +322,7 @@ enum shoal_status shoal_reduce_scatterv(struct shoal_comm *comm, const void *inp
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
     const struct shoal_extra extra = {.given = counts};
-    return start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_reduce_scatterv", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
@@ -331,7 +332,7 @@ enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void
     struct shoal_call call = {
         .kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op, .input = input, .output = output};
     const struct shoal_extra extra = {.given = counts};
-    return start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_reduce_scatterv_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, const size_t *input_counts,
@@ -341,7 +342,7 @@ enum shoal_status shoal_alltoallv(struct shoal_comm *comm, const void *input, co
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
         .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
-    return start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_alltoallv", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *input, const size_t *input_counts,
@@ -352,7 +353,7 @@ enum shoal_status shoal_alltoallv_post(struct shoal_comm *comm, const void *inpu
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLTOALL, .type = type, .input = input, .output = output};
     const struct shoal_extra extra = {
         .given = input_counts, .given_at = input_offsets, .taken = output_counts, .taken_at = output_offsets};
-    return start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_alltoallv_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
@@ -360,7 +361,7 @@ enum shoal_status shoal_allreduce_coalesced(struct shoal_comm *comm, const struc
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_allreduce_coalesced", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
@@ -369,7 +370,7 @@ enum shoal_status shoal_allreduce_coalesced_post(struct shoal_comm *comm, const 
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLREDUCE, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_allreduce_coalesced_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors,
@@ -378,7 +379,7 @@ enum shoal_status shoal_reduce_scatter_coalesced(struct shoal_comm *comm, const 
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_reduce_scatter_coalesced", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
@@ -387,7 +388,7 @@ enum shoal_status shoal_reduce_scatter_coalesced_post(struct shoal_comm *comm, c
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_REDUCE_SCATTER, .type = type, .op = op};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_reduce_scatter_coalesced_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
@@ -395,7 +396,7 @@ enum shoal_status shoal_broadcast_coalesced(struct shoal_comm *comm, const struc
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_broadcast_coalesced", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
@@ -404,7 +405,7 @@ enum shoal_status shoal_broadcast_coalesced_post(struct shoal_comm *comm, const 
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BROADCAST, .type = type, .root = root};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_broadcast_coalesced_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struct shoal_tensor *tensors, size_t tensor_count,
@@ -412,7 +413,7 @@ enum shoal_status shoal_allgather_coalesced(struct shoal_comm *comm, const struc
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
+    return calls_start(comm, "shoal_allgather_coalesced", &call, &extra, options, BLOCKING);
 }
 
 enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const struct shoal_tensor *tensors,
@@ -421,7 +422,7 @@ enum shoal_status shoal_allgather_coalesced_post(struct shoal_comm *comm, const 
 {
     struct shoal_call call = {.kind = SHOAL_COLLECTIVE_ALLGATHER, .type = type};
     const struct shoal_extra extra = {.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true};
-    return start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
+    return calls_start(comm, "shoal_allgather_coalesced_post", &call, &extra, options, request_out);
 }
 
 enum shoal_status shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,

@@ -71,7 +71,8 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
     return status;
 }
 
-static enum shoal_status join(struct shoal_context *context, const struct recipe *recipe, struct shoal_transport *transport)
+static enum shoal_status comm_join(struct shoal_context *context, const struct recipe *recipe,
+                                   struct shoal_transport *transport)
 {
     const bool is_apart = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
     for (;;) {
@@ -100,7 +101,7 @@ static void say_made(struct shoal_context *context, const struct shoal_comm *com
 }
 
 /* A communicator without its engine; NULL: no memory. */
-static struct shoal_comm *allocate(const struct recipe *recipe)
+static struct shoal_comm *comm_allocate(const struct recipe *recipe)
 {
     struct shoal_comm *comm = calloc(1, sizeof *comm);
     if (comm)
@@ -143,15 +144,15 @@ static void free_comm(struct shoal_comm *comm)
     free(comm);
 }
 
-static enum shoal_status make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
+static enum shoal_status comm_make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
 {
     struct shoal_transport *transport;
     shoal_progress_lock(&context->progress);
     enum shoal_status status = create_transport(context, recipe, &transport);
     shoal_progress_unlock(&context->progress);
     SHOAL_TRY(status);
-    status = join(context, recipe, transport);
-    struct shoal_comm *comm = status == SHOAL_OK ? allocate(recipe) : NULL;
+    status = comm_join(context, recipe, transport);
+    struct shoal_comm *comm = status == SHOAL_OK ? comm_allocate(recipe) : NULL;
     if (status == SHOAL_OK && !comm)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
     shoal_progress_lock(&context->progress);
@@ -190,8 +191,8 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
                           difference);
 }
 
-static enum shoal_status agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                               uint64_t *number_out)
+static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
+                                    uint64_t *number_out)
 {
     struct agreement own = {.settings = shoal_settings_agreed(&context->settings)};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
@@ -253,7 +254,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     struct recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     note_rank(context, bootstrap->rank);
-    SHOAL_TRY(agree(context, bootstrap, timeout_ms, &recipe.number));
+    SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe.number));
     recipe.job = recipe.number;
     struct shoal_member *members = calloc((size_t)bootstrap->size, sizeof *members);
     if (!members)
@@ -262,7 +263,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.membership);
     if (status == SHOAL_OK) {
         shoal_progress_note_ranks(&context->progress, shoal_members_count_local(members, recipe.size, recipe.rank));
-        status = make(context, &recipe, comm_out);
+        status = comm_make(context, &recipe, comm_out);
     }
     free(members);
     return status;
@@ -302,7 +303,7 @@ static enum shoal_status check_create(struct shoal_context *context, const struc
     return SHOAL_OK;
 }
 
-static enum shoal_status check_ranks(struct shoal_context *context, int rank, int size, const char *call)
+static enum shoal_status comm_check_ranks(struct shoal_context *context, int rank, int size, const char *call)
 {
     return shoal_ranks_check(&context->log, "comm", call, rank, size);
 }
@@ -322,7 +323,7 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
 {
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_at"));
-    SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_at"));
+    SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
     const enum shoal_status found = shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log,
@@ -335,7 +336,7 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
 {
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
-    SHOAL_TRY(check_ranks(context, rank, size, "shoal_comm_create_with"));
+    SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_with"));
     const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings, &context->log,
                                                                create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
@@ -362,7 +363,7 @@ static int by_key_then_rank(const void *a, const void *b)
 }
 
 /* The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
-static uint64_t mix(uint64_t x)
+static uint64_t comm_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -376,14 +377,14 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
     struct member *chosen = calloc((size_t)parent->size, sizeof *chosen);
     struct shoal_member *members = calloc((size_t)parent->size, sizeof *members);
     char name[32];
-    struct recipe recipe = {.name = name,
-                            .launcher = "shoal_comm_split",
-                            .number =
-                                mix(parent->number + mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
-                            .job = parent->job,
-                            .members = members,
-                            .membership = parent->membership,
-                            .options = options};
+    struct recipe recipe = {
+        .name = name,
+        .launcher = "shoal_comm_split",
+        .number = comm_mix(parent->number + comm_mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+        .job = parent->job,
+        .members = members,
+        .membership = parent->membership,
+        .options = options};
     enum shoal_status status = SHOAL_OK;
     if (!chosen || !members)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", parent->size);
@@ -399,7 +400,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
                 recipe.rank = i;
         }
         snprintf(name, sizeof name, "%.20s.%u", parent->name, parent->splits);
-        status = make(context, &recipe, comm_out);
+        status = comm_make(context, &recipe, comm_out);
     }
     free(chosen);
     free(members);

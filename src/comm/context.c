@@ -31,7 +31,7 @@ static enum shoal_status choose_kernels(struct shoal_context *context)
     return SHOAL_OK;
 }
 
-static enum shoal_status fill(struct shoal_context *context)
+static enum shoal_status context_fill(struct shoal_context *context)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
@@ -75,7 +75,8 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings, callback, callback_arg);
     pthread_mutex_init(&context->opening, NULL);
-    enum shoal_status status = parsed == SHOAL_OK ? fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
+    enum shoal_status status =
+        parsed == SHOAL_OK ? context_fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
     if (status != SHOAL_OK) {
         shoal_context_destroy(context);
         return status;

@@ -72,7 +72,7 @@ static void dump(const struct asker *asker)
         shoal_log_line(owner, SHOAL_LOG_WARN, "comm", "a signal came: flight recorder written to %s", name);
 }
 
-static void *serve(void *arg)
+static void *dump_serve(void *arg)
 {
     uint64_t times;
     (void)arg;
@@ -89,7 +89,7 @@ static void *serve(void *arg)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static bool start_thread(void)
+static bool dump_start_thread(void)
 {
     sigset_t all, before;
     if (wake_fd < 0)
@@ -100,7 +100,7 @@ static bool start_thread(void)
     atomic_store_explicit(&must_stop, false, memory_order_release);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
-    errno = pthread_create(&thread, NULL, serve, NULL);
+    errno = pthread_create(&thread, NULL, dump_serve, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return errno == 0;
 }
@@ -143,7 +143,7 @@ static bool is_handled_by_program(const struct shoal_settings *settings)
     return sigaction(signal_number, NULL, &found) != 0 || (found.sa_handler != SIG_DFL && found.sa_handler != wake);
 }
 
-static void start(struct shoal_log *log, const struct shoal_settings *settings)
+static void dump_start(struct shoal_log *log, const struct shoal_settings *settings)
 {
     const struct sigaction ours = {.sa_handler = wake, .sa_flags = SA_RESTART};
     if (is_handled_by_program(settings)) {
@@ -153,7 +153,7 @@ static void start(struct shoal_log *log, const struct shoal_settings *settings)
                        settings->dump_signal);
         return;
     }
-    if (add_asker(log, settings) && start_thread() && sigaction(signal_number, &ours, NULL) == 0)
+    if (add_asker(log, settings) && dump_start_thread() && sigaction(signal_number, &ours, NULL) == 0)
         return;
     shoal_log_line(log, SHOAL_LOG_WARN, "comm", "SHOAL_DUMP_SIGNAL: no thread can be started for it: %m");
     remove_asker(log);
@@ -165,7 +165,7 @@ void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settin
         return;
     pthread_mutex_lock(&lock);
     if (!asker_count)
-        start(log, settings);
+        dump_start(log, settings);
     else if (!add_asker(log, settings))
         shoal_log_line(log, SHOAL_LOG_WARN, "comm", "SHOAL_DUMP_SIGNAL: no memory to ask for it");
     pthread_mutex_unlock(&lock);

@@ -25,7 +25,7 @@ struct endpoint_address {
     unsigned char key[SHOAL_SESSION_KEY_BYTES]; /* rank 0's is the job's where no secret is set */
 };
 
-static void free_bytes(void *bytes)
+static void members_free_bytes(void *bytes)
 {
     free(*(void **)bytes);
 }
@@ -52,7 +52,7 @@ int shoal_members_count_hosts(const struct shoal_member *members, int size)
 
 /* ---- The interface that leads to the others ------------------------------------------------------------------------------ */
 
-static bool is_link_local(const struct shoal_nic *nic)
+static bool members_is_link_local(const struct shoal_nic *nic)
 {
     return nic->address.ss_family == AF_INET6 &&
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)(const void *)&nic->address)->sin6_addr);
@@ -65,7 +65,7 @@ static void fill_reach(const struct shoal_nics *nics, struct reach *reach)
     for (int loopback = 0; loopback < 2; loopback++) {
         for (int i = 0; i < nics->count && reach->count < REACH_MAX; i++) {
             const struct shoal_nic *nic = &nics->at[i];
-            if (!nic->is_up || nic->is_loopback != loopback || is_link_local(nic))
+            if (!nic->is_up || nic->is_loopback != loopback || members_is_link_local(nic))
                 continue;
             const bool is_v4 = nic->address.ss_family == AF_INET;
             reach->families[reach->count] = (uint16_t)nic->address.ss_family;
@@ -94,7 +94,7 @@ static socklen_t read_reach(const struct reach *reach, int i, struct sockaddr_st
 }
 
 /* The own address from which the kernel sends to a rank. */
-static bool find_source(const struct reach *reach, struct sockaddr_storage *source_out)
+static bool members_find_source(const struct reach *reach, struct sockaddr_storage *source_out)
 {
     for (int i = 0; i < reach->count && i < REACH_MAX; i++) {
         struct sockaddr_storage there;
@@ -122,14 +122,14 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
     if (!shoal_nics_find(&nics))
         return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "cannot list the network interfaces: %s",
                               strerror(errno));
-    SHOAL_SCOPED(free_bytes) struct reach *all = calloc((size_t)bootstrap->size, sizeof *all);
+    SHOAL_SCOPED(members_free_bytes) struct reach *all = calloc((size_t)bootstrap->size, sizeof *all);
     if (!all)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "hosts", "no memory for %d ranks", bootstrap->size);
     fill_reach(&nics, &own);
     SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, &context->log, "reach", &own, all, sizeof own, timeout_ms));
     const int other = first_remote(members, bootstrap->rank);
     struct sockaddr_storage source;
-    const bool has_route = find_source(&all[other], &source);
+    const bool has_route = members_find_source(&all[other], &source);
     const struct shoal_nic *nic = shoal_nic_choose(&nics, context->settings.nic,
                                                    has_route ? (const struct sockaddr *)&source : NULL, reason, sizeof reason);
     if (!nic)
@@ -330,7 +330,7 @@ static enum shoal_status join_host(struct shoal_context *context, struct shoal_b
 enum shoal_status shoal_members_meet(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                      struct shoal_member *members_out, struct shoal_membership **membership_out)
 {
-    SHOAL_SCOPED(free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
+    SHOAL_SCOPED(members_free_bytes) struct shoal_shm_place *places = calloc((size_t)bootstrap->size, sizeof *places);
     if (!places)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %d ranks", bootstrap->size);
     SHOAL_TRY(shoal_shm_endpoint_connect(context->endpoint, bootstrap, timeout_ms, places));

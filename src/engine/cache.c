@@ -62,7 +62,7 @@ static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const st
 }
 
 /* Marks whose operands the plan names. */
-static void find_named(const struct shoal_plan *plan, uint8_t *named)
+static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
@@ -89,7 +89,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     }
     memcpy(cached->shared, view->shared_input, flags);
-    find_named(&cached->plan, cached->named);
+    cache_find_named(&cached->plan, cached->named);
     cached->entry = entry;
     cached->root = request->call.root;
     cached->reach = shoal_select_reach(view, entry->kind, request->call.root);

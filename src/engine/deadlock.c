@@ -77,7 +77,7 @@ static int follow(struct hop *hops)
     return 0;
 }
 
-static void append_rank(struct shoal_engine *engine, int rank, char *text, size_t bytes)
+static void deadlock_append_rank(struct shoal_engine *engine, int rank, char *text, size_t bytes)
 {
     struct shoal_peer_name name;
     engine->ops->peer_name(engine->transport, rank, &name);
@@ -89,9 +89,9 @@ static void print_cycle(const struct hop *hops, int count, char *text, size_t by
     snprintf(text, bytes, "deadlock: ");
     for (int i = 0; i < count; i++) {
         shoal_engine_append(text, bytes, "%s", i ? ", " : "");
-        append_rank(hops[i].engine, hops[i].from, text, bytes);
+        deadlock_append_rank(hops[i].engine, hops[i].from, text, bytes);
         shoal_engine_append(text, bytes, " waits for ");
-        append_rank(hops[i].engine, hops[i].to, text, bytes);
+        deadlock_append_rank(hops[i].engine, hops[i].to, text, bytes);
         if (hops[i].engine != hops[0].engine)
             shoal_engine_append(text, bytes, " on communicator %s", hops[i].engine->name);
     }

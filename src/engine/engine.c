@@ -28,7 +28,7 @@ static void name_texts(struct shoal_recorder *recorder)
     }
 }
 
-static enum shoal_status allocate(struct shoal_engine *engine, struct shoal_flights *flights)
+static enum shoal_status engine_allocate(struct shoal_engine *engine, struct shoal_flights *flights)
 {
     const size_t size = (size_t)engine->size;
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
@@ -106,7 +106,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->next_sequence = start + 1;
     engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
-    const enum shoal_status status = allocate(engine, options->flights);
+    const enum shoal_status status = engine_allocate(engine, options->flights);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
         return status;
@@ -119,7 +119,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
 }
 
 /* The others must not wait for what this rank will not do, nor write to operands it takes back. */
-static void give_up(struct shoal_engine *engine)
+static void engine_give_up(struct shoal_engine *engine)
 {
     struct shoal_failure failure;
     shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_PEER_LOST, engine->rank, &failure);
@@ -132,7 +132,7 @@ static void give_up(struct shoal_engine *engine)
 void shoal_engine_close(struct shoal_engine *engine)
 {
     if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_settle(engine, true))
-        give_up(engine);
+        engine_give_up(engine);
     /* Whoever needs no more of this rank may go on; what was not compared yet nobody compares here any more. */
     if (engine->told_sequence < engine->done_sequence)
         engine->ops->complete(engine->transport, engine->done_sequence);
@@ -339,7 +339,7 @@ static int find_needed(const struct shoal_engine *engine, const struct shoal_req
     return shape->root_gives ? root : SHOAL_NEEDED_ALL;
 }
 
-static void measure(struct shoal_engine *engine, struct shoal_request *request)
+static void engine_measure(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     request->shape = &shoal_collective_traits(call->kind)->shape;
@@ -368,7 +368,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns = shoal_engine_time_ns(engine, request->posted_ticks) +
                            (call->timeout_ms ? call->timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
-    measure(engine, request);
+    engine_measure(engine, request);
     atomic_store_explicit(&request->awaited, 0, memory_order_relaxed);
     atomic_store_explicit(&request->status, SHOAL_PENDING, memory_order_relaxed);
     if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
@@ -403,7 +403,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
 /* Tells the others how far this rank is done with their records. They may be waiting to reuse them. */
-static void tell(struct shoal_engine *engine)
+static void engine_tell(struct shoal_engine *engine)
 {
     const uint64_t told = engine->agreed_sequence < engine->done_sequence ? engine->agreed_sequence : engine->done_sequence;
     if (told == engine->told_sequence)
@@ -439,7 +439,7 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->done_sequence);
-    tell(engine);
+    engine_tell(engine);
     uint64_t least = engine->told_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
@@ -542,7 +542,7 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
-static void announce(struct shoal_engine *engine, struct shoal_request *request)
+static void engine_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     struct shoal_announcement *arrival = &request->arrival;
@@ -584,7 +584,7 @@ static void fail_to_prepare(struct shoal_engine *engine, const struct shoal_requ
 }
 
 /* Finds whom a request meets that does not meet all. */
-static bool meet(struct shoal_engine *engine, struct shoal_request *request)
+static bool engine_meet(struct shoal_engine *engine, struct shoal_request *request)
 {
     const enum shoal_status status =
         request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_hosts(engine, request);
@@ -599,7 +599,7 @@ static bool announce_queued(struct shoal_engine *engine)
     while (!engine->is_broken && engine->queue_head) {
         struct shoal_request *request = engine->queue_head;
         if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
-            !meet(engine, request))
+            !engine_meet(engine, request))
             return true;
         if (!may_announce(engine, request))
             break;
@@ -613,7 +613,7 @@ static bool announce_queued(struct shoal_engine *engine)
         if (!engine->start_next && !request->is_direct)
             engine->start_next = request;
         engine->active_count++;
-        announce(engine, request);
+        engine_announce(engine, request);
         did = true;
     }
     return did;
@@ -628,7 +628,7 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
 }
 
 /* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
-static void blame(struct shoal_engine *engine, struct shoal_request *request)
+static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
@@ -683,7 +683,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
             return false;
         engine->agreed_sequence = request->sequence;
     }
-    blame(engine, request);
+    engine_blame(engine, request);
     return true;
 }
 
@@ -698,7 +698,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
         engine->agreed_sequence = request->sequence;
     if (engine->is_broken)
         return true;
-    blame(engine, request);
+    engine_blame(engine, request);
     request->record->algorithm = request->in_rounds->name;
     request->record->done = request->record->arrived;
     request->state = SHOAL_REQUEST_DONE;
@@ -754,7 +754,7 @@ static bool retire_done(struct shoal_engine *engine)
         SHOAL_ASSERT((int64_t)(request->sequence - engine->done_sequence) > 0); /* operations end in order */
         engine->active_count--;
         engine->done_sequence = request->sequence;
-        tell(engine);
+        engine_tell(engine);
         if (request->cached)
             shoal_stores_learn(request);
         shoal_request_complete(request, SHOAL_OK);
@@ -762,7 +762,7 @@ static bool retire_done(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->done_sequence - engine->told_sequence > UNCOMPARED_MAX)) {
         agree_up_to(engine, engine->done_sequence);
-        tell(engine);
+        engine_tell(engine);
     }
     return did;
 }

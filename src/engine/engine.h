@@ -347,9 +347,8 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 /* The contribution of a rank to a direct operation, contiguous. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
 
-/* cache.c keeps plans and peer sets from one operation to the next. Gives the request 
-the plan that it will have if others share what they
- * did the last time; false: there is none with early steps. */
+/* cache.c keeps plans and peer sets from one operation to the next. Gives the request the plan that it
+ * will have if others share what they did the last time; false: there is none with early steps. */
 SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
 /* All have arrived: the request gets its plan, the guessed one or another. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);

@@ -27,7 +27,7 @@ static void append_word(char *text, size_t bytes, const char *name)
     text[used] = 0;
 }
 
-static const char *type_name(unsigned type)
+static const char *failure_type_name(unsigned type)
 {
     static const char *const names[] = {
 #define TYPE_NAME(name, number, bytes) [number] = #name,
@@ -37,7 +37,7 @@ static const char *type_name(unsigned type)
     return type < SHOAL_COUNT_OF(names) ? names[type] : "elements of an unknown type";
 }
 
-static const char *op_name(unsigned op)
+static const char *failure_op_name(unsigned op)
 {
     static const char *const names[] = {
 #define OP_NAME(name, number) [number] = #name,
@@ -47,7 +47,7 @@ static const char *op_name(unsigned op)
     return op < SHOAL_COUNT_OF(names) ? names[op] : "unknown operator";
 }
 
-static bool is_message(unsigned kind)
+static bool failure_is_message(unsigned kind)
 {
     return kind == SHOAL_COLLECTIVE_SEND || kind == SHOAL_COLLECTIVE_RECV;
 }
@@ -65,15 +65,15 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
         return;
     shoal_engine_append(text, bytes, " of %s%llu ", d->kind == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
                         (unsigned long long)d->count);
-    append_word(text, bytes, type_name(d->type));
+    append_word(text, bytes, failure_type_name(d->type));
     if (shape->is_input_cut || shape->is_output_cut)
         shoal_engine_append(text, bytes, " per rank");
     if (shape->is_reduced) {
         shoal_engine_append(text, bytes, ", ");
-        append_word(text, bytes, op_name(d->op));
+        append_word(text, bytes, failure_op_name(d->op));
     }
-    if (shape->root_gives || shape->root_takes || is_message(d->kind))
-        shoal_engine_append(text, bytes, ", %s %d", is_message(d->kind) ? "peer" : "root", d->root);
+    if (shape->root_gives || shape->root_takes || failure_is_message(d->kind))
+        shoal_engine_append(text, bytes, ", %s %d", failure_is_message(d->kind) ? "peer" : "root", d->root);
 }
 
 static struct shoal_descriptor describe_call(const struct shoal_request *request)
@@ -93,7 +93,7 @@ static void print_request(const struct shoal_request *request, char *text, size_
 {
     const struct shoal_descriptor call = describe_call(request);
     shoal_engine_print_call(&call, text, bytes);
-    if (is_message(request->call.kind))
+    if (failure_is_message(request->call.kind))
         shoal_engine_append(text, bytes, ", tag %d", request->call.tag);
 }
 
@@ -110,7 +110,8 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
 }
 
 /* The step in which the request's oldest chunk waits, and for which other rank; -1 when it is not that far. */
-static void find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out, int *peer_out)
+static void failure_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
+                              int *peer_out)
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
@@ -156,7 +157,7 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
     if (request) {
         int peer;
         print_request(request, failure->operation, sizeof failure->operation);
-        find_step(engine, request, &failure->step, &peer);
+        failure_find_step(engine, request, &failure->step, &peer);
         failure->sequence = request->sequence;
         failure->waited_ms = waited_ms(engine, request);
         if (request->record) {
@@ -325,7 +326,7 @@ static bool fail_unmet(struct shoal_engine *engine)
 
 /* ---- Looking around ------------------------------------------------------------------------------------------------------ */
 
-static struct shoal_request *earlier(struct shoal_request *a, struct shoal_request *b)
+static struct shoal_request *failure_earlier(struct shoal_request *a, struct shoal_request *b)
 {
     if (!a || !b)
         return a ? a : b;
@@ -337,9 +338,9 @@ static struct shoal_request *first_call(const struct shoal_engine *engine)
     return engine->active_head ? engine->active_head : engine->queue_head;
 }
 
-static struct shoal_request *oldest(struct shoal_engine *engine)
+static struct shoal_request *failure_oldest(struct shoal_engine *engine)
 {
-    return earlier(first_call(engine), shoal_messages_oldest(engine));
+    return failure_earlier(first_call(engine), shoal_messages_oldest(engine));
 }
 
 /* Whose deadline comes first: each operation has its own, also behind others. */
@@ -347,9 +348,9 @@ static struct shoal_request *most_urgent(struct shoal_engine *engine)
 {
     struct shoal_request *urgent = shoal_messages_oldest(engine);
     for (struct shoal_request *request = engine->active_head; request; request = request->next)
-        urgent = earlier(urgent, request);
+        urgent = failure_earlier(urgent, request);
     for (struct shoal_request *request = engine->queue_head; request; request = request->next)
-        urgent = earlier(urgent, request);
+        urgent = failure_earlier(urgent, request);
     return urgent;
 }
 
@@ -422,8 +423,8 @@ struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct sh
     struct shoal_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
-    find_step(engine, request, &step, &wait.peer);
-    if (is_message(request->call.kind))
+    failure_find_step(engine, request, &step, &wait.peer);
+    if (failure_is_message(request->call.kind))
         wait.peer = request->call.root;
     return wait;
 }
@@ -486,7 +487,7 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
 
 /* Whom the request waits for in the end: nearest[rank] becomes 1 + the rank that it waits for first, itself or another that
  * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
-static int find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
+static int failure_find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
     const struct shoal_wait wait = shoal_engine_look(engine, request);
     int first = 0;
@@ -503,7 +504,7 @@ static int find_missing(struct shoal_engine *engine, struct shoal_request *reque
 }
 
 /* "rank 3 (process 17 on h2, alive; rank 2 waits for it)" */
-static void append_rank(struct shoal_engine *engine, int rank, int nearest, char *text, size_t bytes)
+static void failure_append_rank(struct shoal_engine *engine, int rank, int nearest, char *text, size_t bytes)
 {
     struct shoal_peer_name name;
     char state[96];
@@ -519,14 +520,14 @@ static void append_rank(struct shoal_engine *engine, int rank, int nearest, char
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
     uint16_t *const nearest = engine->nearest;
-    const int first = find_missing(engine, request, nearest);
+    const int first = failure_find_missing(engine, request, nearest);
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
         shoal_engine_append(text, bytes, "%s", named > 1 ? ", " : "");
-        append_rank(engine, r, nearest[r] - 1, text, bytes);
+        failure_append_rank(engine, r, nearest[r] - 1, text, bytes);
     }
     if (named > 8)
         shoal_engine_append(text, bytes, " and %d more", named - 8);
@@ -607,7 +608,7 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
     const int rank = request ? find_waited_for(engine, request) : -1;
     if (rank < 0)
         return -1;
-    engine->ops->say_waits_for(engine->transport, is_message(request->call.kind) ? UINT64_MAX : request->sequence,
+    engine->ops->say_waits_for(engine->transport, failure_is_message(request->call.kind) ? UINT64_MAX : request->sequence,
                                rank | SHOAL_WAIT_BLOCKED);
     return rank;
 }
@@ -624,7 +625,7 @@ static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
     if (rank < 0) {
         if (!request)
             return;
-        rank = find_missing(engine, request, engine->nearest);
+        rank = failure_find_missing(engine, request, engine->nearest);
         engine->ops->say_waits_for(engine->transport, request->sequence, rank);
     }
     shoal_recorder_note_wait(&engine->recorder, rank,
@@ -649,7 +650,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     if (shoal_engine_settle(engine, true))
         return;
     /* Calls run in order: the first one tells whom all wait for. */
-    int rank = name_missing(engine, is_message(request->call.kind) ? request : first_call(engine), what, sizeof what);
+    int rank = name_missing(engine, failure_is_message(request->call.kind) ? request : first_call(engine), what, sizeof what);
     const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
     rank = is_deadlock ? -1 : rank;
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_TIMEOUT, rank, &failure);
@@ -694,14 +695,14 @@ static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_reques
 
 /* Whether a lost rank of the call's was cut off, or this rank was: then those it waits for may be out of reach as well, which
  * takes longer to notice. */
-static bool is_out_of_reach(struct shoal_engine *engine, const struct shoal_request *call, int peer)
+static bool failure_is_out_of_reach(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     const struct shoal_transport_ops *ops = engine->ops;
     return ops->is_cut_off && shoal_peer_set_has(call->peer_set, peer) && ops->is_cut_off(engine->transport, peer);
 }
 
-static int first_lost(struct shoal_engine *engine, const struct shoal_request *call, struct shoal_failure *found,
-                      bool (*is_blocking)(struct shoal_engine *, const struct shoal_request *, int))
+static int failure_first_lost(struct shoal_engine *engine, const struct shoal_request *call, struct shoal_failure *found,
+                              bool (*is_blocking)(struct shoal_engine *, const struct shoal_request *, int))
 {
     int rank = engine->ops->lost(engine->transport, 0, call->sequence, found);
     while (rank >= 0 && !is_blocking(engine, call, rank))
@@ -715,9 +716,9 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
 {
     const struct shoal_transport_ops *ops = engine->ops;
     struct shoal_request *call = first_call(engine);
-    int rank = call ? first_lost(engine, call, found, is_held_up_by) : -1;
+    int rank = call ? failure_first_lost(engine, call, found, is_held_up_by) : -1;
     if (call && rank < 0)
-        rank = first_lost(engine, call, found, is_out_of_reach);
+        rank = failure_first_lost(engine, call, found, failure_is_out_of_reach);
     *rank_out = rank;
     if (rank >= 0)
         return call;
@@ -785,7 +786,7 @@ static bool fail_lost(struct shoal_engine *engine)
 
 /* True when the request was given time. Not for ever: a rank whose looks all come late, as with slow callbacks, would else
  * never see the end of an operation that another rank holds up. */
-static bool excuse(const struct shoal_engine *engine, struct shoal_request *request, uint64_t away_ns)
+static bool failure_excuse(const struct shoal_engine *engine, struct shoal_request *request, uint64_t away_ns)
 {
     const uint64_t timeout_ns = (request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms) * SHOAL_NS_PER_MS;
     const uint64_t most_ns = shoal_engine_now_ns(engine) + timeout_ns;
@@ -802,7 +803,7 @@ static bool excuse_list(const struct shoal_engine *engine, struct shoal_request 
 {
     bool is_given = false;
     for (struct shoal_request *request = first; request; request = request->next)
-        is_given |= excuse(engine, request, away_ns);
+        is_given |= failure_excuse(engine, request, away_ns);
     return is_given;
 }
 
@@ -829,7 +830,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
     }
     if (shoal_engine_heed_failure(engine) || shoal_engine_settle(engine, false) || fail_unmet(engine) || fail_lost(engine))
         return UINT64_MAX;
-    struct shoal_request *request = oldest(engine);
+    struct shoal_request *request = failure_oldest(engine);
     if (!request)
         return every_ns;
     const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);

@@ -188,7 +188,7 @@ struct span {
 };
 
 /* Places are as far apart as the longest block of the chunk is long; so they are on all ranks. */
-static void find_place(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
+static void run_find_place(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
 {
     const struct shoal_request *request = chunk->request;
     const size_t count = shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
@@ -218,7 +218,7 @@ static struct span find_span(const struct shoal_engine *engine, const struct sho
                                          (unsigned)of, &(size_t){0}) -
                         begin;
     if (block.place)
-        find_place(chunk, block, (unsigned)of, &span);
+        run_find_place(chunk, block, (unsigned)of, &span);
     return span;
 }
 
@@ -265,7 +265,7 @@ static bool is_scaled_on_reading(const struct shoal_engine *engine, const struct
     return engine->hosts > 1 && request->call.op == SHOAL_SCALED_SUM;
 }
 
-static enum shoal_op operator_of(const struct shoal_request *request, const struct shoal_step *step)
+static enum shoal_op run_operator_of(const struct shoal_request *request, const struct shoal_step *step)
 {
     return step->is_partial && request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op;
 }
@@ -316,7 +316,7 @@ static void reduce_apart(struct shoal_engine *engine, const struct shoal_request
     const size_t element = request->element_bytes, chunk = sizeof buffer / element;
     for (size_t at = 0; at < elements; at += chunk) {
         const size_t count = shoal_min_size(chunk, elements - at);
-        engine->kernels->reduce[request->call.type][operator_of(request, step)](
+        engine->kernels->reduce[request->call.type][run_operator_of(request, step)](
             &into, 1, engine->sources, step->source_count, count, shoal_engine_argument(engine, &request->call),
             SHOAL_STORES_CACHED);
         engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
@@ -354,9 +354,9 @@ static void reduce_run(struct shoal_engine *engine, const struct shoal_request *
     else if (step->source_count > 1 && any_collide(engine, step))
         reduce_apart(engine, request, step, elements, stores);
     else if (step->source_count > 1)
-        engine->kernels->reduce[call->type][operator_of(request, step)](engine->dests, step->dest_count, engine->sources,
-                                                                        step->source_count, elements,
-                                                                        shoal_engine_argument(engine, call), stores);
+        engine->kernels->reduce[call->type][run_operator_of(request, step)](engine->dests, step->dest_count, engine->sources,
+                                                                            step->source_count, elements,
+                                                                            shoal_engine_argument(engine, call), stores);
     else
         copy_run(engine, step, elements * request->element_bytes, stores);
 }
@@ -383,7 +383,7 @@ static void run_reduce(struct shoal_engine *engine, const struct shoal_chunk *ch
     }
 }
 
-static bool has_left(const struct shoal_engine *engine, unsigned slot)
+static bool run_has_left(const struct shoal_engine *engine, unsigned slot)
 {
     return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
 }
@@ -391,7 +391,7 @@ static bool has_left(const struct shoal_engine *engine, unsigned slot)
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
 {
     if (step->peer == engine->rank) /* for its puts */
-        return has_left(engine, slot);
+        return run_has_left(engine, slot);
     const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
@@ -512,7 +512,7 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         chunk->step++;
     }
     const bool did = chunk->step != before;
-    if (engine->is_broken || chunk->step < plan->step_count || !has_left(engine, slot))
+    if (engine->is_broken || chunk->step < plan->step_count || !run_has_left(engine, slot))
         return did;
     end_chunk(engine, chunk, slot);
     return true;
@@ -533,7 +533,7 @@ static size_t find_shift(const struct shoal_engine *engine, const struct shoal_r
 }
 
 /* Gives free slots to the next chunks, in order. */
-static bool start_chunks(struct shoal_engine *engine)
+static bool run_start_chunks(struct shoal_engine *engine)
 {
     bool did = false;
     while (engine->start_next) {
@@ -588,7 +588,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
-    bool did = start_chunks(engine);
+    bool did = run_start_chunks(engine);
     if (engine->ops->enter && !engine->ops->enter(engine->transport))
         return did; /* shoal_engine_check takes it up */
     /* Oldest first: it is what the others wait for. */

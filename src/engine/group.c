@@ -22,7 +22,7 @@ static void end_one(void *arg, enum shoal_status status)
     free(group); /* nobody looks at a member after its callback */
 }
 
-static void begin(struct shoal_engine *engine, struct shoal_request *request, uint32_t timeout_ms)
+static void group_begin(struct shoal_engine *engine, struct shoal_request *request, uint32_t timeout_ms)
 {
     request->engine = engine;
     request->progress = engine->progress;
@@ -44,7 +44,7 @@ enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const str
     struct group *group = calloc(1, sizeof *group + count * sizeof group->members[0]);
     if (!group)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for %zu messages", count);
-    begin(engine, request, count ? calls[0].timeout_ms : 0);
+    group_begin(engine, request, count ? calls[0].timeout_ms : 0);
     group->request = request;
     group->left = count + 1;
     if (!engine->is_in_progress)

@@ -86,7 +86,7 @@ static bool fill_parts(struct shoal_layout *layout, const size_t *given, const s
     return !taken || copy_parts(layout->size, taken, taken_at, &layout->taken, &layout->taken_at, &layout->taken_row);
 }
 
-static bool fill_notices(struct shoal_layout *layout)
+static bool layout_fill_notices(struct shoal_layout *layout)
 {
     layout->notices = malloc(2 * (size_t)layout->size * sizeof *layout->notices);
     layout->peer_at = calloc((size_t)layout->size, sizeof *layout->peer_at);
@@ -104,7 +104,7 @@ struct shoal_layout *shoal_layout_of_parts(int size, const size_t *given, const 
     if (!layout)
         return NULL;
     layout->size = size;
-    if (!fill_parts(layout, given, given_at, taken, taken_at) || (has_notices && !fill_notices(layout))) {
+    if (!fill_parts(layout, given, given_at, taken, taken_at) || (has_notices && !layout_fill_notices(layout))) {
         shoal_layout_free(layout);
         return NULL;
     }

@@ -69,7 +69,7 @@ static int peer_of(const struct shoal_request *request)
 
 /* ---- The list of requests ------------------------------------------------------------------------------------------------ */
 
-static void append(struct shoal_messages *messages, struct shoal_request *request)
+static void messages_append(struct shoal_messages *messages, struct shoal_request *request)
 {
     request->next = NULL;
     if (messages->head)
@@ -79,7 +79,7 @@ static void append(struct shoal_messages *messages, struct shoal_request *reques
     messages->tail = request;
 }
 
-static void finish(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
+static void messages_finish(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
     struct shoal_messages *messages = engine->messages;
     struct shoal_request **link = &messages->head, *before = NULL;
@@ -181,11 +181,11 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     }
     if (request->bytes)
         memcpy(request->call.output, data, request->bytes);
-    finish(engine, request, SHOAL_OK);
+    messages_finish(engine, request, SHOAL_OK);
 }
 
 /* False when there is no room: the packet stays in its queue. */
-static bool keep_early(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
+static bool messages_keep_early(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
 {
     struct early *early = messages->early_count < EARLY_MAX ? malloc(sizeof *early + packet->bytes) : NULL;
     if (!early)
@@ -210,13 +210,13 @@ static bool has_tables(struct shoal_engine *engine)
     return engine->messages != NULL;
 }
 
-static bool take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+static bool messages_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     if (!has_tables(engine)) /* it came before any send or receive of ours */
         return false;
     struct shoal_request *receive = find_receive(engine->messages, peer, packet->tag);
     if (!receive)
-        return keep_early(engine->messages, peer, packet);
+        return messages_keep_early(engine->messages, peer, packet);
     match(engine, receive, packet, packet + 1);
     return true;
 }
@@ -229,17 +229,17 @@ static void take_data(struct shoal_engine *engine, int peer, const struct shoal_
     memcpy((char *)receive->call.output + packet->offset, packet + 1, packet->bytes);
     receive->message_offset += packet->bytes;
     if (receive->message_offset == receive->bytes)
-        finish(engine, receive, SHOAL_OK);
+        messages_finish(engine, receive, SHOAL_OK);
 }
 
-static void take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+static void messages_take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     struct shoal_request *send = find_by_id(engine->messages, peer, packet->id, AWAIT_ANSWER);
     if (!send)
         return;
     send->record->arrived = shoal_clock_ticks();
     if (packet->kind == TAKEN)
-        finish(engine, send, SHOAL_OK);
+        messages_finish(engine, send, SHOAL_OK);
     else
         send->message_phase = STREAMING;
 }
@@ -250,17 +250,17 @@ static bool take_packet(struct shoal_engine *engine, int peer, const struct shoa
     switch (packet->kind) {
     case EAGER:
     case ASK:
-        return take_message(engine, peer, packet);
+        return messages_take_message(engine, peer, packet);
     case DATA:
         take_data(engine, peer, packet);
         return true;
     default:
-        take_answer(engine, peer, packet);
+        messages_take_answer(engine, peer, packet);
         return true;
     }
 }
 
-static bool drain(struct shoal_engine *engine)
+static bool messages_drain(struct shoal_engine *engine)
 {
     bool did = false;
     for (int peer = 0; peer < engine->size; peer++) {
@@ -283,15 +283,15 @@ bool shoal_messages_drain(struct shoal_engine *engine)
     if (engine->is_broken || engine->is_in_progress)
         return false;
     engine->is_in_progress = true;
-    const bool did = drain(engine);
+    const bool did = messages_drain(engine);
     engine->is_in_progress = false;
     return did;
 }
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet,
-                              const void *data)
+static enum shoal_status messages_push(struct shoal_engine *engine, const struct shoal_request *request,
+                                       struct shoal_packet packet, const void *data)
 {
     packet.tag = request->call.tag;
     packet.type = (uint32_t)request->call.type;
@@ -301,13 +301,13 @@ static enum shoal_status push(struct shoal_engine *engine, const struct shoal_re
     return engine->ops->push(engine->transport, peer_of(request), &packet, data);
 }
 
-static enum shoal_status announce(struct shoal_engine *engine, struct shoal_request *request)
+static enum shoal_status messages_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (request->bytes <= SHOAL_EAGER_BYTES)
-        return push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
-                    request->call.input);
+        return messages_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
+                             request->call.input);
     const shoal_location location = engine->ops->locate(engine->transport, request->call.input, request->bytes);
-    return push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
+    return messages_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }
 
 static enum shoal_status stream(struct shoal_engine *engine, struct shoal_request *request)
@@ -315,18 +315,18 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
     while (request->message_offset < request->bytes) {
         const size_t bytes = shoal_min_size(request->bytes - request->message_offset, SHOAL_PACKET_BYTES_MAX);
         const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = request->message_offset};
-        SHOAL_TRY(push(engine, request, packet, (const char *)request->call.input + request->message_offset));
+        SHOAL_TRY(messages_push(engine, request, packet, (const char *)request->call.input + request->message_offset));
         request->message_offset += bytes;
     }
     return SHOAL_OK;
 }
 
 /* A send is done when it needs this process no more: nobody may drive afterwards. */
-static void leave(struct shoal_engine *engine, struct shoal_request *request)
+static void messages_leave(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->message_phase = LEAVING;
     if (shoal_engine_is_flushed_to(engine, peer_of(request)))
-        finish(engine, request, SHOAL_OK);
+        messages_finish(engine, request, SHOAL_OK);
 }
 
 /* Advances one request as far as its queue allows; PENDING when that is full. May finish the request. */
@@ -334,32 +334,32 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
 {
     switch (phase_of(request)) {
     case TO_ANNOUNCE:
-        SHOAL_TRY(announce(engine, request));
+        SHOAL_TRY(messages_announce(engine, request));
         request->message_phase = AWAIT_ANSWER;
         if (request->bytes <= SHOAL_EAGER_BYTES)
-            leave(engine, request);
+            messages_leave(engine, request);
         return SHOAL_OK;
     case STREAMING:
         SHOAL_TRY(stream(engine, request));
-        leave(engine, request);
+        messages_leave(engine, request);
         return SHOAL_OK;
     case LEAVING:
         if (!shoal_engine_is_flushed_to(engine, peer_of(request)))
             return SHOAL_PENDING;
-        finish(engine, request, SHOAL_OK);
+        messages_finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case TO_ANSWER:
-        SHOAL_TRY(push(engine, request, (struct shoal_packet){.kind = request->chunks_done ? TAKEN : GO}, NULL));
+        SHOAL_TRY(messages_push(engine, request, (struct shoal_packet){.kind = request->chunks_done ? TAKEN : GO}, NULL));
         request->message_phase = FILLING;
         if (request->chunks_done)
-            finish(engine, request, SHOAL_OK);
+            messages_finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     case COPYING:
         return copy_part(engine, request);
     case DRAINING:
         if (engine->messages->head != request)
             return SHOAL_PENDING;
-        finish(engine, request, SHOAL_OK);
+        messages_finish(engine, request, SHOAL_OK);
         return SHOAL_OK;
     default:
         return SHOAL_PENDING;
@@ -377,7 +377,7 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
 /* In the order posted: a send to a peer that cannot be announced now keeps later ones to that peer back. */
 bool shoal_messages_progress(struct shoal_engine *engine)
 {
-    bool did = drain(engine);
+    bool did = messages_drain(engine);
     struct shoal_request *next;
     if (engine->messages)
         memset(engine->messages->is_full, 0, (size_t)engine->size * sizeof *engine->messages->is_full);
@@ -432,7 +432,7 @@ enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_
     request->message_id = is_send(request) ? request->sequence : 0;
     request->message_offset = 0;
     request->message_phase = is_send(request) ? TO_ANNOUNCE : is_receive(request) ? UNMATCHED : DRAINING;
-    append(engine->messages, request);
+    messages_append(engine->messages, request);
     engine->message_count++;
     if (is_receive(request))
         match_early(engine, request);
@@ -492,7 +492,7 @@ struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)
 void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status)
 {
     while (engine->messages && engine->messages->head)
-        finish(engine, engine->messages->head, status);
+        messages_finish(engine, engine->messages->head, status);
 }
 
 void shoal_messages_destroy(struct shoal_engine *engine)

@@ -193,7 +193,7 @@ void shoal_progress_wake(struct shoal_progress *progress)
 }
 
 /* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
-static bool drain(struct shoal_engine *engine)
+static bool progress_drain(struct shoal_engine *engine)
 {
     if (!shoal_messages_drain(engine))
         return false;
@@ -206,7 +206,7 @@ static bool drain_next(struct shoal_progress *progress)
 {
     struct shoal_engine *engine = progress->drain_next ? progress->drain_next : progress->engines;
     progress->drain_next = engine ? engine->next : NULL;
-    return engine && drain(engine);
+    return engine && progress_drain(engine);
 }
 
 /* Turns that moved nothing between two looks at messages that no operation waits for. */
@@ -387,7 +387,7 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
     if (is_backoff)
         did = drain_next(progress);
     for (struct shoal_engine *engine = is_backoff ? NULL : progress->engines; engine; engine = engine->next)
-        did |= drain(engine);
+        did |= progress_drain(engine);
     shoal_progress_unlock(progress);
     return did;
 }

@@ -57,7 +57,7 @@ static size_t part_bytes(const struct shoal_request *request)
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
 
-static void reduce(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_op op, int count)
+static void rounds_reduce(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_op op, int count)
 {
     void *const sum = result_of(request);
     engine->kernels->reduce[request->call.type][op](&sum, 1, engine->sources, count, request->call.count,
@@ -72,11 +72,11 @@ static void sum_here(struct shoal_engine *engine, const struct shoal_request *re
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
         engine->sources[i] = shoal_engine_given_by(engine, request, here->at[i]);
-    reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
+    rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
 }
 
-static void add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round,
-                const void *came)
+static void rounds_add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round,
+                       const void *came)
 {
     const enum shoal_op op = request->call.op;
     const bool is_sum = op == SHOAL_SCALED_SUM || (op == SHOAL_AVG && !round->is_last_sum);
@@ -87,12 +87,12 @@ static void add(struct shoal_engine *engine, const struct shoal_request *request
     }
     engine->sources[round->is_own_first ? 0 : 1] = sum;
     engine->sources[round->is_own_first ? 1 : 0] = came;
-    reduce(engine, request, is_sum ? SHOAL_SUM : op, 2);
+    rounds_reduce(engine, request, is_sum ? SHOAL_SUM : op, 2);
 }
 
 /* ---- Parts --------------------------------------------------------------------------------------------------------------- */
 
-static void put_part(const struct shoal_request *request, int part, const char *data)
+static void rounds_put_part(const struct shoal_request *request, int part, const char *data)
 {
     const size_t bytes = part_bytes(request);
     char *const to = (char *)result_of(request) + (size_t)part * bytes;
@@ -106,7 +106,7 @@ static void gather_here(struct shoal_engine *engine, const struct shoal_request 
     if (request->call.layout)
         shoal_engine_pack(engine, request);
     for (int i = 0; i < here->count; i++)
-        put_part(request, here->at[i], shoal_engine_given_by(engine, request, here->at[i]));
+        rounds_put_part(request, here->at[i], shoal_engine_given_by(engine, request, here->at[i]));
 }
 
 static const void *collect_parts(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_ranks parts)
@@ -121,20 +121,20 @@ static const void *collect_parts(struct shoal_engine *engine, const struct shoal
 static void put_parts(const struct shoal_request *request, struct shoal_ranks parts, const char *data)
 {
     for (int i = 0; i < parts.count; i++)
-        put_part(request, parts.at[i], data + (size_t)i * part_bytes(request));
+        rounds_put_part(request, parts.at[i], data + (size_t)i * part_bytes(request));
 }
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
 /* What goes beside the record to or from a host that holds those parts. */
-static size_t bytes_of(const struct shoal_request *request, struct shoal_ranks held)
+static size_t rounds_bytes_of(const struct shoal_request *request, struct shoal_ranks held)
 {
     return request->shape->is_output_cut ? (size_t)held.count * part_bytes(request) : request->bytes;
 }
 
 static void send_held(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
 {
-    const size_t bytes = bytes_of(request, round->held);
+    const size_t bytes = rounds_bytes_of(request, round->held);
     const void *data = NULL;
     if (bytes && round->to.count)
         data = request->shape->is_output_cut ? collect_parts(engine, request, round->held) : result_of(request);
@@ -143,16 +143,16 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
     engine->must_flush |= round->to.count > 0;
 }
 
-static void take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
+static void rounds_take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
 {
-    const size_t bytes = bytes_of(request, round->came);
+    const size_t bytes = rounds_bytes_of(request, round->came);
     if (!bytes)
         return;
     const void *came = engine->ops->payload(engine->transport, round->from, request->sequence, bytes);
     if (request->shape->is_output_cut)
         put_parts(request, round->came, came);
     else
-        add(engine, request, round, came);
+        rounds_add(engine, request, round, came);
 }
 
 /* False: it has not come, or it differs, and the engine is broken. */
@@ -190,7 +190,7 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
         return true;
     if (!has_come(engine, request, round->from))
         return false;
-    take(engine, request, round);
+    rounds_take(engine, request, round);
     return true;
 }
 

@@ -228,7 +228,7 @@ enum shoal_status shoal_print_algorithms(FILE *out)
 #define LOOKUP_MS 3000
 
 /* The address that the route to MASTER_ADDR begins with: NULL where that is not set, or leads nowhere. */
-static const struct sockaddr *find_source(struct sockaddr_storage *storage, struct shoal_log *log)
+static const struct sockaddr *describe_find_source(struct sockaddr_storage *storage, struct shoal_log *log)
 {
     struct shoal_address_list list;
     const char *master = shoal_bootstrap_master();
@@ -249,7 +249,8 @@ static const struct shoal_nic *print_nic(const struct shoal_settings *settings, 
     if (!shoal_nics_find(nics))
         nics->count = 0;
     shoal_log_init(&log, settings, NULL, NULL);
-    const struct shoal_nic *nic = shoal_nic_choose(nics, settings->nic, find_source(&source, &log), reason, sizeof reason);
+    const struct shoal_nic *nic =
+        shoal_nic_choose(nics, settings->nic, describe_find_source(&source, &log), reason, sizeof reason);
     shoal_log_fini(&log);
     if (nic) {
         shoal_nic_print(nic, text);
@@ -487,7 +488,7 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
-static enum shoal_status explain(const struct inquiry *inquiry, FILE *out)
+static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *out)
 {
     const struct shoal_algorithm *rounds;
     explain_call(inquiry, out);
@@ -648,7 +649,7 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
 }
 
 /* Parts are equal: what is left over belongs to none. */
-static void measure(struct inquiry *inquiry)
+static void describe_measure(struct inquiry *inquiry)
 {
     const size_t ranks = (size_t)inquiry->question->ranks, parts = inquiry->is_cut ? ranks : 1;
     if (!inquiry->entry->shape.is_empty)
@@ -698,7 +699,7 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
     inquiry.view = (struct shoal_view){question->ranks, inquiry.hosts > 1 ? host : NULL, input, output, &inquiry.entry->shape};
     if (is_question(&inquiry, out)) {
         spread(&inquiry, host);
-        measure(&inquiry);
+        describe_measure(&inquiry);
         status = print(&inquiry, out);
     }
     shoal_tuning_fini(&inquiry.tuning);
@@ -707,7 +708,7 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
 
 enum shoal_status shoal_explain(const struct shoal_question *question, FILE *out)
 {
-    return answer(question, out, explain);
+    return answer(question, out, describe_explain);
 }
 
 enum shoal_status shoal_explain_json(const struct shoal_question *question, FILE *out)

@@ -129,7 +129,7 @@ static void check_job(struct shoal_diagnosis *diagnosis)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "started through %s", around->launcher);
 }
 
-static void check_secret(struct shoal_diagnosis *diagnosis)
+static void diagnose_check_secret(struct shoal_diagnosis *diagnosis)
 {
     const char *error = diagnosis->around.secret_error;
     if (*error)
@@ -320,7 +320,7 @@ static const struct check {
     {"MASTER_ADDR", shoal_diagnose_master},
     {"towards", shoal_diagnose_towards},
     {"own name", shoal_diagnose_own_name},
-    {"secret", check_secret}, /* loads a library, which one that hangs in loading keeps from that: before libfabric */
+    {"secret", diagnose_check_secret}, /* loads a library, which one that hangs in loading keeps from that: before libfabric */
     {"interface", shoal_diagnose_interface},
     {"mtu", shoal_diagnose_mtu},
     {"ports", shoal_diagnose_ports},

@@ -41,8 +41,8 @@ static enum shoal_finding_level between_hosts(const struct shoal_diagnosis *diag
 /* ---- Names --------------------------------------------------------------------------------------------------------------- */
 
 /* False: the name means nothing here, and that has been told. */
-static bool look_up(struct shoal_diagnosis *diagnosis, const char *host, const char *what, enum shoal_finding_level level,
-                    struct shoal_lookup *lookup)
+static bool diagnose_network_look_up(struct shoal_diagnosis *diagnosis, const char *host, const char *what,
+                                     enum shoal_finding_level level, struct shoal_lookup *lookup)
 {
     shoal_lookup_run(host, what, diagnosis->timeout_ms, lookup);
     if (lookup->status != SHOAL_OK)
@@ -129,7 +129,7 @@ static bool examine_host(struct shoal_diagnosis *diagnosis, const char *host, co
     struct shoal_lookup lookup;
     if (!shoal_nics_find(&diagnosis->nics))
         diagnosis->nics.count = 0;
-    if (!look_up(diagnosis, host, what, SHOAL_FINDING_ERROR, &lookup))
+    if (!diagnose_network_look_up(diagnosis, host, what, SHOAL_FINDING_ERROR, &lookup))
         return false;
     const bool is_here = is_ours(diagnosis, &lookup.list.at[0]);
     diagnosis->is_far |= !is_here;
@@ -176,7 +176,7 @@ void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis)
     struct shoal_lookup lookup;
     char host[256] = "", text[SHOAL_ADDRESS_TEXT_MAX];
     if (gethostname(host, sizeof host - 1) != 0 || !shoal_nics_find(&diagnosis->nics) ||
-        !look_up(diagnosis, host, "gethostname", between_hosts(diagnosis, SHOAL_FINDING_WARNING), &lookup))
+        !diagnose_network_look_up(diagnosis, host, "gethostname", between_hosts(diagnosis, SHOAL_FINDING_WARNING), &lookup))
         return;
     print_address(&lookup.list.at[0], text);
     if (shoal_address_is_loopback(&lookup.list.at[0]))
@@ -319,7 +319,7 @@ struct inquiry {
     struct shoal_fabric_survey survey;
 };
 
-static void ask(void *data)
+static void diagnose_network_ask(void *data)
 {
     struct inquiry *inquiry = data;
     shoal_fabric_survey(&inquiry->settings, &inquiry->nic, &inquiry->survey);
@@ -369,7 +369,7 @@ void shoal_diagnose_fabric(struct shoal_diagnosis *diagnosis)
         return;
     }
     inquiry.nic = *diagnosis->nic;
-    const enum shoal_status status = shoal_timed_call(ask, &inquiry, sizeof inquiry, diagnosis->timeout_ms);
+    const enum shoal_status status = shoal_timed_call(diagnose_network_ask, &inquiry, sizeof inquiry, diagnosis->timeout_ms);
     if (status == SHOAL_OK)
         tell_survey(diagnosis, &inquiry.survey);
     else

@@ -68,7 +68,7 @@ struct machine {
     enum shoal_status status;
 };
 
-static struct place *place_of(struct machine *machine, int rank, unsigned slot)
+static struct place *predict_place_of(struct machine *machine, int rank, unsigned slot)
 {
     return &machine->at[(size_t)rank * machine->places + slot];
 }
@@ -84,7 +84,7 @@ static int32_t *counter_of(struct machine *machine, int rank, int peer, unsigned
     return &machine->counters[rank][(size_t)slot * heard + shoal_cast_index(&machine->cast, rank, peer)];
 }
 
-static void fail(struct machine *machine, enum shoal_status status)
+static void predict_fail(struct machine *machine, enum shoal_status status)
 {
     if (machine->status == SHOAL_OK)
         machine->status = status;
@@ -148,7 +148,7 @@ static void call_rank(struct machine *machine, int rank)
 /* ---- Settling ------------------------------------------------------------------------------------------------------------ */
 
 /* Room for what is known of each chunk, as far as chunks have come. */
-static bool has_room(struct machine *machine, uint64_t chunk)
+static bool predict_has_room(struct machine *machine, uint64_t chunk)
 {
     const size_t more = (size_t)chunk + (size_t)chunk / 2 + 64, before = machine->finished_capacity;
     if (chunk < before)
@@ -214,8 +214,8 @@ static void settle(struct machine *machine)
 
 static void finish_chunk(struct machine *machine, uint64_t chunk)
 {
-    if (!has_room(machine, chunk)) {
-        fail(machine, SHOAL_ERR_MEMORY);
+    if (!predict_has_room(machine, chunk)) {
+        predict_fail(machine, SHOAL_ERR_MEMORY);
         return;
     }
     machine->finished[chunk]++;
@@ -235,7 +235,7 @@ static const struct shoal_script *script_of(const struct machine *machine, int r
     return slot == meeting_slot(machine) ? &part->meet : &part->chunk;
 }
 
-static uint64_t bytes_of(const struct machine *machine, const struct place *place, const struct shoal_act *act)
+static uint64_t predict_bytes_of(const struct machine *machine, const struct place *place, const struct shoal_act *act)
 {
     return act->bytes[place->chunk + 1 == machine->chunks ? SHOAL_LENGTH_LAST : SHOAL_LENGTH_FULL];
 }
@@ -247,46 +247,46 @@ static uint64_t message_ps(const struct shoal_model *model, uint64_t messages, u
 
 static uint64_t act_ps(const struct machine *machine, const struct place *place, const struct shoal_act *act)
 {
-    const uint64_t bytes = bytes_of(machine, place, act);
+    const uint64_t bytes = predict_bytes_of(machine, place, act);
     if (act->kind == SHOAL_ACT_WORK)
         return shoal_bytes_ps(bytes, machine->model->memory_ps);
     return act->kind == SHOAL_ACT_SEND ? message_ps(machine->model, 1, bytes) : machine->model->signal_ps;
 }
 
-static void increment_counter(struct machine *machine, int rank, int peer, unsigned slot)
+static void predict_increment_counter(struct machine *machine, int rank, int peer, unsigned slot)
 {
     ++*counter_of(machine, peer, rank, slot);
     call_rank(machine, peer);
 }
 
-static void publish(struct machine *machine, int rank)
+static void predict_publish(struct machine *machine, int rank)
 {
     const int first = shoal_cast_host(&machine->cast, rank) * machine->cast.local;
     for (int peer = first; peer < first + machine->cast.local; peer++) {
         if (peer != rank)
-            increment_counter(machine, rank, peer, meeting_slot(machine));
+            predict_increment_counter(machine, rank, peer, meeting_slot(machine));
     }
 }
 
 static void send(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
 {
-    struct place *place = place_of(machine, rank, slot);
+    struct place *place = predict_place_of(machine, rank, slot);
     const struct shoal_wire_message message = {
-        .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = bytes_of(machine, place, act)};
+        .from = (uint16_t)rank, .to = act->peer, .slot = (uint16_t)slot, .bytes = predict_bytes_of(machine, place, act)};
     place->leaving++;
-    fail(machine, shoal_wire_send(&machine->wire, shoal_cast_host(&machine->cast, rank),
-                                  shoal_cast_host(&machine->cast, act->peer), &message));
+    predict_fail(machine, shoal_wire_send(&machine->wire, shoal_cast_host(&machine->cast, rank),
+                                          shoal_cast_host(&machine->cast, act->peer), &message));
 }
 
 /* What the act does, once it has taken its time. */
 static void end_act(struct machine *machine, int rank, unsigned slot)
 {
-    struct place *place = place_of(machine, rank, slot);
+    struct place *place = predict_place_of(machine, rank, slot);
     const struct shoal_act *act = &script_of(machine, rank, slot)->acts[place->act];
     if (act->kind == SHOAL_ACT_INCREMENT)
-        increment_counter(machine, rank, act->peer, slot);
+        predict_increment_counter(machine, rank, act->peer, slot);
     else if (act->kind == SHOAL_ACT_PUBLISH)
-        publish(machine, rank);
+        predict_publish(machine, rank);
     else if (act->kind == SHOAL_ACT_SEND)
         send(machine, rank, slot, act);
     place->act++;
@@ -296,7 +296,7 @@ static void end_act(struct machine *machine, int rank, unsigned slot)
 static void end_script(struct machine *machine, int rank, unsigned slot)
 {
     const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
-    struct place *place = place_of(machine, rank, slot);
+    struct place *place = predict_place_of(machine, rank, slot);
     struct rank *own = &machine->ranks[rank];
     place->is_used = false;
     own->has_done = true;
@@ -315,7 +315,7 @@ static void end_script(struct machine *machine, int rank, unsigned slot)
 static void run_place(struct machine *machine, int rank, unsigned slot)
 {
     const struct shoal_script *script = script_of(machine, rank, slot);
-    struct place *place = place_of(machine, rank, slot);
+    struct place *place = predict_place_of(machine, rank, slot);
     while (place->is_used && place->act < script->count) {
         const struct shoal_act *act = &script->acts[place->act];
         const bool is_wait = act->kind == SHOAL_ACT_WAIT;
@@ -363,11 +363,11 @@ static void begin_hearing(struct machine *machine, int rank)
 }
 
 /* Gives free slots to the next chunks, in order. */
-static void start_chunks(struct machine *machine, int rank)
+static void predict_start_chunks(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
     while (own->has_met && own->started < machine->chunks) {
-        struct place *place = place_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
+        struct place *place = predict_place_of(machine, rank, (unsigned)(own->started % machine->asked->depth));
         if (place->is_used)
             return;
         *place = (struct place){.is_used = true, .chunk = own->started++};
@@ -384,7 +384,7 @@ static unsigned slot_of_turn(const struct machine *machine, const struct rank *r
 }
 
 /* Rounds, as the engine has them, until the rank is busy or a round finds nothing to do. */
-static void run_rank(struct machine *machine, int rank)
+static void predict_run_rank(struct machine *machine, int rank)
 {
     struct rank *own = &machine->ranks[rank];
     while (!own->is_busy && machine->status == SHOAL_OK) {
@@ -393,7 +393,7 @@ static void run_rank(struct machine *machine, int rank)
         if (own->is_busy)
             return;
         if (own->turn == 0)
-            start_chunks(machine, rank);
+            predict_start_chunks(machine, rank);
         for (; own->turn < machine->places && !own->is_busy; own->turn += !own->is_busy)
             run_place(machine, rank, slot_of_turn(machine, own));
         if (own->is_busy)
@@ -416,7 +416,7 @@ static void wake_rank(struct machine *machine, int rank)
         else
             end_act(machine, rank, slot_of_turn(machine, own));
     }
-    run_rank(machine, rank);
+    predict_run_rank(machine, rank);
 }
 
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */
@@ -426,7 +426,7 @@ static void end_sending(struct machine *machine, int host)
     int rank, slot;
     if (!shoal_wire_sent(&machine->wire, host, &rank, &slot))
         return;
-    if (--place_of(machine, rank, (unsigned)slot)->leaving == 0)
+    if (--predict_place_of(machine, rank, (unsigned)slot)->leaving == 0)
         call_rank(machine, rank);
 }
 
@@ -453,23 +453,23 @@ static void run_event(struct machine *machine, int id)
 }
 
 /* A rank that has not finished when nothing more happens waits for what never comes. */
-static enum shoal_status run(struct machine *machine)
+static enum shoal_status predict_run(struct machine *machine)
 {
     uint32_t id;
     for (int rank = 0; rank < machine->cast.size; rank++) {
-        place_of(machine, rank, meeting_slot(machine))->is_used = true;
+        predict_place_of(machine, rank, meeting_slot(machine))->is_used = true;
         call_rank(machine, rank);
     }
     while (machine->status == SHOAL_OK && shoal_events_pop(&machine->events, &id))
         run_event(machine, (int)id);
     for (int rank = 0; rank < machine->cast.size; rank++) {
         if (!machine->ranks[rank].has_met || machine->ranks[rank].done != machine->chunks)
-            fail(machine, SHOAL_ERR_INTERNAL);
+            predict_fail(machine, SHOAL_ERR_INTERNAL);
     }
     return machine->status;
 }
 
-static enum shoal_status allocate(struct machine *machine)
+static enum shoal_status predict_allocate(struct machine *machine)
 {
     const size_t size = (size_t)machine->cast.size, hosts = (size_t)machine->asked->hosts;
     machine->ranks = calloc(size, sizeof *machine->ranks);
@@ -495,7 +495,7 @@ static enum shoal_status set_up(struct machine *machine)
     machine->places = machine->asked->depth + 1;
     SHOAL_TRY(shoal_cast_init(&machine->cast, machine->asked));
     machine->chunks = machine->cast.chunks;
-    SHOAL_TRY(allocate(machine));
+    SHOAL_TRY(predict_allocate(machine));
     SHOAL_TRY(shoal_events_init(&machine->events, (uint32_t)(size + 2 * hosts)));
     return shoal_wire_init(&machine->wire, machine->model, hosts, &machine->events, size);
 }
@@ -566,7 +566,7 @@ enum shoal_status shoal_predict(const struct shoal_case *asked, struct shoal_for
     struct machine machine = {.asked = asked, .model = &asked->model};
     struct shoal_forecast forecast = {0};
     enum shoal_status status = set_up(&machine);
-    status = status == SHOAL_OK ? run(&machine) : status;
+    status = status == SHOAL_OK ? predict_run(&machine) : status;
     if (status == SHOAL_OK) {
         sum_up(&machine, &forecast);
         *forecast_out = forecast;

@@ -7,7 +7,7 @@
 
 /* ---- Acts ---------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status append(struct shoal_script *script, struct shoal_act act)
+static enum shoal_status script_append(struct shoal_script *script, struct shoal_act act)
 {
     if (script->count == script->capacity) {
         const uint32_t more = script->capacity + script->capacity / 2 + 16;
@@ -26,7 +26,7 @@ static enum shoal_status append_work(struct shoal_script *script, uint64_t full_
 {
     struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
     if (!before || before->kind != SHOAL_ACT_WORK)
-        return append(script, (struct shoal_act){SHOAL_ACT_WORK, 0, 0, {full_bytes, last_bytes}});
+        return script_append(script, (struct shoal_act){SHOAL_ACT_WORK, 0, 0, {full_bytes, last_bytes}});
     before->bytes[SHOAL_LENGTH_FULL] += full_bytes;
     before->bytes[SHOAL_LENGTH_LAST] += last_bytes;
     return SHOAL_OK;
@@ -36,12 +36,13 @@ static enum shoal_status append_work(struct shoal_script *script, uint64_t full_
 static enum shoal_status append_increment(const struct shoal_cast *cast, struct shoal_script *script, int rank, int peer)
 {
     const bool is_local = shoal_cast_host(cast, rank) == shoal_cast_host(cast, peer);
-    return append(script, (struct shoal_act){is_local ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
+    return script_append(script,
+                         (struct shoal_act){is_local ? SHOAL_ACT_INCREMENT : SHOAL_ACT_SEND, (uint16_t)peer, 0, {0, 0}});
 }
 
 static enum shoal_status append_wait(struct shoal_script *script, int peer, uint32_t value)
 {
-    return append(script, (struct shoal_act){SHOAL_ACT_WAIT, (uint16_t)peer, value, {0, 0}});
+    return script_append(script, (struct shoal_act){SHOAL_ACT_WAIT, (uint16_t)peer, value, {0, 0}});
 }
 
 /* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
@@ -62,8 +63,9 @@ static size_t block_bytes(const struct shoal_case *asked, struct shoal_block blo
 }
 
 /* A copy to itself, as happens in place, is not asked about: operands are apart. */
-static enum shoal_status append_step(const struct shoal_cast *cast, struct shoal_script *script, const struct shoal_plan *plan,
-                                     const struct shoal_step *step, const size_t elements[SHOAL_LENGTHS])
+static enum shoal_status script_append_step(const struct shoal_cast *cast, struct shoal_script *script,
+                                            const struct shoal_plan *plan, const struct shoal_step *step,
+                                            const size_t elements[SHOAL_LENGTHS])
 {
     const struct shoal_block *blocks = step->source_count ? &plan->blocks[step->first_block] : NULL;
     const size_t full = blocks ? block_bytes(cast->asked, *blocks, elements[SHOAL_LENGTH_FULL]) : 0;
@@ -73,7 +75,7 @@ static enum shoal_status append_step(const struct shoal_cast *cast, struct shoal
     case SHOAL_STEP_REDUCE:
         return append_work(script, operands * full, operands * last);
     case SHOAL_STEP_PUT:
-        return append(script, (struct shoal_act){SHOAL_ACT_SEND, step->peer, 0, {full, last}});
+        return script_append(script, (struct shoal_act){SHOAL_ACT_SEND, step->peer, 0, {full, last}});
     case SHOAL_STEP_SIGNAL:
         return append_increment(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
@@ -114,15 +116,15 @@ static bool is_peer_set(const struct shoal_cast *cast, const uint8_t *peers, int
 }
 
 /* A record to each of the peer set, whose records are waited for. */
-static enum shoal_status meet(struct shoal_cast *cast, const uint8_t *peers, int rank)
+static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *peers, int rank)
 {
     struct shoal_script *script = &cast->ranks[rank].meet;
-    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    SHOAL_TRY(script_append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
         if (peers[peer])
-            SHOAL_TRY(append(script,
-                             (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES}}));
+            SHOAL_TRY(script_append(
+                script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {SHOAL_RECORD_BYTES, SHOAL_RECORD_BYTES}}));
     }
     for (int peer = 0; peer < cast->size; peer++) {
         if (!is_peer_set(cast, peers, rank, peer))
@@ -154,12 +156,12 @@ static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
     const uint64_t sent = SHOAL_RECORD_BYTES + given;
     if (given)
         SHOAL_TRY(append_work(script, 2 * given, 2 * given));
-    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    SHOAL_TRY(script_append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
     for (int i = 1; i < cast->size; i++) {
         const int peer = (rank + i) % cast->size;
         note_heard(cast, rank, peer);
         if (shoal_cast_host(cast, rank) != shoal_cast_host(cast, peer))
-            SHOAL_TRY(append(script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {sent, sent}}));
+            SHOAL_TRY(script_append(script, (struct shoal_act){SHOAL_ACT_SEND, (uint16_t)peer, 0, {sent, sent}}));
     }
     return SHOAL_OK;
 }
@@ -201,7 +203,7 @@ static enum shoal_status append_round(struct shoal_cast *cast, int rank, const s
     struct shoal_script *script = &cast->ranks[rank].meet;
     const uint64_t sent = SHOAL_RECORD_BYTES + round_bytes(asked, round->held);
     for (int i = 0; i < round->to.count; i++)
-        SHOAL_TRY(append(script, (struct shoal_act){SHOAL_ACT_SEND, round->to.at[i], 0, {sent, sent}}));
+        SHOAL_TRY(script_append(script, (struct shoal_act){SHOAL_ACT_SEND, round->to.at[i], 0, {sent, sent}}));
     if (round->from < 0)
         return SHOAL_OK;
     note_heard(cast, rank, round->from);
@@ -213,7 +215,7 @@ static enum shoal_status append_round(struct shoal_cast *cast, int rank, const s
 static enum shoal_status append_rounds(struct shoal_cast *cast, int rank, const struct shoal_rounds *rounds)
 {
     struct shoal_script *script = &cast->ranks[rank].meet;
-    SHOAL_TRY(append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
+    SHOAL_TRY(script_append(script, (struct shoal_act){.kind = SHOAL_ACT_PUBLISH}));
     for (int i = 0; i < rounds->local.count; i++) {
         if (rounds->local.at[i] == rank)
             continue;
@@ -261,14 +263,14 @@ static enum shoal_status take_plan(struct shoal_cast *cast, const struct shoal_p
     SHOAL_TRY(plan->status);
     count_chunks(cast, plan, elements);
     shoal_plan_find_peers(plan, &cast->asked->view, peers);
-    SHOAL_TRY(meet(cast, peers, plan->rank));
+    SHOAL_TRY(script_meet(cast, peers, plan->rank));
     for (int peer = 0; peer < cast->size; peer++) {
         if (plan->signals_in[peer])
             note_heard(cast, plan->rank, peer);
     }
     SHOAL_TRY(note_owed(cast, plan));
     for (uint32_t i = 0; i < plan->step_count; i++)
-        SHOAL_TRY(append_step(cast, &cast->ranks[plan->rank].chunk, plan, &plan->steps[i], elements));
+        SHOAL_TRY(script_append_step(cast, &cast->ranks[plan->rank].chunk, plan, &plan->steps[i], elements));
     return SHOAL_OK;
 }
 
@@ -285,7 +287,7 @@ static enum shoal_status build_planned(struct shoal_cast *cast, int rank)
 }
 
 /* Growing left some to spare: with thousands of ranks it counts. */
-static void trim(struct shoal_script *script)
+static void script_trim(struct shoal_script *script)
 {
     struct shoal_act *moved = script->count ? realloc(script->acts, script->count * sizeof *moved) : NULL;
     if (!moved)
@@ -307,8 +309,8 @@ enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_ca
         SHOAL_TRY(!asked->entry                                ? build_direct(cast, rank)
                   : shoal_algorithm_is_in_rounds(asked->entry) ? build_rounds(cast, rank)
                                                                : build_planned(cast, rank));
-        trim(&cast->ranks[rank].meet);
-        trim(&cast->ranks[rank].chunk);
+        script_trim(&cast->ranks[rank].meet);
+        script_trim(&cast->ranks[rank].chunk);
     }
     return SHOAL_OK;
 }

@@ -43,7 +43,7 @@ uint32_t shoal_wire_pop(struct shoal_wire *wire, struct shoal_wire_queue *queue)
     return message;
 }
 
-static uint32_t take_message(struct shoal_wire *wire)
+static uint32_t wire_take_message(struct shoal_wire *wire)
 {
     const uint32_t more = wire->message_capacity + wire->message_capacity / 2 + 64;
     if (wire->unused) {
@@ -97,7 +97,7 @@ static uint64_t pass(const struct shoal_model *model, struct shoal_bucket *bucke
 
 /* Receiving begins when the first bit is there, and when all that came before has been received; it does not end before the
  * last bit is there. Frames come in the order in which they were sent, from wherever: the latency is the same everywhere. */
-static uint64_t receive(struct shoal_wire *wire, int host, size_t frame, uint64_t left_at)
+static uint64_t wire_receive(struct shoal_wire *wire, int host, size_t frame, uint64_t left_at)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     const uint64_t comes_at = wire->events->now_ps + wire->model->latency_ps;
@@ -106,7 +106,7 @@ static uint64_t receive(struct shoal_wire *wire, int host, size_t frame, uint64_
     return adapter->received_at;
 }
 
-static void arrive(struct shoal_wire *wire, int host, uint32_t message)
+static void wire_arrive(struct shoal_wire *wire, int host, uint32_t message)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     if (!adapter->arriving.head)
@@ -115,7 +115,7 @@ static void arrive(struct shoal_wire *wire, int host, uint32_t message)
 }
 
 /* One frame of the flow whose turn it is. */
-static void send_frame(struct shoal_wire *wire, int host)
+static void wire_send_frame(struct shoal_wire *wire, int host)
 {
     struct shoal_adapter *adapter = &wire->adapters[host];
     const uint32_t flow = adapter->first_flow - 1;
@@ -129,12 +129,12 @@ static void send_frame(struct shoal_wire *wire, int host)
     adapter->is_sending = true;
     shoal_events_push(wire->events, left_at, (uint32_t)(wire->first_event + host));
     message->left -= frame;
-    message->heard_at = receive(wire, to, frame, left_at);
+    message->heard_at = wire_receive(wire, to, frame, left_at);
     adapter->is_last_frame = message->left == 0;
     if (adapter->is_last_frame) {
         adapter->leaving_rank = message->from;
         adapter->leaving_slot = message->slot;
-        arrive(wire, to, shoal_wire_pop(wire, &waiting->waiting));
+        wire_arrive(wire, to, shoal_wire_pop(wire, &waiting->waiting));
     }
     if (waiting->waiting.head)
         queue_flow(wire, adapter, flow);
@@ -142,7 +142,7 @@ static void send_frame(struct shoal_wire *wire, int host)
 
 enum shoal_status shoal_wire_send(struct shoal_wire *wire, int from_host, int to_host, const struct shoal_wire_message *message)
 {
-    const uint32_t taken = take_message(wire), flow = (uint32_t)(from_host * wire->hosts + to_host);
+    const uint32_t taken = wire_take_message(wire), flow = (uint32_t)(from_host * wire->hosts + to_host);
     if (taken == SHOAL_NO_MESSAGE)
         return SHOAL_ERR_MEMORY;
     const bool is_idle = !wire->flows[flow].waiting.head;
@@ -152,7 +152,7 @@ enum shoal_status shoal_wire_send(struct shoal_wire *wire, int from_host, int to
     if (is_idle)
         queue_flow(wire, &wire->adapters[from_host], flow);
     if (!wire->adapters[from_host].is_sending)
-        send_frame(wire, from_host);
+        wire_send_frame(wire, from_host);
     return SHOAL_OK;
 }
 
@@ -164,7 +164,7 @@ bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot
     *slot_out = adapter->leaving_slot;
     adapter->is_sending = false;
     if (adapter->first_flow)
-        send_frame(wire, host);
+        wire_send_frame(wire, host);
     return has_left;
 }
 

@@ -140,7 +140,7 @@ static struct shoal_model model_of(const struct shoal_simulation *simulation)
 }
 
 /* Parts are equal: what is left over belongs to none. */
-static void measure(struct inquiry *inquiry)
+static void simulate_measure(struct inquiry *inquiry)
 {
     const struct shoal_simulation *simulation = inquiry->simulation;
     const size_t ranks = simulation->hosts * simulation->ranks_per_host, parts = inquiry->is_cut ? ranks : 1;
@@ -210,7 +210,8 @@ static void find_shares(const struct inquiry *inquiry, const struct shoal_foreca
     answer->waiting = busy < 1 ? 1 - busy : 0;
 }
 
-static void fill_in(const struct inquiry *inquiry, const struct shoal_forecast *forecast, struct shoal_simulated *answer)
+static void simulate_fill_in(const struct inquiry *inquiry, const struct shoal_forecast *forecast,
+                             struct shoal_simulated *answer)
 {
     const double time_us = (double)forecast->time_ps / (double)SHOAL_PS_PER_US;
     answer->bytes = inquiry->asked.selection.bytes;
@@ -242,7 +243,7 @@ static enum shoal_status predict(struct inquiry *inquiry, struct shoal_simulated
     if (status != SHOAL_OK)
         return refuse(inquiry, status, "no plan of %s for %d ranks on %d hosts: %s", answer->algorithm, asked->view.size,
                       asked->hosts, shoal_status_text(status));
-    fill_in(inquiry, &forecast, answer);
+    simulate_fill_in(inquiry, &forecast, answer);
     return SHOAL_OK;
 }
 
@@ -270,7 +271,7 @@ static enum shoal_status simulate(struct inquiry *inquiry, struct shoal_simulate
     SHOAL_TRY(check_bounds(inquiry));
     SHOAL_TRY(check_call(inquiry));
     SHOAL_TRY(configure(inquiry));
-    measure(inquiry);
+    simulate_measure(inquiry);
     return choose_and_predict(inquiry, answer);
 }
 

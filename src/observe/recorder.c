@@ -102,7 +102,7 @@ static void give_slot_back(struct shoal_flights *flights, long slot)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void begin(struct shoal_recorder *recorder, void *memory)
+static void recorder_begin(struct shoal_recorder *recorder, void *memory)
 {
     memset(recorder, 0, sizeof *recorder);
     recorder->flight = memory;
@@ -120,7 +120,7 @@ enum shoal_status shoal_recorder_init(struct shoal_recorder *recorder)
     memset(recorder, 0, sizeof *recorder);
     if (memory == MAP_FAILED)
         return SHOAL_ERR_MEMORY;
-    begin(recorder, memory);
+    recorder_begin(recorder, memory);
     return SHOAL_OK;
 }
 
@@ -130,7 +130,7 @@ enum shoal_status shoal_recorder_open(struct shoal_recorder *recorder, struct sh
     void *memory = flights ? take_slot(flights, &slot) : MAP_FAILED;
     if (memory == MAP_FAILED)
         return shoal_recorder_init(recorder);
-    begin(recorder, memory);
+    recorder_begin(recorder, memory);
     recorder->flights = flights;
     recorder->slot = slot;
     return SHOAL_OK;

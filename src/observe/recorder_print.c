@@ -87,7 +87,7 @@ static void print_text(FILE *out, const char *name, const char *text)
     fputc('"', out);
 }
 
-static const char *type_name(uint8_t type)
+static const char *recorder_print_type_name(uint8_t type)
 {
     switch (type) {
 #define TYPE_NAME(name, number, bytes) \
@@ -100,7 +100,7 @@ static const char *type_name(uint8_t type)
     }
 }
 
-static const char *op_name(uint8_t op)
+static const char *recorder_print_op_name(uint8_t op)
 {
     switch (op) {
 #define OP_NAME(name, number) \
@@ -158,8 +158,9 @@ static void print_what(const struct shoal_record *r, FILE *out)
     fprintf(out,
             ",\"sequence\":%llu,\"kind\":\"%s\",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,"
             "\"tag\":%u,\"status\":\"%s\"",
-            (unsigned long long)r->sequence, r->kind, r->algorithm, (unsigned long long)r->count, type_name(r->type),
-            op_name(r->op), r->root, r->trace_tag, shoal_status_name((enum shoal_status)r->status));
+            (unsigned long long)r->sequence, r->kind, r->algorithm, (unsigned long long)r->count,
+            recorder_print_type_name(r->type), recorder_print_op_name(r->op), r->root, r->trace_tag,
+            shoal_status_name((enum shoal_status)r->status));
 }
 
 static void print_when(const struct shoal_record *r, const struct stamp *stamp, FILE *out)
@@ -210,7 +211,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
 /* ---- Files --------------------------------------------------------------------------------------------------------------- */
 
 /* False with errno set. */
-static bool append(const char *name, mode_t mode, const char *text, size_t bytes)
+static bool recorder_print_append(const char *name, mode_t mode, const char *text, size_t bytes)
 {
     const int fd = open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, mode);
     size_t done = 0;
@@ -233,7 +234,7 @@ static bool append_lines(const struct shoal_recorder_file *file, char *text, siz
 {
     char name[SHOAL_RECORDER_NAME_MAX];
     shoal_log_expand(file->log, file->pattern, name, sizeof name);
-    const bool is_written = is_printed && append(name, file->is_private ? 0600 : 0666, text, bytes);
+    const bool is_written = is_printed && recorder_print_append(name, file->is_private ? 0600 : 0666, text, bytes);
     if (!is_written)
         shoal_log_line(file->log, SHOAL_LOG_WARN, "observe", "cannot write %s \"%s\": %m", file->setting, name);
     free(text);

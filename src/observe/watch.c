@@ -35,7 +35,7 @@ struct watch {
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-static bool read_all(int fd, off_t from, void *into, size_t bytes)
+static bool watch_read_all(int fd, off_t from, void *into, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
         const ssize_t got = pread(fd, (char *)into + done, bytes - done, from + (off_t)done);
@@ -93,19 +93,19 @@ static void clean_head(struct shoal_flight *flight)
 /* Copies until two readings agree, or three times: of a rank that does millions of operations a second no two do. */
 static bool read_records(struct watch *watch, int fd, off_t from)
 {
-    bool is_read = read_all(fd, from, watch->before, sizeof *watch->before);
+    bool is_read = watch_read_all(fd, from, watch->before, sizeof *watch->before);
     for (int tries = 0; is_read && tries < 3; tries++) {
-        is_read = read_all(fd, from, watch->now, sizeof *watch->now);
+        is_read = watch_read_all(fd, from, watch->now, sizeof *watch->now);
         if (is_read && memcmp(watch->now->records, watch->before->records, sizeof watch->now->records) == 0)
             break;
         if (is_read && tries < 2)
             memcpy(watch->before, watch->now, sizeof *watch->before);
     }
     return is_read &&
-           read_all(fd, from + (off_t)offsetof(struct shoal_flight, next), &watch->next_after, sizeof watch->next_after);
+           watch_read_all(fd, from + (off_t)offsetof(struct shoal_flight, next), &watch->next_after, sizeof watch->next_after);
 }
 
-static enum shoal_status fail(const struct watch *watch, enum shoal_status status, const char *text, const char *why)
+static enum shoal_status watch_fail(const struct watch *watch, enum shoal_status status, const char *text, const char *why)
 {
     snprintf(watch->error, watch->error_bytes, text, watch->pid, why);
     return status;
@@ -122,7 +122,7 @@ static bool is_rank_of_something(const struct shoal_flight *flight)
 static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
 {
     struct shoal_flight head;
-    if (!read_all(fd, from, &head, offsetof(struct shoal_flight, texts)) ||
+    if (!watch_read_all(fd, from, &head, offsetof(struct shoal_flight, texts)) ||
         atomic_load_explicit(&head.magic, memory_order_acquire) != SHOAL_FLIGHT_MAGIC)
         return SHOAL_PENDING;
     if (watch->inner_pid && head.pid != watch->inner_pid) /* a forked child has its parent's descriptors */
@@ -130,10 +130,11 @@ static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
     if (head.layout != SHOAL_FLIGHT_LAYOUT || head.head_bytes != sizeof head ||
         head.record_bytes != sizeof(struct shoal_record) || head.records != SHOAL_RECORDS) {
         clean_text(head.version, sizeof head.version);
-        return fail(watch, SHOAL_ERR_UNSUPPORTED,
-                    "process %d runs Shoal %s, whose flight recorder is laid out in another way than this version's: ask with "
-                    "the `shoal` of that version",
-                    head.version);
+        return watch_fail(
+            watch, SHOAL_ERR_UNSUPPORTED,
+            "process %d runs Shoal %s, whose flight recorder is laid out in another way than this version's: ask with "
+            "the `shoal` of that version",
+            head.version);
     }
     if (!read_records(watch, fd, from) || !is_rank_of_something(&watch->now->flight))
         return SHOAL_PENDING; /* it has ended meanwhile, or was never a rank */
@@ -144,13 +145,13 @@ static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
 
 /* ---- What is going on ---------------------------------------------------------------------------------------------------- */
 
-static double us_since(const struct shoal_flight *flight, uint64_t ticks)
+static double watch_us_since(const struct shoal_flight *flight, uint64_t ticks)
 {
     const double ns = (double)(int64_t)(shoal_clock_ticks() - ticks) * flight->ns_per_tick;
     return ns > 0 ? ns / 1e3 : 0;
 }
 
-static bool is_message(const struct shoal_record *record)
+static bool watch_is_message(const struct shoal_record *record)
 {
     return !strcmp(record->kind, "send") || !strcmp(record->kind, "receive") || !strcmp(record->kind, "drain");
 }
@@ -178,7 +179,7 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
         const struct shoal_record *record = &copy->records[i];
         if (!record->kind)
             continue;
-        if (!is_message(record) && record->sequence > watched->called)
+        if (!watch_is_message(record) && record->sequence > watched->called)
             watched->called = record->sequence;
         done = record->done > done ? record->done : done;
         if (record->done || record->status != SHOAL_PENDING)
@@ -187,7 +188,7 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
         if (!oldest || record->posted < oldest->posted)
             oldest = record;
     }
-    watched->idle_us = done ? us_since(&copy->flight, done) : -1;
+    watched->idle_us = done ? watch_us_since(&copy->flight, done) : -1;
     if (!oldest)
         return;
     watched->kind = oldest->kind;
@@ -197,12 +198,12 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
     watched->type = oldest->type < SHOAL_TYPE_END ? (enum shoal_type)oldest->type : SHOAL_FLOAT32;
     watched->op = oldest->op < SHOAL_OP_END ? (enum shoal_op)oldest->op : SHOAL_SUM;
     watched->root = oldest->root;
-    watched->is_message = is_message(oldest);
-    watched->posted_us = us_since(&copy->flight, oldest->posted);
-    watched->arrived_us = oldest->arrived ? us_since(&copy->flight, oldest->arrived) : -1;
+    watched->is_message = watch_is_message(oldest);
+    watched->posted_us = watch_us_since(&copy->flight, oldest->posted);
+    watched->arrived_us = oldest->arrived ? watch_us_since(&copy->flight, oldest->arrived) : -1;
 }
 
-static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
+static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
 {
     const struct shoal_flight *flight = &watch->now->flight;
     struct shoal_watched watched = {
@@ -229,7 +230,7 @@ static void tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
     if (said >= 1 && said <= flight->size)
         watched.waits_for = said - 1;
     if (watched.waits_for >= 0)
-        watched.waits_us = us_since(flight, atomic_load_explicit(&flight->waits_since, memory_order_relaxed));
+        watched.waits_us = watch_us_since(flight, atomic_load_explicit(&flight->waits_since, memory_order_relaxed));
     tell_operations(watch->now, &watched);
     fn(arg, &watched);
 }
@@ -291,9 +292,9 @@ static enum shoal_status open_watch(struct watch *watch)
     snprintf(path, sizeof path, "/proc/%d/fd", watch->pid);
     watch->folder = opendir(path);
     if (!watch->folder && (errno == ENOENT || errno == ESRCH))
-        return fail(watch, SHOAL_ERR_ARGUMENT, "there is no process %d on this host%s", "");
+        return watch_fail(watch, SHOAL_ERR_ARGUMENT, "there is no process %d on this host%s", "");
     if (!watch->folder)
-        return fail(
+        return watch_fail(
             watch, SHOAL_ERR_SYSTEM,
             "process %d cannot be looked at: %s (it belongs to another user, or its program has more rights than you: ask "
             "as that user, or as root)",
@@ -301,7 +302,8 @@ static enum shoal_status open_watch(struct watch *watch)
     watch->inner_pid = read_inner_pid(watch->pid);
     watch->now = malloc(sizeof *watch->now);
     watch->before = malloc(sizeof *watch->before);
-    return watch->now && watch->before ? SHOAL_OK : fail(watch, SHOAL_ERR_MEMORY, "no memory to look at process %d%s", "");
+    return watch->now && watch->before ? SHOAL_OK
+                                       : watch_fail(watch, SHOAL_ERR_MEMORY, "no memory to look at process %d%s", "");
 }
 
 /* Calls fn, or prints where it is NULL, for each recorder in the file. */
@@ -317,14 +319,14 @@ static enum shoal_status look_into(struct watch *watch, int fd, shoal_watch_fn f
             return status;
         watch->has_some = true;
         if (fn)
-            tell(watch, fn, arg);
+            watch_tell(watch, fn, arg);
         else
             print(watch, out);
     }
     return SHOAL_OK;
 }
 
-static enum shoal_status look(struct watch *watch, shoal_watch_fn fn, void *arg, FILE *out)
+static enum shoal_status watch_look(struct watch *watch, shoal_watch_fn fn, void *arg, FILE *out)
 {
     enum shoal_status status = open_watch(watch);
     for (int fd; status == SHOAL_OK && (fd = next_file(watch)) >= 0;) {
@@ -336,7 +338,7 @@ static enum shoal_status look(struct watch *watch, shoal_watch_fn fn, void *arg,
     free(watch->now);
     free(watch->before);
     if (status == SHOAL_OK && !watch->has_some)
-        return fail(watch, SHOAL_PENDING, "process %d has no communicator of Shoal%s", "");
+        return watch_fail(watch, SHOAL_PENDING, "process %d has no communicator of Shoal%s", "");
     return status;
 }
 
@@ -344,14 +346,14 @@ enum shoal_status shoal_watch(int pid, shoal_watch_fn fn, void *arg, char *error
 {
     struct watch watch = {.pid = pid, .error = error, .error_bytes = error ? error_bytes : 0};
     if (!fn)
-        return fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch of process %d: fn is NULL%s", "");
-    return look(&watch, fn, arg, NULL);
+        return watch_fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch of process %d: fn is NULL%s", "");
+    return watch_look(&watch, fn, arg, NULL);
 }
 
 enum shoal_status shoal_watch_print(int pid, FILE *out, char *error, size_t error_bytes)
 {
     struct watch watch = {.pid = pid, .error = error, .error_bytes = error ? error_bytes : 0};
     if (!out)
-        return fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch_print of process %d: out is NULL%s", "");
-    return look(&watch, NULL, NULL, out);
+        return watch_fail(&watch, SHOAL_ERR_ARGUMENT, "shoal_watch_print of process %d: out is NULL%s", "");
+    return watch_look(&watch, NULL, NULL, out);
 }

@@ -5,7 +5,7 @@
 
 #include "base/assert.h"
 
-static void fail(struct shoal_plan *plan, enum shoal_status status)
+static void plan_fail(struct shoal_plan *plan, enum shoal_status status)
 {
     if (plan->status == SHOAL_OK)
         plan->status = status;
@@ -17,12 +17,12 @@ void shoal_plan_init(struct shoal_plan *plan, int rank, int size)
     plan->rank = rank;
     plan->size = size;
     if (size < 1 || size > SHOAL_PLAN_RANKS_MAX || rank < 0 || rank >= size) {
-        fail(plan, SHOAL_ERR_UNSUPPORTED);
+        plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
         return;
     }
     plan->signals_in = calloc((size_t)size, sizeof *plan->signals_in);
     if (!plan->signals_in)
-        fail(plan, SHOAL_ERR_MEMORY);
+        plan_fail(plan, SHOAL_ERR_MEMORY);
 }
 
 void shoal_plan_fini(struct shoal_plan *plan)
@@ -41,7 +41,7 @@ static void *grown(struct shoal_plan *plan, void *array, uint32_t *capacity, uin
     const uint32_t more = wanted + wanted / 2 + 8;
     void *moved = realloc(array, more * entry_bytes);
     if (!moved) {
-        fail(plan, SHOAL_ERR_MEMORY);
+        plan_fail(plan, SHOAL_ERR_MEMORY);
         return NULL;
     }
     *capacity = more;
@@ -49,12 +49,12 @@ static void *grown(struct shoal_plan *plan, void *array, uint32_t *capacity, uin
 }
 
 /* A new last step, NULL after an error. */
-static struct shoal_step *append_step(struct shoal_plan *plan, enum shoal_step_kind kind, int peer)
+static struct shoal_step *plan_append_step(struct shoal_plan *plan, enum shoal_step_kind kind, int peer)
 {
     if (plan->status != SHOAL_OK)
         return NULL;
     if (peer < 0 || peer >= plan->size) {
-        fail(plan, SHOAL_ERR_INTERNAL);
+        plan_fail(plan, SHOAL_ERR_INTERNAL);
         return NULL;
     }
     struct shoal_step *steps = grown(plan, plan->steps, &plan->step_capacity, plan->step_count + 1, sizeof *steps);
@@ -80,7 +80,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
         if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].place)
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
-            fail(plan, SHOAL_ERR_UNSUPPORTED);
+            plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
         else
             shoal_plan_use_staging(plan, added[i].part + 1, added[i].of);
     }
@@ -124,7 +124,7 @@ void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
     const int wanted = (places + SHOAL_PLACES_IN_PART - 1) / SHOAL_PLACES_IN_PART;
 
     if (places >= UINT16_MAX)
-        fail(plan, SHOAL_ERR_UNSUPPORTED);
+        plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
     plan->places = places;
     shoal_plan_use_staging(plan, wanted < SHOAL_PLACED_PARTS_MAX ? wanted : SHOAL_PLACED_PARTS_MAX, of);
 }
@@ -132,7 +132,7 @@ void shoal_plan_use_places(struct shoal_plan *plan, int places, int of)
 void shoal_plan_reduce(struct shoal_plan *plan, const struct shoal_block *sources, int source_count,
                        const struct shoal_block *dests, int dest_count)
 {
-    struct shoal_step *step = append_step(plan, SHOAL_STEP_REDUCE, plan->rank);
+    struct shoal_step *step = plan_append_step(plan, SHOAL_STEP_REDUCE, plan->rank);
     if (!step)
         return;
     step->source_count = (uint16_t)source_count;
@@ -156,7 +156,7 @@ void shoal_plan_copy(struct shoal_plan *plan, struct shoal_block source, struct 
 
 void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct shoal_block dest)
 {
-    struct shoal_step *step = append_step(plan, SHOAL_STEP_PUT, dest.rank);
+    struct shoal_step *step = plan_append_step(plan, SHOAL_STEP_PUT, dest.rank);
     if (!step)
         return;
     step->source_count = 1;
@@ -167,24 +167,24 @@ void shoal_plan_put(struct shoal_plan *plan, struct shoal_block source, struct s
 
 void shoal_plan_signal(struct shoal_plan *plan, int peer)
 {
-    append_step(plan, SHOAL_STEP_SIGNAL, peer);
+    plan_append_step(plan, SHOAL_STEP_SIGNAL, peer);
 }
 
 void shoal_plan_wait(struct shoal_plan *plan, int peer)
 {
-    struct shoal_step *step = append_step(plan, SHOAL_STEP_WAIT, peer);
+    struct shoal_step *step = plan_append_step(plan, SHOAL_STEP_WAIT, peer);
     if (step)
         step->value = ++plan->signals_in[peer];
 }
 
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer)
 {
-    append_step(plan, SHOAL_STEP_WAIT, peer);
+    plan_append_step(plan, SHOAL_STEP_WAIT, peer);
 }
 
 void shoal_plan_wait_puts(struct shoal_plan *plan)
 {
-    append_step(plan, SHOAL_STEP_WAIT, plan->rank);
+    plan_append_step(plan, SHOAL_STEP_WAIT, plan->rank);
 }
 
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
@@ -192,7 +192,7 @@ void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
     if (plan->status != SHOAL_OK)
         return;
     if (peer < 0 || peer >= plan->size)
-        fail(plan, SHOAL_ERR_INTERNAL);
+        plan_fail(plan, SHOAL_ERR_INTERNAL);
     else
         plan->signals_in[peer]++;
 }

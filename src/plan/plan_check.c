@@ -99,7 +99,7 @@ static uint32_t puts_to(const struct check *check, int rank, int peer)
     return (uint32_t)(2 * check->size + rank * check->put_targets + peer % check->put_targets);
 }
 
-static int rank_of(const struct check *check, struct access access)
+static int check_rank_of(const struct check *check, struct access access)
 {
     const int component = (int)access.component, puts = component - 2 * check->size;
     return puts >= 0 ? puts / check->put_targets : component % check->size;
@@ -132,7 +132,7 @@ static void describe_step(const struct check *check, int rank, struct cursor at,
 
 static void describe_access(const struct check *check, struct access access, char text[STEP_TEXT_MAX])
 {
-    const int rank = rank_of(check, access);
+    const int rank = check_rank_of(check, access);
     struct cursor at = {0, access.epoch - 1};
 
     if ((int)access.component / check->size == 1) {
@@ -154,7 +154,7 @@ static uint32_t *clock_of(const struct check *check, uint32_t component)
     return check->clocks + component * check->components;
 }
 
-static void join(const struct check *check, uint32_t component, const uint32_t *other)
+static void check_join(const struct check *check, uint32_t component, const uint32_t *other)
 {
     uint32_t *mine = clock_of(check, component);
     for (size_t i = 0; i < check->components; i++)
@@ -178,7 +178,7 @@ static size_t signal_number(const struct check *check, int to, int from, uint32_
 }
 
 /* Whoever waits for what was put knows that it has left. */
-static void increment_counter(struct check *check, int to, int from)
+static void check_increment_counter(struct check *check, int to, int from)
 {
     const uint32_t n = ++check->raised[to * check->size + from], puts = puts_to(check, from, to);
     uint32_t *snapshot = check->snapshots + signal_number(check, to, from, n) * check->components;
@@ -204,19 +204,19 @@ struct range {
 };
 
 /* Where nothing is promised, plans may still move what they like. */
-static bool gives(const struct operation *operation, int rank)
+static bool check_gives(const struct operation *operation, int rank)
 {
     return operation->shape->is_empty || shoal_shape_gives(operation->shape, rank, operation->question->root);
 }
 
-static bool takes(const struct operation *operation, int rank)
+static bool check_takes(const struct operation *operation, int rank)
 {
     return shoal_shape_takes(operation->shape, rank, operation->question->root);
 }
 
 static bool is_in_place(const struct operation *operation, int rank)
 {
-    return operation->question->in_place && gives(operation, rank) && takes(operation, rank);
+    return operation->question->in_place && check_gives(operation, rank) && check_takes(operation, rank);
 }
 
 /* In place the larger operand has cells, and the other one is the rank's part of it, or all of it. */
@@ -275,7 +275,7 @@ static struct range place_range(const struct check *check, const struct operatio
 }
 
 /* Of blocks of an operand in a row: how long they are together. */
-static size_t run_length(size_t count, unsigned index, unsigned run, unsigned of)
+static size_t check_run_length(size_t count, unsigned index, unsigned run, unsigned of)
 {
     size_t last_length, first_length;
     const size_t first = shoal_block_span(count, 1, index, of, &first_length);
@@ -292,7 +292,7 @@ static struct range block_range(const struct check *check, const struct operatio
     const size_t length = length_of(check, operation, from, to);
     range.first += shoal_block_span(length, 1, block->index % of, of, &range.length);
     if (block->run)
-        range.length = run_length(length, block->index % of, block->run, of);
+        range.length = check_run_length(length, block->index % of, block->run, of);
     return block->place ? place_range(check, operation, block, of, range.length) : range;
 }
 
@@ -461,7 +461,7 @@ static bool is_blocked(const struct check *check, int rank, struct cursor at)
     return step->kind == SHOAL_STEP_WAIT && check->raised[rank * check->size + step->peer] < wait_target(check, rank, at, step);
 }
 
-static enum shoal_status run_step(struct check *check, int rank, struct cursor at)
+static enum shoal_status check_run_step(struct check *check, int rank, struct cursor at)
 {
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
 
@@ -473,13 +473,14 @@ static enum shoal_status run_step(struct check *check, int rank, struct cursor a
     if (step->kind == SHOAL_STEP_WAIT) {
         const uint32_t target = wait_target(check, rank, at, step);
         if (target > 0)
-            join(check, (uint32_t)rank, check->snapshots + signal_number(check, rank, step->peer, target) * check->components);
+            check_join(check, (uint32_t)rank,
+                       check->snapshots + signal_number(check, rank, step->peer, target) * check->components);
         return SHOAL_OK;
     }
     if (step->kind != SHOAL_STEP_SIGNAL)
         SHOAL_TRY(move(check, rank, at, step));
     if (step->kind != SHOAL_STEP_REDUCE)
-        increment_counter(check, step->peer, rank);
+        check_increment_counter(check, step->peer, rank);
     return SHOAL_OK;
 }
 
@@ -499,7 +500,7 @@ static enum shoal_status verify_unit(const struct check *check, int rank, int nu
             "result: rank %d, operation %d: element %zu of the output (from rank %d) comes from %s, not from element %zu", rank,
             number + 1, u, from, unit == MIXED ? "different elements" : "another element", wanted);
     for (int other = 0; other < check->size; other++) {
-        const int promised = shape->is_reduced ? gives(operation, other) : other == from;
+        const int promised = shape->is_reduced ? check_gives(operation, other) : other == from;
         const int found = counts_of(check, cell)[other];
         if (found != promised)
             return fault(check,
@@ -562,14 +563,14 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
 
     clock_of(check, caller)[caller]++;
     await_puts(check, rank);
-    join(check, caller, clock_of(check, (uint32_t)rank));
+    check_join(check, caller, clock_of(check, (uint32_t)rank));
     if (shape->is_empty)
         return verify_barrier(check, rank, number);
-    if (takes(operation, rank) && !shape->is_output_cut)
+    if (check_takes(operation, rank) && !shape->is_output_cut)
         SHOAL_TRY(end_output(check, rank, number, operation->question->root));
-    for (int from = 0; from < check->size && takes(operation, rank) && shape->is_output_cut; from++)
+    for (int from = 0; from < check->size && check_takes(operation, rank) && shape->is_output_cut; from++)
         SHOAL_TRY(end_output(check, rank, number, from));
-    for (int to = 0; to < (shape->is_input_cut ? check->size : 1) && gives(operation, rank); to++)
+    for (int to = 0; to < (shape->is_input_cut ? check->size : 1) && check_gives(operation, rank); to++)
         SHOAL_TRY(end_input(check, rank, number, to));
     return SHOAL_OK;
 }
@@ -597,7 +598,7 @@ static void start_early(const struct check *check, int rank)
 }
 
 /* Runs the rank as far as it gets; *moved_out when that was anywhere. */
-static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out)
+static enum shoal_status check_run_rank(struct check *check, int rank, bool *moved_out)
 {
     struct cursor *at = &check->cursors[rank];
 
@@ -609,7 +610,7 @@ static enum shoal_status run_rank(struct check *check, int rank, bool *moved_out
         if (at->step < plan_of(check, at->operation, rank)->step_count) {
             if (is_blocked(check, rank, *at))
                 return SHOAL_OK;
-            SHOAL_TRY(run_step(check, rank, *at));
+            SHOAL_TRY(check_run_step(check, rank, *at));
             at->step++;
         } else {
             SHOAL_TRY(end_operation(check, rank, at->operation));
@@ -640,7 +641,7 @@ static enum shoal_status run_all(struct check *check)
     while (moved) {
         moved = false;
         for (int rank = 0; rank < check->size; rank++)
-            SHOAL_TRY(run_rank(check, rank, &moved));
+            SHOAL_TRY(check_run_rank(check, rank, &moved));
     }
     for (int rank = 0; rank < check->size; rank++) {
         if (check->cursors[rank].operation < OPERATIONS)
@@ -835,7 +836,7 @@ static void lay_out(struct check *check, struct operation *operation, const stru
 static void fill_inputs(const struct check *check, const struct operation *operation)
 {
     for (int rank = 0; rank < check->size; rank++) {
-        for (size_t i = 0; gives(operation, rank) && i < operation->input_units; i++) {
+        for (size_t i = 0; check_gives(operation, rank) && i < operation->input_units; i++) {
             const size_t cell = input_cell(operation, rank) + i;
             check->cells[cell].wrote = (struct access){(uint32_t)(check->size + rank), 1};
             check->cells[cell].unit = operation->first_unit + (uint32_t)i;

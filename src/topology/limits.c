@@ -148,7 +148,7 @@ int shoal_topology_cores(void)
 
 /* ---- How much memory is left --------------------------------------------------------------------------------------------- */
 
-static bool read_number(const char *path, uint64_t *value_out)
+static bool limits_read_number(const char *path, uint64_t *value_out)
 {
     FILE *file = fopen(path, "re");
     if (!file)
@@ -187,10 +187,10 @@ static uint64_t group_left(const struct cgroup *group)
     char path[1200];
     uint64_t limit, used, cache = 0;
     snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "memory.max" : "memory.limit_in_bytes");
-    if (!read_number(path, &limit))
+    if (!limits_read_number(path, &limit))
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/%s", group->directory, group->is_v2 ? "memory.current" : "memory.usage_in_bytes");
-    if (!read_number(path, &used))
+    if (!limits_read_number(path, &used))
         return UINT64_MAX;
     snprintf(path, sizeof path, "%s/memory.stat", group->directory);
     read_key(path, group->is_v2 ? "inactive_file" : "total_inactive_file",

@@ -13,7 +13,7 @@
 /* ---- Addresses ----------------------------------------------------------------------------------------------------------- */
 
 /* The bytes of an address in network order; how many they are, 0 where it is neither IPv4 nor IPv6. */
-static size_t bytes_of(const struct sockaddr *address, const uint8_t **bytes_out)
+static size_t nic_bytes_of(const struct sockaddr *address, const uint8_t **bytes_out)
 {
     if (address->sa_family == AF_INET) {
         *bytes_out = (const uint8_t *)&((const struct sockaddr_in *)(const void *)address)->sin_addr;
@@ -38,25 +38,25 @@ static bool is_in_network(const uint8_t *address, const uint8_t *network, unsign
 static bool is_same_address(const struct sockaddr *a, const struct sockaddr *b)
 {
     const uint8_t *x, *y;
-    const size_t bytes = bytes_of(a, &x);
-    return bytes && bytes_of(b, &y) == bytes && memcmp(x, y, bytes) == 0;
+    const size_t bytes = nic_bytes_of(a, &x);
+    return bytes && nic_bytes_of(b, &y) == bytes && memcmp(x, y, bytes) == 0;
 }
 
-static const struct sockaddr *address_of(const struct shoal_nic *nic)
+static const struct sockaddr *nic_address_of(const struct shoal_nic *nic)
 {
     return (const struct sockaddr *)(const void *)&nic->address;
 }
 
 bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address)
 {
-    return is_same_address(address_of(nic), address);
+    return is_same_address(nic_address_of(nic), address);
 }
 
 void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX])
 {
     char address[INET6_ADDRSTRLEN] = "?";
     const uint8_t *bytes;
-    if (bytes_of(address_of(nic), &bytes))
+    if (nic_bytes_of(nic_address_of(nic), &bytes))
         inet_ntop(nic->address.ss_family, bytes, address, sizeof address);
     snprintf(text, SHOAL_NIC_TEXT_MAX, "%s (%s)", nic->name, address);
 }
@@ -66,7 +66,7 @@ void shoal_nic_print(const struct shoal_nic *nic, char text[SHOAL_NIC_TEXT_MAX])
 static unsigned count_bits(const struct sockaddr *mask)
 {
     const uint8_t *bytes;
-    const size_t length = mask ? bytes_of(mask, &bytes) : 0;
+    const size_t length = mask ? nic_bytes_of(mask, &bytes) : 0;
     unsigned bits = 0;
     for (size_t i = 0; i < length; i++)
         bits += (unsigned)__builtin_popcount(bytes[i]);
@@ -81,7 +81,7 @@ bool shoal_nics_find(struct shoal_nics *nics_out)
         return false;
     for (const struct ifaddrs *one = first; one && nics_out->count < SHOAL_NICS_MAX; one = one->ifa_next) {
         const uint8_t *bytes;
-        const size_t length = one->ifa_addr ? bytes_of(one->ifa_addr, &bytes) : 0;
+        const size_t length = one->ifa_addr ? nic_bytes_of(one->ifa_addr, &bytes) : 0;
         if (!length)
             continue;
         struct shoal_nic *nic = &nics_out->at[nics_out->count++];
@@ -207,13 +207,14 @@ static bool is_meant(const struct word *word, const struct shoal_nic *nic)
     case PREFIX:
         return strncmp(word->text, nic->name, strlen(word->text)) == 0;
     case NETWORK:
-        return bytes_of(address_of(nic), &bytes) == word->network_bytes && is_in_network(bytes, word->network, word->bits);
+        return nic_bytes_of(nic_address_of(nic), &bytes) == word->network_bytes &&
+               is_in_network(bytes, word->network, word->bits);
     }
     return false;
 }
 
 /* How much an interface is wished for: its word's place in the list, from 1 on; 0 where no word is for it. */
-static int place_of(const struct wish *wish, const struct shoal_nic *nic)
+static int nic_place_of(const struct wish *wish, const struct shoal_nic *nic)
 {
     int place = wish->is_only_excluded;
     for (int i = wish->count - 1; i >= 0; i--) {
@@ -234,7 +235,7 @@ static bool is_source(const struct shoal_nic *nic, const struct sockaddr *source
 }
 
 /* Addresses of one link only say nothing without it: they are taken where the kernel would take them. */
-static bool is_link_local(const struct shoal_nic *nic)
+static bool nic_is_link_local(const struct shoal_nic *nic)
 {
     const struct sockaddr_in6 *address = (const struct sockaddr_in6 *)(const void *)&nic->address;
     return nic->address.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr);
@@ -242,13 +243,13 @@ static bool is_link_local(const struct shoal_nic *nic)
 
 static bool may_be_taken(const struct shoal_nic *nic, const struct wish *wish, const struct sockaddr *source)
 {
-    if (!nic->is_up || !place_of(wish, nic))
+    if (!nic->is_up || !nic_place_of(wish, nic))
         return false;
     if (is_source(nic, source))
         return true;
     if (source && nic->address.ss_family != source->sa_family)
         return false;
-    return !is_link_local(nic) && (!nic->is_loopback || !wish->is_only_excluded);
+    return !nic_is_link_local(nic) && (!nic->is_loopback || !wish->is_only_excluded);
 }
 
 /* Says what there was to choose from. */
@@ -281,7 +282,8 @@ const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const ch
         const struct shoal_nic *nic = &nics->at[i];
         if (!may_be_taken(nic, &wish, source))
             continue;
-        if (!best || is_source(nic, source) || (!is_source(best, source) && place_of(&wish, nic) < place_of(&wish, best)))
+        if (!best || is_source(nic, source) ||
+            (!is_source(best, source) && nic_place_of(&wish, nic) < nic_place_of(&wish, best)))
             best = nic;
     }
     if (!best) {

@@ -153,8 +153,8 @@ struct shoal_transport_ops {
     /* A peer's or this rank's memory at a location other than 0, as an address of this process. NULL with *error on failure. */
     void *(*reach)(struct shoal_transport *, int peer, shoal_location location, size_t bytes, enum shoal_status *error);
 
-    /* Reserves this rank's staging buffer, at least slots * slot_bytes. Called when all ranks have announced the first operation
-     * that uses it; with remote ranks, before this rank announces that operation. */
+    /* Reserves this rank's staging buffer, at least slots * slot_bytes. Called when all ranks have announced the first
+     * operation that uses it; with remote ranks, before this rank announces that operation. */
     enum shoal_status (*reserve_staging)(struct shoal_transport *, unsigned slots, size_t slot_bytes);
 
     /* The staging slot of a rank that load and store reach, or of this rank; NULL for others. */

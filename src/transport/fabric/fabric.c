@@ -16,8 +16,8 @@ static void fill_row(const struct shoal_fabric_provider *provider, bool is_taken
     snprintf(row->text, sizeof row->text, "%s", provider->text);
 }
 
-static void fill(const struct shoal_fabric_library *library, const struct shoal_settings *settings, const struct shoal_nic *nic,
-                 struct shoal_fabric_survey *survey)
+static void survey_fill(const struct shoal_fabric_library *library, const struct shoal_settings *settings,
+                        const struct shoal_nic *nic, struct shoal_fabric_survey *survey)
 {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     snprintf(survey->library, sizeof survey->library, "libfabric %u.%u (%s)", library->major, library->minor, library->path);
@@ -39,7 +39,7 @@ void shoal_fabric_survey(const struct shoal_settings *settings, const struct sho
     shoal_log_init_quiet(&log);
     survey_out->status = shoal_fabric_library_open(settings->libfabric, &log, &library);
     if (survey_out->status == SHOAL_OK) {
-        fill(&library, settings, nic, survey_out);
+        survey_fill(&library, settings, nic, survey_out);
         shoal_fabric_library_close(&library);
     } else {
         (void)shoal_log_last_error(&log, survey_out->reason, sizeof survey_out->reason);

@@ -60,7 +60,7 @@ struct shoal_fabric_endpoint {
     int unposted;        /* receives that are not posted */
 };
 
-static enum shoal_status fail(struct shoal_fabric_endpoint *endpoint, const char *what, long error)
+static enum shoal_status endpoint_fail(struct shoal_fabric_endpoint *endpoint, const char *what, long error)
 {
     return shoal_log_fail(endpoint->log, SHOAL_ERR_SYSTEM, "fabric", "provider %s: %s failed: %s",
                           endpoint->info->fabric_attr->prov_name, what, endpoint->library->error_text((int)-error));
@@ -74,7 +74,7 @@ static void give_back(struct job **free_list, struct job *job)
     *free_list = job;
 }
 
-static struct job *take(struct job **free_list)
+static struct job *endpoint_take(struct job **free_list)
 {
     struct job *job = *free_list;
     if (job)
@@ -136,7 +136,7 @@ static enum shoal_status post_receives(struct shoal_fabric_endpoint *endpoint)
         if (result == -FI_EAGAIN)
             return SHOAL_OK;
         if (result != 0)
-            return fail(endpoint, "fi_recv", result);
+            return endpoint_fail(endpoint, "fi_recv", result);
         job->is_posted = true;
         endpoint->unposted--;
     }
@@ -157,7 +157,7 @@ static enum shoal_status open_completions(struct shoal_fabric_endpoint *endpoint
     }
     attr.wait_obj = FI_WAIT_NONE;
     const int result = fi_cq_open(endpoint->domain, &attr, &endpoint->completions, NULL);
-    return result == 0 ? SHOAL_OK : fail(endpoint, "fi_cq_open", result);
+    return result == 0 ? SHOAL_OK : endpoint_fail(endpoint, "fi_cq_open", result);
 }
 
 static void put_port(struct fi_info *info, uint16_t port)
@@ -197,7 +197,7 @@ static void close_endpoint(struct shoal_fabric_endpoint *endpoint)
     endpoint->ep = NULL;
 }
 
-static enum shoal_status open_endpoint(struct shoal_fabric_endpoint *endpoint, uint16_t port_low, uint16_t port_high)
+static enum shoal_status endpoint_open(struct shoal_fabric_endpoint *endpoint, uint16_t port_low, uint16_t port_high)
 {
     const bool has_ports = port_low && endpoint->info->src_addr && endpoint->info->addr_format != FI_ADDR_EFA;
     int result = 0;
@@ -209,7 +209,7 @@ static enum shoal_status open_endpoint(struct shoal_fabric_endpoint *endpoint, u
             return SHOAL_OK;
         close_endpoint(endpoint);
         if (result != -FI_EADDRINUSE)
-            return fail(endpoint, "opening an endpoint", result);
+            return endpoint_fail(endpoint, "opening an endpoint", result);
     }
     return shoal_log_fail(endpoint->log, SHOAL_ERR_SYSTEM, "fabric",
                           "provider %s: every port from %u to %u (SHOAL_PORTS) is in use on this host",
@@ -222,21 +222,21 @@ static enum shoal_status open_all(struct shoal_fabric_endpoint *endpoint, uint16
     size_t bytes = sizeof endpoint->address.at;
     int result = endpoint->library->fabric(endpoint->info->fabric_attr, &endpoint->fabric, NULL);
     if (result != 0)
-        return fail(endpoint, "fi_fabric", result);
+        return endpoint_fail(endpoint, "fi_fabric", result);
     result = fi_domain(endpoint->fabric, endpoint->info, &endpoint->domain, NULL);
     if (result != 0)
-        return fail(endpoint, "fi_domain", result);
+        return endpoint_fail(endpoint, "fi_domain", result);
     result = fi_av_open(endpoint->domain, &peers, &endpoint->peers, NULL);
     if (result != 0)
-        return fail(endpoint, "fi_av_open", result);
+        return endpoint_fail(endpoint, "fi_av_open", result);
     SHOAL_TRY(open_completions(endpoint));
-    SHOAL_TRY(open_endpoint(endpoint, port_low, port_high));
+    SHOAL_TRY(endpoint_open(endpoint, port_low, port_high));
     endpoint->emulates_writes = emulates_writes(endpoint);
     SHOAL_TRY(make_jobs(endpoint));
     SHOAL_TRY(post_receives(endpoint));
     result = fi_getname(&endpoint->ep->fid, endpoint->address.at, &bytes);
     if (result != 0)
-        return fail(endpoint, "fi_getname", result);
+        return endpoint_fail(endpoint, "fi_getname", result);
     endpoint->address.bytes = (uint16_t)bytes;
     return SHOAL_OK;
 }
@@ -300,7 +300,7 @@ enum shoal_status shoal_fabric_endpoint_meet(struct shoal_fabric_endpoint *endpo
     fi_addr_t peer;
     const int result = fi_av_insert(endpoint->peers, address->at, 1, &peer, 0, NULL);
     if (result != 1)
-        return fail(endpoint, "fi_av_insert", result < 0 ? result : -FI_EINVAL);
+        return endpoint_fail(endpoint, "fi_av_insert", result < 0 ? result : -FI_EINVAL);
     *peer_out = peer;
     return SHOAL_OK;
 }
@@ -369,8 +369,8 @@ static enum shoal_status register_for(struct shoal_fabric_endpoint *endpoint, ui
 {
     const int result = try_register(endpoint, access, memory, bytes, memory_out);
     if (result == -FI_ENOMEM && shoal_fabric_endpoint_registers_sources(endpoint))
-        return fail(endpoint, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
-    return result == 0 ? SHOAL_OK : fail(endpoint, "registering memory", result);
+        return endpoint_fail(endpoint, "registering memory (raise the limit of locked memory, ulimit -l?)", result);
+    return result == 0 ? SHOAL_OK : endpoint_fail(endpoint, "registering memory", result);
 }
 
 enum shoal_status shoal_fabric_endpoint_register(struct shoal_fabric_endpoint *endpoint, void *memory, size_t bytes,
@@ -400,7 +400,7 @@ void shoal_fabric_endpoint_unregister(struct shoal_fabric_endpoint *endpoint, st
 enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpoint, shoal_fabric_peer peer, const void *data,
                                              size_t bytes, void *owner)
 {
-    struct job *job = take(&endpoint->free_sends);
+    struct job *job = endpoint_take(&endpoint->free_sends);
     if (!job)
         return SHOAL_PENDING;
     memcpy(job->buffer, data, bytes);
@@ -410,7 +410,7 @@ enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpo
     if (result == 0)
         return SHOAL_OK;
     give_back(&endpoint->free_sends, job);
-    return result == -FI_EAGAIN ? SHOAL_PENDING : fail(endpoint, "fi_send", result);
+    return result == -FI_EAGAIN ? SHOAL_PENDING : endpoint_fail(endpoint, "fi_send", result);
 }
 
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint)
@@ -461,7 +461,7 @@ static ssize_t post_write(struct shoal_fabric_endpoint *endpoint, struct job *jo
 
 enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_write *write)
 {
-    struct job *job = take(&endpoint->free_writes);
+    struct job *job = endpoint_take(&endpoint->free_writes);
     struct shoal_fabric_write bounced = *write;
     if (!job)
         return SHOAL_PENDING;
@@ -475,7 +475,7 @@ enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endp
     if (result == 0)
         return SHOAL_OK;
     give_back_write(endpoint, job);
-    return result == -FI_EAGAIN ? SHOAL_PENDING : fail(endpoint, "fi_writedata", result);
+    return result == -FI_EAGAIN ? SHOAL_PENDING : endpoint_fail(endpoint, "fi_writedata", result);
 }
 
 /* ---- Completions --------------------------------------------------------------------------------------------------------- */
@@ -500,8 +500,8 @@ static struct job *job_of(struct shoal_fabric_endpoint *endpoint, void *context)
     return at >= first && at < end ? context : NULL;
 }
 
-static void hear(struct shoal_fabric_endpoint *endpoint, const struct fi_cq_data_entry *entry,
-                 const struct shoal_fabric_handler *handler)
+static void endpoint_hear(struct shoal_fabric_endpoint *endpoint, const struct fi_cq_data_entry *entry,
+                          const struct shoal_fabric_handler *handler)
 {
     struct job *job = job_of(endpoint, entry->op_context);
     const bool is_written = (entry->flags & FI_REMOTE_CQ_DATA) && (entry->flags & (FI_RMA | FI_REMOTE_WRITE));
@@ -553,7 +553,7 @@ bool shoal_fabric_endpoint_poll(struct shoal_fabric_endpoint *endpoint, const st
     struct fi_cq_data_entry entries[POLL_ENTRIES];
     const ssize_t count = fi_cq_read(endpoint->completions, entries, POLL_ENTRIES);
     for (ssize_t i = 0; i < count; i++)
-        hear(endpoint, &entries[i], handler);
+        endpoint_hear(endpoint, &entries[i], handler);
     if (count == -FI_EAVAIL)
         hear_failure(endpoint, handler);
     else if (count < 0 && count != -FI_EAGAIN)

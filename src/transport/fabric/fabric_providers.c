@@ -64,7 +64,7 @@ static struct fi_info *make_hints(const struct shoal_fabric_library *library, co
 
 /* Some that are asked for answer as a part of a layered one, which is another row. And from 2.1 on efa offers its bare device
  * first: that takes messages of 8 KiB only, though it says (of writes) up to 1 GiB. */
-static const struct fi_info *find_named(const struct fi_info *list, const char *name)
+static const struct fi_info *provider_find_named(const struct fi_info *list, const char *name)
 {
     for (; list; list = list->next) {
         const struct fi_fabric_attr *fabric = list->fabric_attr;
@@ -75,8 +75,8 @@ static const struct fi_info *find_named(const struct fi_info *list, const char *
 }
 
 /* A list with such a one in it; NULL, with *error_out as libfabric has it, when nothing fits. */
-static struct fi_info *ask(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type, uint64_t caps,
-                           int *error_out)
+static struct fi_info *provider_ask(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
+                                    uint64_t caps, int *error_out)
 {
     struct fi_info *hints = make_hints(library, name, type, caps), *found = NULL;
     *error_out = -FI_ENOMEM;
@@ -84,7 +84,7 @@ static struct fi_info *ask(const struct shoal_fabric_library *library, const cha
         return NULL;
     *error_out = library->getinfo(api_version(library), NULL, NULL, 0, hints, &found);
     library->freeinfo(hints);
-    if (*error_out == 0 && find_named(found, name))
+    if (*error_out == 0 && provider_find_named(found, name))
         return found;
     if (*error_out == 0)
         library->freeinfo(found);
@@ -112,8 +112,8 @@ static bool is_built_in(const struct shoal_fabric_library *library, const char *
 static void explain_rejection(const struct shoal_fabric_library *library, int error, struct shoal_fabric_provider *provider)
 {
     int ignored;
-    struct fi_info *any = ask(library, provider->name, FI_EP_UNSPEC, 0, &ignored);
-    struct fi_info *datagrams = any ? ask(library, provider->name, FI_EP_RDM, 0, &ignored) : NULL;
+    struct fi_info *any = provider_ask(library, provider->name, FI_EP_UNSPEC, 0, &ignored);
+    struct fi_info *datagrams = any ? provider_ask(library, provider->name, FI_EP_RDM, 0, &ignored) : NULL;
     if (error != -FI_ENODATA)
         snprintf(provider->text, sizeof provider->text, "libfabric says: %s", library->error_text(-error));
     else if (!is_built_in(library, provider->name))
@@ -148,9 +148,9 @@ static bool is_on(const struct fi_info *info, const struct shoal_nic *nic)
 static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
                                 const struct shoal_nic *nic)
 {
-    const struct fi_info *one = find_named(list, name);
+    const struct fi_info *one = provider_find_named(list, name);
     while (one && nic && !is_on(one, nic))
-        one = find_named(one->next, name);
+        one = provider_find_named(one->next, name);
     struct fi_info *kept = one ? library->dupinfo(one) : NULL;
     library->freeinfo(list);
     return kept;
@@ -164,7 +164,7 @@ static bool can_write(const struct fi_info *info)
            info->domain_attr->cq_data_size >= IMMEDIATE_BYTES;
 }
 
-static void describe(struct shoal_fabric_provider *provider)
+static void provider_describe(struct shoal_fabric_provider *provider)
 {
     const struct fi_info *info = provider->info;
     const uint64_t modes = (uint64_t)info->domain_attr->mr_mode;
@@ -181,9 +181,9 @@ static void find_one(const struct shoal_fabric_library *library, const struct sh
 {
     int error;
     char name[SHOAL_NIC_TEXT_MAX];
-    struct fi_info *list = ask(library, provider->name, FI_EP_RDM, FI_MSG | FI_RMA, &error);
+    struct fi_info *list = provider_ask(library, provider->name, FI_EP_RDM, FI_MSG | FI_RMA, &error);
     if (!list)
-        list = ask(library, provider->name, FI_EP_RDM, FI_MSG, &error);
+        list = provider_ask(library, provider->name, FI_EP_RDM, FI_MSG, &error);
     if (!list) {
         explain_rejection(library, error, provider);
         return;
@@ -195,7 +195,7 @@ static void find_one(const struct shoal_fabric_library *library, const struct sh
         return;
     }
     provider->way = can_write(provider->info) ? SHOAL_FABRIC_WRITES : SHOAL_FABRIC_SENDS;
-    describe(provider);
+    provider_describe(provider);
 }
 
 void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,

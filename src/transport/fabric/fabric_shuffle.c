@@ -32,7 +32,7 @@ struct shoal_fabric_shuffle {
 };
 
 /* splitmix64, https://prng.di.unimi.it/splitmix64.c */
-static uint64_t draw(struct shoal_fabric_shuffle *shuffle, uint64_t limit)
+static uint64_t shuffle_draw(struct shoal_fabric_shuffle *shuffle, uint64_t limit)
 {
     uint64_t z = shuffle->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -49,8 +49,8 @@ static struct event *event_of(struct shoal_fabric_shuffle *shuffle, uint64_t num
 
 static void hold(struct shoal_fabric_shuffle *shuffle, struct event event)
 {
-    event.due_turn = shuffle->turn + draw(shuffle, SHOAL_FABRIC_SHUFFLE_TURNS);
-    event.due_ns = shuffle->now_ns + draw(shuffle, SHOAL_FABRIC_SHUFFLE_NS);
+    event.due_turn = shuffle->turn + shuffle_draw(shuffle, SHOAL_FABRIC_SHUFFLE_TURNS);
+    event.due_ns = shuffle->now_ns + shuffle_draw(shuffle, SHOAL_FABRIC_SHUFFLE_NS);
     *event_of(shuffle, shuffle->next++) = event;
 }
 
@@ -103,7 +103,7 @@ bool shoal_fabric_shuffle_has_room(const struct shoal_fabric_shuffle *shuffle)
 
 /* ---- Handing on ---------------------------------------------------------------------------------------------------------- */
 
-static void hand_on(const struct shoal_fabric_handler *to, const struct event *event)
+static void shuffle_hand_on(const struct shoal_fabric_handler *to, const struct event *event)
 {
     switch (event->kind) {
     case MESSAGE:
@@ -130,7 +130,7 @@ bool shoal_fabric_shuffle_hand_on(struct shoal_fabric_shuffle *shuffle, uint64_t
 {
     const uint64_t held = shuffle->next - shuffle->first;
     const uint64_t count = held < SHOAL_FABRIC_SHUFFLE_SPAN ? held : SHOAL_FABRIC_SHUFFLE_SPAN;
-    const uint64_t begin = count ? draw(shuffle, count) : 0; /* so that those of one turn change places too */
+    const uint64_t begin = count ? shuffle_draw(shuffle, count) : 0; /* so that those of one turn change places too */
     bool did = false;
     shuffle->turn++;
     shuffle->now_ns = now_ns;
@@ -139,7 +139,7 @@ bool shoal_fabric_shuffle_hand_on(struct shoal_fabric_shuffle *shuffle, uint64_t
         struct event *event = event_of(shuffle, shuffle->first + (begin + i) % count);
         if (!is_due(shuffle, event))
             continue;
-        hand_on(&shuffle->to, event);
+        shuffle_hand_on(&shuffle->to, event);
         event->kind = NOTHING;
         did = true;
     }
@@ -159,10 +159,10 @@ bool shoal_fabric_shuffle_refuses(struct shoal_fabric_shuffle *shuffle)
 {
     if (shuffle->storm > 0)
         shuffle->storm--;
-    else if (draw(shuffle, REFUSED_SHARE) != 0)
+    else if (shuffle_draw(shuffle, REFUSED_SHARE) != 0)
         return false;
-    else if (draw(shuffle, STORM_SHARE) == 0)
-        shuffle->storm = STORM_MIN + (unsigned)draw(shuffle, STORM_MAX - STORM_MIN);
+    else if (shuffle_draw(shuffle, STORM_SHARE) == 0)
+        shuffle->storm = STORM_MIN + (unsigned)shuffle_draw(shuffle, STORM_MAX - STORM_MIN);
     shuffle->has_refused = true;
     return true;
 }

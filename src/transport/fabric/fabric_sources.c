@@ -9,7 +9,7 @@ static bool holds(const struct shoal_fabric_source *source, const void *at, size
 }
 
 /* The link to the one that holds these bytes; *link is NULL where there is none. */
-static struct shoal_fabric_source **find_link(struct shoal_fabric_sources *sources, const void *at, size_t bytes)
+static struct shoal_fabric_source **sources_find_link(struct shoal_fabric_sources *sources, const void *at, size_t bytes)
 {
     struct shoal_fabric_source **link = &sources->known;
     while (*link && !holds(*link, at, bytes))
@@ -17,7 +17,7 @@ static struct shoal_fabric_source **find_link(struct shoal_fabric_sources *sourc
     return link;
 }
 
-static struct shoal_fabric_source *take(struct shoal_fabric_source **link)
+static struct shoal_fabric_source *sources_take(struct shoal_fabric_source **link)
 {
     struct shoal_fabric_source *source = *link;
     *link = source->next;
@@ -40,9 +40,9 @@ static void end(struct shoal_fabric_sources *sources, struct shoal_fabric_source
 
 struct shoal_fabric_source *shoal_fabric_sources_find(struct shoal_fabric_sources *sources, const void *at, size_t bytes)
 {
-    struct shoal_fabric_source **link = find_link(sources, at, bytes);
+    struct shoal_fabric_source **link = sources_find_link(sources, at, bytes);
     if (*link && link != &sources->known)
-        put_first(&sources->known, take(link));
+        put_first(&sources->known, sources_take(link));
     else if (!*link)
         return NULL;
     return sources->known;
@@ -77,10 +77,10 @@ struct shoal_fabric_source *shoal_fabric_sources_add(struct shoal_fabric_sources
 
 void shoal_fabric_sources_forget(struct shoal_fabric_sources *sources, const void *at)
 {
-    struct shoal_fabric_source **link = find_link(sources, at, 1);
+    struct shoal_fabric_source **link = sources_find_link(sources, at, 1);
     if (!*link)
         return;
-    put_first(&sources->forgotten, take(link));
+    put_first(&sources->forgotten, sources_take(link));
     shoal_fabric_sources_tidy(sources);
 }
 
@@ -91,14 +91,14 @@ void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources)
         if ((*link)->under_way)
             link = &(*link)->next;
         else
-            end(sources, take(link));
+            end(sources, sources_take(link));
     }
 }
 
 void shoal_fabric_sources_close(struct shoal_fabric_sources *sources)
 {
     while (sources->known)
-        end(sources, take(&sources->known));
+        end(sources, sources_take(&sources->known));
     while (sources->forgotten)
-        end(sources, take(&sources->forgotten));
+        end(sources, sources_take(&sources->forgotten));
 }

@@ -32,7 +32,7 @@ static int compare_ports(uint16_t a, uint16_t b)
 }
 
 /* A total order of addresses; those of other families than the internet's come in any place. */
-static int compare(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+static int fork_compare(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
 {
     const struct sockaddr_in *a4 = (const void *)a, *b4 = (const void *)b;
     const struct sockaddr_in6 *a6 = (const void *)a, *b6 = (const void *)b;
@@ -47,12 +47,12 @@ static int compare(const struct sockaddr_storage *a, const struct sockaddr_stora
 }
 
 /* The first entry that does not come before the address. */
-static size_t find_place(const struct sockaddr_storage *address)
+static size_t fork_find_place(const struct sockaddr_storage *address)
 {
     size_t low = 0, high = noted.count;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        if (compare(&noted.entries[middle].address.socket, address) < 0)
+        if (fork_compare(&noted.entries[middle].address.socket, address) < 0)
             low = middle + 1;
         else
             high = middle;
@@ -64,8 +64,8 @@ static bool is_noted(const struct sockaddr_storage *address)
 {
     if (address->ss_family != AF_INET && address->ss_family != AF_INET6)
         return false;
-    const size_t place = find_place(address);
-    return place < noted.count && compare(&noted.entries[place].address.socket, address) == 0;
+    const size_t place = fork_find_place(address);
+    return place < noted.count && fork_compare(&noted.entries[place].address.socket, address) == 0;
 }
 
 static bool is_of_endpoint(int fd)
@@ -120,7 +120,7 @@ static void for_each_descriptor(void (*act)(int fd))
         close(folder);
 }
 
-static void after_fork_in_child(void)
+static void fork_done_in_child(void)
 {
     if (noted.count)
         for_each_descriptor(close_noted);
@@ -132,7 +132,7 @@ static void after_fork_in_child(void)
 
 static int compare_entries(const void *a, const void *b)
 {
-    return compare(&((const struct entry *)a)->address.socket, &((const struct entry *)b)->address.socket);
+    return fork_compare(&((const struct entry *)a)->address.socket, &((const struct entry *)b)->address.socket);
 }
 
 static void sort(void)
@@ -142,25 +142,25 @@ static void sort(void)
     noted.is_sorted = true;
 }
 
-static void before_fork(void)
+static void fork_prepare(void)
 {
     pthread_mutex_lock(&noted.lock);
     if (noted.count)
         sort();
 }
 
-static void after_fork_in_parent(void)
+static void fork_done_in_parent(void)
 {
     pthread_mutex_unlock(&noted.lock);
 }
 
-static void watch_forks(void)
+static void fork_watch_all(void)
 {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    pthread_atfork(fork_prepare, fork_done_in_parent, fork_done_in_child);
 }
 
 /* Without memory for it nothing is lost but this. */
-static void append(const struct entry *entry)
+static void fork_append(const struct entry *entry)
 {
     if (noted.count == noted.capacity) {
         const size_t capacity = noted.capacity ? 2 * noted.capacity : 64;
@@ -179,9 +179,9 @@ void shoal_fabric_fork_note(const void *owner, const struct shoal_fabric_address
     struct entry entry = {.owner = owner};
     if (!shoal_link_read_address(address, &entry.address))
         return;
-    pthread_once(&noted_once, watch_forks);
+    pthread_once(&noted_once, fork_watch_all);
     pthread_mutex_lock(&noted.lock);
-    append(&entry);
+    fork_append(&entry);
     pthread_mutex_unlock(&noted.lock);
 }
 

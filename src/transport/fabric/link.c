@@ -43,7 +43,7 @@ static const struct {
     {EACCES, "forbidden here", "a firewall of this host rejects it (open SHOAL_PORTS)"},
 };
 
-static void explain(int error, unsigned port, char text[SHOAL_LINK_TEXT_MAX])
+static void link_explain(int error, unsigned port, char text[SHOAL_LINK_TEXT_MAX])
 {
     size_t i = 0;
     while (i < SHOAL_COUNT_OF(causes) && causes[i].error != error)
@@ -111,7 +111,7 @@ static int bind_to(int fd, struct shoal_address from)
 
 /* Begins to connect. 0 when it is connected, EINPROGRESS while that takes time, else why not. What this process lacks for it,
  * such as a descriptor, says nothing about the link. */
-static int start(const struct shoal_links *links, struct shoal_link *link)
+static int link_start(const struct shoal_links *links, struct shoal_link *link)
 {
     link->fd = socket(link->to.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (link->fd < 0)
@@ -123,7 +123,7 @@ static int start(const struct shoal_links *links, struct shoal_link *link)
 }
 
 /* The answer, if it came, however long nobody looked. */
-static int hear(const struct shoal_link *link, uint64_t now_ns)
+static int link_hear(const struct shoal_link *link, uint64_t now_ns)
 {
     struct pollfd entry = {link->fd, POLLOUT, 0};
     int error = 0;
@@ -133,14 +133,14 @@ static int hear(const struct shoal_link *link, uint64_t now_ns)
     return getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
 }
 
-static void look(struct shoal_links *links, struct shoal_link *link, uint64_t now_ns)
+static void link_look(struct shoal_links *links, struct shoal_link *link, uint64_t now_ns)
 {
     char text[SHOAL_LINK_TEXT_MAX];
     int error = EINPROGRESS;
     if (link->state == SHOAL_LINK_ASKED) {
-        error = hear(link, now_ns);
+        error = link_hear(link, now_ns);
     } else if (now_ns >= link->until_ns) {
-        error = start(links, link);
+        error = link_start(links, link);
         link->until_ns = now_ns + SHOAL_LINK_ANSWER_S * SHOAL_NS_PER_S;
     }
     if (error == EINPROGRESS)
@@ -148,7 +148,7 @@ static void look(struct shoal_links *links, struct shoal_link *link, uint64_t no
     shoal_link_settle(links, link);
     if (!error)
         return;
-    explain(error, port_of(&link->to), text);
+    link_explain(error, port_of(&link->to), text);
     links->broken(links->arg, link, text);
 }
 
@@ -160,7 +160,7 @@ void shoal_links_look(struct shoal_links *links, uint64_t now_ns)
     links->next_look_ns = now_ns + LOOK_NS;
     while (link) {
         struct shoal_link *next = link->next;
-        look(links, link, now_ns);
+        link_look(links, link, now_ns);
         link = next;
     }
 }

@@ -107,7 +107,7 @@ static void choose_writes(struct shoal_network *network, const struct shoal_sett
                        network->provider->name, reason);
 }
 
-static enum shoal_status open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
+static enum shoal_status network_open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
 {
     char reason[1200];
     uint16_t low, high;
@@ -177,7 +177,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     if (status == SHOAL_OK)
         status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
-        status = open_endpoint(network, options);
+        status = network_open_endpoint(network, options);
     network->sources = (struct shoal_fabric_sources){.endpoint = network->endpoint, .log = network->log};
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
@@ -280,14 +280,14 @@ void shoal_network_print_address(const struct shoal_network *network, const stru
 
 /* ---- Peers --------------------------------------------------------------------------------------------------------------- */
 
-static struct shoal_network_peer **place_of(struct shoal_network *network, uint64_t session)
+static struct shoal_network_peer **network_place_of(struct shoal_network *network, uint64_t session)
 {
     return &network->named[session % NAMES]; /* random as it is */
 }
 
-static struct shoal_network_peer *find_peer(struct shoal_network *network, uint64_t session)
+static struct shoal_network_peer *network_find_peer(struct shoal_network *network, uint64_t session)
 {
-    struct shoal_network_peer *peer = *place_of(network, session);
+    struct shoal_network_peer *peer = *network_place_of(network, session);
     while (peer && peer->session.from.session != session)
         peer = peer->next_named;
     return peer;
@@ -318,7 +318,7 @@ enum shoal_status shoal_network_meet(struct shoal_network *network, const struct
         free_peer(peer);
         return status;
     }
-    struct shoal_network_peer **place = place_of(network, peer->session.from.session);
+    struct shoal_network_peer **place = network_place_of(network, peer->session.from.session);
     peer->next_named = *place;
     *place = peer;
     network->peers[network->peer_count++] = peer;
@@ -471,7 +471,7 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
 
 /* Names are drawn at random, so that a stranger can only guess them: one of 65,535 indexes, and the age of the first owner.
  * Each later owner of the same counters has the next age. */
-static uint32_t draw(struct shoal_network *network, uint32_t limit)
+static uint32_t network_draw(struct shoal_network *network, uint32_t limit)
 {
     const uint64_t number = network->draws++;
     return (uint32_t)(shoal_siphash(&network->random, &number, sizeof number) % limit);
@@ -483,9 +483,9 @@ static uint32_t find_free_counters(struct shoal_network *network)
         network->counters = calloc(COUNTERS_MAX, sizeof *network->counters);
     if (!network->counters || network->counters_given == COUNTERS_MAX - 1)
         return 0;
-    uint32_t index = 1 + draw(network, COUNTERS_MAX - 1);
+    uint32_t index = 1 + network_draw(network, COUNTERS_MAX - 1);
     for (int i = 0; i < DRAWS_MAX && network->counters[index].channel; i++)
-        index = 1 + draw(network, COUNTERS_MAX - 1);
+        index = 1 + network_draw(network, COUNTERS_MAX - 1);
     while (network->counters[index].channel)
         index = index + 1 < COUNTERS_MAX ? index + 1 : 1;
     return index;
@@ -497,7 +497,7 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     if (!index)
         return 0;
     struct counters *counters = &network->counters[index];
-    const uint32_t age = counters->was_given ? counters->age + 1u : draw(network, AGES);
+    const uint32_t age = counters->was_given ? counters->age + 1u : network_draw(network, AGES);
     *counters = (struct counters){channel, source, (uint16_t)(age % AGES), true};
     network->counters_given++;
     return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_INCREMENT_BITS);
@@ -529,7 +529,7 @@ static void on_written(void *arg, uint32_t immediate)
 
 /* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
 
-static bool was_closed(const struct shoal_network *network, uint64_t comm)
+static bool network_was_closed(const struct shoal_network *network, uint64_t comm)
 {
     for (unsigned i = 0; i < CLOSED_MAX; i++) {
         if (network->closed[i] == comm)
@@ -561,8 +561,8 @@ static struct shoal_network_early *open_early(struct shoal_network_peer *from, u
 
 /* There is no limit for all together: processes of this job send no more than they may, and an all-to-all-v of 1,024 ranks that
  * this rank comes to last is 16 MiB. */
-static void keep_early(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm, const void *data,
-                       size_t bytes)
+static void network_keep_early(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm, const void *data,
+                               size_t bytes)
 {
     struct shoal_network_early *kept = open_early(from, comm);
     if (kept && kept->bytes + bytes > SHOAL_NETWORK_EARLY_MAX) {
@@ -593,7 +593,7 @@ static struct shoal_network_peer *authenticate(struct shoal_network *network, co
         return NULL;
     }
     memcpy(&seal, data, sizeof seal);
-    struct shoal_network_peer *peer = find_peer(network, seal.session);
+    struct shoal_network_peer *peer = network_find_peer(network, seal.session);
     const enum shoal_session_verdict verdict = peer ? shoal_session_check(&peer->session, data, bytes) : SHOAL_SESSION_FORGED;
     if (SHOAL_LIKELY(verdict == SHOAL_SESSION_GOOD))
         return peer;
@@ -618,8 +618,8 @@ static void on_message(void *arg, const void *data, size_t bytes)
     struct shoal_network_channel *channel = find_channel(network, comm);
     if (channel)
         hand_over(network, channel, from, data, bytes);
-    else if (!was_closed(network, comm))
-        keep_early(network, from, comm, data, bytes);
+    else if (!network_was_closed(network, comm))
+        network_keep_early(network, from, comm, data, bytes);
 }
 
 static void count_left(struct shoal_network_load *load)

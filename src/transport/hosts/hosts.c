@@ -139,7 +139,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
 }
 
 /* Of calls that cannot fail; the next one that can does. */
-static void note(struct hosts *hosts, enum shoal_status status)
+static void hosts_note(struct hosts *hosts, enum shoal_status status)
 {
     if (status == SHOAL_OK || hosts->error != SHOAL_OK)
         return;
@@ -165,12 +165,12 @@ static void send_record(struct hosts *hosts, int peer, const struct shoal_announ
     const struct iovec body[] = {{&arrival, sizeof arrival}, {(void *)(uintptr_t)payload, bytes}};
     if (record->descriptor.sequence > remote->last_sent) /* operations in rounds send theirs after later ones */
         remote->last_sent = record->descriptor.sequence;
-    note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, body, 2));
+    hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVE}, body, 2));
 }
 
 /* Beginning with the next rank, so that not all send to the same one first. */
-static void arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
-                   size_t bytes, const uint8_t *peers)
+static void hosts_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                         size_t bytes, const uint8_t *peers)
 {
     struct hosts *hosts = hosts_of(transport);
     for (int i = 1; i < transport->size; i++) {
@@ -187,7 +187,7 @@ static void arrive_at(struct shoal_transport *transport, int peer, const struct 
     send_record(hosts_of(transport), peer, record, payload, bytes);
 }
 
-static const struct shoal_announcement *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *hosts_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -197,7 +197,7 @@ static const struct shoal_announcement *arrival(struct shoal_transport *transpor
     return record && record->descriptor.sequence == sequence ? record : NULL;
 }
 
-static void expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+static void hosts_expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -207,7 +207,7 @@ static void expect(struct shoal_transport *transport, int peer, uint64_t sequenc
 /* In place of a payload that a peer did not send, against the rules. */
 static const unsigned char nothing[SHOAL_PAYLOAD_MAX];
 
-static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+static const void *hosts_payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -217,9 +217,9 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
         return remote->records[sequence % SHOAL_ANNOUNCEMENTS].payload;
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (payload->bytes < bytes) {
-        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
-                                   "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
-                                   (unsigned long long)sequence, bytes));
+        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
+                                         "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
+                                         (unsigned long long)sequence, bytes));
         return nothing;
     }
     return payload->at;
@@ -229,10 +229,10 @@ static void tell_if_due(struct hosts *hosts, int peer)
 {
     const struct remote *remote = remote_of(hosts, peer);
     if (remote->last_heard > remote->told && hosts->completed - remote->told >= TELL_EVERY)
-        note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
+        hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
-static void complete(struct shoal_transport *transport, uint64_t sequence)
+static void hosts_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
     hosts->completed = sequence;
@@ -243,7 +243,7 @@ static void complete(struct shoal_transport *transport, uint64_t sequence)
     }
 }
 
-static uint64_t completed(struct shoal_transport *transport, int peer)
+static uint64_t hosts_completed(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -255,13 +255,14 @@ static uint64_t completed(struct shoal_transport *transport, int peer)
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-static shoal_location locate(struct shoal_transport *transport, const void *address, size_t bytes)
+static shoal_location hosts_locate(struct shoal_transport *transport, const void *address, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     return hosts->local->ops->locate(hosts->local, address, bytes);
 }
 
-static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
+static void *hosts_reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes,
+                         enum shoal_status *error)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -275,7 +276,7 @@ static size_t staging_stride(const struct hosts *hosts)
     return shoal_shm_staging_stride(hosts->slot_bytes);
 }
 
-static enum shoal_status reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+static enum shoal_status hosts_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (hosts->has_staging)
@@ -287,7 +288,7 @@ static enum shoal_status reserve_staging(struct shoal_transport *transport, unsi
     return SHOAL_OK;
 }
 
-static void *staging(struct shoal_transport *transport, int rank, unsigned slot)
+static void *hosts_staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
     return is_local(hosts, rank) ? hosts->local->ops->staging(hosts->local, hosts->local_of[rank], slot) : NULL;
@@ -404,8 +405,8 @@ static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot
     return SHOAL_OK;
 }
 
-static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
-                             size_t bytes)
+static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset,
+                                   const void *source, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (hosts->error != SHOAL_OK)
@@ -422,7 +423,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
     return send_parts(hosts, peer, slot, offset, &origin);
 }
 
-static bool has_left(struct shoal_transport *transport, unsigned slot)
+static bool hosts_has_left(struct shoal_transport *transport, unsigned slot)
 {
     return hosts_of(transport)->under_way[slot] == 0;
 }
@@ -447,11 +448,11 @@ static void send_increment(struct hosts *hosts, int peer, unsigned slot)
 {
     const struct shoal_network_head head = {
         .kind = SHOAL_NETWORK_INCREMENT, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
-    note(hosts, send_message(hosts, peer, head, NULL, 0));
+    hosts_note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
 
 /* One signal more, or (-1) less. Like a message that waits to be sent it is not flushed. */
-static void owe(struct hosts *hosts, int peer, unsigned slot, int change)
+static void hosts_owe(struct hosts *hosts, int peer, unsigned slot, int change)
 {
     struct remote *remote = remote_of(hosts, peer);
     remote->counters[slot].owed += (unsigned)change;
@@ -461,7 +462,7 @@ static void owe(struct hosts *hosts, int peer, unsigned slot, int change)
     shoal_network_want_turns(hosts->network, &hosts->channel, hosts->owed > 0);
 }
 
-static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
+static void hosts_signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer)) {
@@ -472,14 +473,14 @@ static void signal_peer(struct shoal_transport *transport, int peer, unsigned sl
     if (!counter->owed && may_increment(remote_of(hosts, peer), slot))
         send_increment(hosts, peer, slot);
     else
-        owe(hosts, peer, slot, 1);
+        hosts_owe(hosts, peer, slot, 1);
 }
 
 static void pay_owed(struct hosts *hosts, int peer, unsigned slot)
 {
     struct remote *remote = remote_of(hosts, peer);
     while (remote->counters[slot].owed && may_increment(remote, slot)) {
-        owe(hosts, peer, slot, -1);
+        hosts_owe(hosts, peer, slot, -1);
         send_increment(hosts, peer, slot);
     }
 }
@@ -503,7 +504,7 @@ static uint64_t counter_value(struct shoal_transport *transport, int peer, unsig
 }
 
 /* Else it was heard before, or from nobody who keeps to the rules. */
-static bool is_expected(const struct counter *counter, uint64_t number)
+static bool hosts_is_expected(const struct counter *counter, uint64_t number)
 {
     return number - counter->heard - 1 < RAISES;
 }
@@ -512,7 +513,7 @@ static bool is_expected(const struct counter *counter, uint64_t number)
 static bool hear_increment(struct counter *counter, uint64_t number)
 {
     const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % RAISES;
-    if (!is_expected(counter, number) || (counter->ahead & bit))
+    if (!hosts_is_expected(counter, number) || (counter->ahead & bit))
         return false;
     SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
     counter->ahead |= bit;
@@ -525,12 +526,13 @@ static bool hear_increment(struct counter *counter, uint64_t number)
 
 /* ---- Packets ------------------------------------------------------------------------------------------------------------- */
 
-static size_t packet_space(const struct shoal_packet *packet)
+static size_t hosts_packet_space(const struct shoal_packet *packet)
 {
     return sizeof *packet + packet->bytes;
 }
 
-static enum shoal_status push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+static enum shoal_status hosts_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet,
+                                    const void *data)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -538,18 +540,18 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
     struct remote *remote = remote_of(hosts, peer);
     if (hosts->error != SHOAL_OK)
         return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
-    if (remote->pushed_bytes - remote->taken_bytes + packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
+    if (remote->pushed_bytes - remote->taken_bytes + hosts_packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
         shoal_network_is_full(remote->peer))
         return SHOAL_PENDING;
     const struct iovec body[] = {{(void *)(uintptr_t)packet, sizeof *packet}, {(void *)(uintptr_t)data, packet->bytes}};
     const struct shoal_network_head head = {.kind = SHOAL_NETWORK_PACKET, .number = remote->pushed};
     SHOAL_TRY(send_message(hosts, peer, head, body, 2));
     remote->pushed++;
-    remote->pushed_bytes += packet_space(packet);
+    remote->pushed_bytes += hosts_packet_space(packet);
     return SHOAL_OK;
 }
 
-static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
+static const struct shoal_packet *hosts_peek(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -558,7 +560,7 @@ static const struct shoal_packet *peek(struct shoal_transport *transport, int pe
     return remote->packets && remote->packets->number == remote->popped ? &remote->packets->head : NULL;
 }
 
-static void pop(struct shoal_transport *transport, int peer)
+static void hosts_pop(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer)) {
@@ -569,16 +571,16 @@ static void pop(struct shoal_transport *transport, int peer)
     struct packet *packet = remote->packets;
     remote->packets = packet->next;
     remote->popped++;
-    remote->popped_bytes += packet_space(&packet->head);
-    remote->held_bytes -= packet_space(&packet->head);
+    remote->popped_bytes += hosts_packet_space(&packet->head);
+    remote->held_bytes -= hosts_packet_space(&packet->head);
     free(packet);
     if (remote->popped_bytes - remote->told_popped >= TELL_TAKEN)
-        note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
+        hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
 
 /* ---- Hearing ------------------------------------------------------------------------------------------------------------- */
 
-static bool grow(struct payload *payload, size_t bytes)
+static bool hosts_grow(struct payload *payload, size_t bytes)
 {
     if (payload->bytes >= bytes)
         return true;
@@ -611,8 +613,8 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         return; /* nobody looks at it any more, and its place may be taken */
     const bool is_beside = arrival.bytes > SHOAL_PAYLOAD_INLINE;
     struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
-    if (!remote->records || (is_beside && !grow(payload, arrival.bytes))) {
-        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
+    if (!remote->records || (is_beside && !hosts_grow(payload, arrival.bytes))) {
+        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the records of other hosts"));
         return;
     }
     struct shoal_announcement *record = &remote->records[sequence % SHOAL_ANNOUNCEMENTS];
@@ -630,12 +632,12 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
         return;
     memcpy(&part, body, sizeof part);
     bytes -= sizeof part;
-    if (!has_space(hosts, head->slot, part.offset, bytes) || !is_expected(&remote->counters[head->slot], head->number))
+    if (!has_space(hosts, head->slot, part.offset, bytes) || !hosts_is_expected(&remote->counters[head->slot], head->number))
         return;
     if (!remote->parts)
         remote->parts = calloc(hosts->slots, sizeof *remote->parts);
     if (!remote->parts) {
-        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for what other hosts put"));
+        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for what other hosts put"));
         return;
     }
     memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
@@ -651,7 +653,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
 static bool fits_queue(const struct remote *remote, const struct shoal_packet *packet, uint64_t number)
 {
     return packet->bytes <= SHOAL_PACKET_BYTES_MAX && number - remote->popped < PACKETS_MAX &&
-           remote->held_bytes + packet_space(packet) <= SHOAL_PACKET_QUEUE_BYTES;
+           remote->held_bytes + hosts_packet_space(packet) <= SHOAL_PACKET_QUEUE_BYTES;
 }
 
 static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t number, const char *body, size_t bytes)
@@ -669,13 +671,13 @@ static void hear_packet(struct hosts *hosts, struct remote *remote, uint64_t num
         return;
     struct packet *packet = malloc(sizeof *packet + head.bytes);
     if (!packet) {
-        note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a message of another host"));
+        hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a message of another host"));
         return;
     }
     packet->number = number;
     memcpy(&packet->head, body, bytes);
     packet->head.location = 0; /* what is shared there cannot be reached from here */
-    remote->held_bytes += packet_space(&packet->head);
+    remote->held_bytes += hosts_packet_space(&packet->head);
     packet->next = *link;
     *link = packet;
 }
@@ -689,8 +691,8 @@ static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_
 }
 
 /* What comes from the network is not trusted with more than its own content. */
-static bool hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
-                 size_t bytes)
+static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
+                       const void *body, size_t bytes)
 {
     struct hosts *hosts = arg;
     if (head->source >= (uint32_t)hosts->transport.size || remote_of(hosts, (int)head->source)->peer != from ||
@@ -737,10 +739,10 @@ static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
 static void hear_lost(void *arg, enum shoal_status status, const char *text)
 {
     struct hosts *hosts = arg;
-    note(hosts, shoal_log_fail(hosts->log, status, "hosts", "%s", text));
+    hosts_note(hosts, shoal_log_fail(hosts->log, status, "hosts", "%s", text));
 }
 
-static void flush(struct shoal_transport *transport)
+static void hosts_flush(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
     hosts->local->ops->flush(hosts->local);
@@ -749,7 +751,7 @@ static void flush(struct shoal_transport *transport)
 /* ---- Failure ------------------------------------------------------------------------------------------------------------- */
 
 /* Other hosts may have found another cause at the same moment: it is written on this host when all have agreed on one. */
-static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
+static void hosts_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     struct shoal_failure first = *failure;
@@ -769,7 +771,7 @@ static void fail_noted(struct hosts *hosts)
     snprintf(failure.host, sizeof failure.host, "%.63s", hosts->log->host);
     snprintf(failure.text, sizeof failure.text, "%.*s", (int)sizeof failure.text - 1, hosts->error_text);
     hosts->error = SHOAL_OK;
-    fail(&hosts->transport, &failure);
+    hosts_fail(&hosts->transport, &failure);
 }
 
 static void give_abort(void *arg, struct shoal_failure *failure_out)
@@ -792,10 +794,10 @@ static void heed_abort(struct hosts *hosts)
     struct shoal_failure failure;
     atomic_store_explicit(&hosts->is_aborted, false, memory_order_relaxed);
     give_abort(hosts, &failure);
-    fail(&hosts->transport, &failure);
+    hosts_fail(&hosts->transport, &failure);
 }
 
-static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
+static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
@@ -805,7 +807,7 @@ static bool failed(struct shoal_transport *transport, struct shoal_failure *fail
     return hosts->local->ops->failed(hosts->local, failure);
 }
 
-static void abort_all(struct shoal_transport *transport)
+static void hosts_abort_all(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
     atomic_store_explicit(&hosts->is_aborted, true, memory_order_relaxed);
@@ -819,7 +821,7 @@ static void take_failure(void *arg, const struct shoal_failure *failure)
     hosts->local->ops->fail(hosts->local, failure);
 }
 
-static void hear_left(void *arg, int rank, uint64_t sequence)
+static void hosts_hear_left(void *arg, int rank, uint64_t sequence)
 {
     struct hosts *hosts = arg;
     if (rank < 0 || rank >= hosts->transport.size)
@@ -829,19 +831,19 @@ static void hear_left(void *arg, int rank, uint64_t sequence)
     atomic_store_explicit(&remote->has_left, true, memory_order_release);
 }
 
-static bool enter(struct shoal_transport *transport)
+static bool hosts_enter(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
     return hosts->local->ops->enter(hosts->local);
 }
 
-static void leave(struct shoal_transport *transport)
+static void hosts_leave(struct shoal_transport *transport)
 {
     struct hosts *hosts = hosts_of(transport);
     hosts->local->ops->leave(hosts->local);
 }
 
-static bool is_quiet(struct shoal_transport *transport, int *rank_out)
+static bool hosts_is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct hosts *hosts = hosts_of(transport);
     int local = 0;
@@ -851,7 +853,7 @@ static bool is_quiet(struct shoal_transport *transport, int *rank_out)
     return quiet;
 }
 
-static bool is_out_of_reach(const struct hosts *hosts, const struct shoal_network_peer *peer, char *text, size_t bytes)
+static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_network_peer *peer, char *text, size_t bytes)
 {
     if (!peer->broken_ns || shoal_clock_ns() - peer->broken_ns < BLAME_NETWORK_NS)
         return false;
@@ -875,7 +877,7 @@ static bool is_gone(const struct hosts *hosts, const struct remote *remote, char
         shoal_membership_describe(peer->membership, peer->world_rank, text, bytes);
         return true;
     }
-    return is_out_of_reach(hosts, peer, text, bytes);
+    return hosts_is_out_of_reach(hosts, peer, text, bytes);
 }
 
 static bool has_completed(const struct remote *remote, uint64_t sequence)
@@ -908,7 +910,7 @@ static bool holds_up(struct hosts *hosts, int rank, uint64_t sequence, char *how
 {
     const struct remote *remote = remote_of(hosts, rank);
     if (has_completed(remote, sequence))
-        return is_sending(&hosts->transport, rank) && is_out_of_reach(hosts, remote->peer, how, bytes);
+        return is_sending(&hosts->transport, rank) && hosts_is_out_of_reach(hosts, remote->peer, how, bytes);
     return is_gone(hosts, remote, how, bytes);
 }
 
@@ -939,7 +941,7 @@ static int next_local_lost(struct hosts *hosts, int first, uint64_t sequence, st
     return lost < 0 ? hosts->transport.size : hosts->rank_of[lost];
 }
 
-static int lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
+static int hosts_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     const int local = next_local_lost(hosts, first, sequence, failure);
@@ -957,7 +959,7 @@ static bool is_cut_off(struct shoal_transport *transport, int peer)
     return other && shoal_membership_is_cut_off(other->membership, other->world_rank);
 }
 
-static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
+static void hosts_describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer)) {
@@ -968,7 +970,7 @@ static void describe(struct shoal_transport *transport, int peer, char *text, si
     shoal_membership_describe(other->membership, other->world_rank, text, bytes);
 }
 
-static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
+static void hosts_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
 {
     struct hosts *hosts = hosts_of(transport);
     const struct shoal_network_head head = {.kind = SHOAL_NETWORK_WAITS,
@@ -980,11 +982,11 @@ static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, 
         if (is_local(hosts, r) || remote->told_waits == rank + 1 || !is_concerned)
             continue;
         remote->told_waits = rank + 1;
-        note(hosts, send_message(hosts, r, head, NULL, 0));
+        hosts_note(hosts, send_message(hosts, r, head, NULL, 0));
     }
 }
 
-static int waits_for(struct shoal_transport *transport, int peer)
+static int hosts_waits_for(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -992,7 +994,7 @@ static int waits_for(struct shoal_transport *transport, int peer)
     return (int)(remote_of(hosts, peer)->waits & UINT32_MAX) - 1;
 }
 
-static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+static void hosts_peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))
@@ -1001,7 +1003,7 @@ static void peer_name(struct shoal_transport *transport, int peer, struct shoal_
         *name = remote_of(hosts, peer)->peer->name;
 }
 
-static void memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
+static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
 {
     struct hosts *hosts = hosts_of(transport);
     hosts->local->ops->memory(hosts->local, usage);
@@ -1056,11 +1058,11 @@ static void leave_network(struct hosts *hosts, bool is_broken)
         shoal_network_leave(hosts->network, &leftover);
 }
 
-static void destroy(struct shoal_transport *transport, bool finalized)
+static void hosts_destroy(struct shoal_transport *transport, bool finalized)
 {
     struct hosts *hosts = hosts_of(transport);
     struct shoal_failure failure;
-    const bool is_broken = hosts->is_joined && failed(transport, &failure);
+    const bool is_broken = hosts->is_joined && hosts_failed(transport, &failure);
     if (!finalized && !is_broken) /* else the others are told of that */
         shoal_membership_tell_left(hosts->membership, hosts->channel.comm, transport->rank, hosts->completed);
     shoal_membership_leave(hosts->membership, &hosts->part);
@@ -1083,41 +1085,41 @@ static void destroy(struct shoal_transport *transport, bool finalized)
 
 static const struct shoal_transport_ops ops = {
     .name = "hosts",
-    .arrive = arrive,
+    .arrive = hosts_arrive,
     .arrive_at = arrive_at,
-    .arrival = arrival,
-    .expect = expect,
-    .payload = payload_of,
-    .complete = complete,
-    .completed = completed,
-    .locate = locate,
-    .reach = reach,
-    .reserve_staging = reserve_staging,
-    .staging = staging,
-    .put = put,
-    .has_left = has_left,
+    .arrival = hosts_arrival,
+    .expect = hosts_expect,
+    .payload = hosts_payload_of,
+    .complete = hosts_complete,
+    .completed = hosts_completed,
+    .locate = hosts_locate,
+    .reach = hosts_reach,
+    .reserve_staging = hosts_reserve_staging,
+    .staging = hosts_staging,
+    .put = hosts_put,
+    .has_left = hosts_has_left,
     .is_flushed = is_flushed,
     .is_sending = is_sending,
-    .signal = signal_peer,
+    .signal = hosts_signal_peer,
     .counter = counter_value,
-    .push = push,
-    .peek = peek,
-    .pop = pop,
-    .flush = flush,
-    .lost = lost,
+    .push = hosts_push,
+    .peek = hosts_peek,
+    .pop = hosts_pop,
+    .flush = hosts_flush,
+    .lost = hosts_lost,
     .is_cut_off = is_cut_off,
-    .describe = describe,
-    .say_waits_for = say_waits_for,
-    .waits_for = waits_for,
-    .enter = enter,
-    .leave = leave,
-    .is_quiet = is_quiet,
-    .fail = fail,
-    .failed = failed,
-    .abort = abort_all,
-    .peer_name = peer_name,
-    .memory = memory,
-    .destroy = destroy,
+    .describe = hosts_describe,
+    .say_waits_for = hosts_say_waits_for,
+    .waits_for = hosts_waits_for,
+    .enter = hosts_enter,
+    .leave = hosts_leave,
+    .is_quiet = hosts_is_quiet,
+    .fail = hosts_fail,
+    .failed = hosts_failed,
+    .abort = hosts_abort_all,
+    .peer_name = hosts_peer_name,
+    .memory = hosts_memory,
+    .destroy = hosts_destroy,
 };
 
 /* Loads and what they count, of all ranks elsewhere, in one piece of memory: it outlives the transport where something is still
@@ -1149,7 +1151,7 @@ static bool make_loads(struct hosts *hosts)
     return true;
 }
 
-static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_options *options)
+static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_hosts_options *options)
 {
     const size_t size = (size_t)options->shm.size;
     hosts->members = calloc(size, sizeof *hosts->members);
@@ -1175,7 +1177,7 @@ static enum shoal_status allocate(struct hosts *hosts, const struct shoal_hosts_
 }
 
 /* Numbers hosts in the order of their lowest ranks, and this host's ranks in order. How many are here. */
-static int number_hosts(struct hosts *hosts)
+static int hosts_number_all(struct hosts *hosts)
 {
     const struct shoal_member *members = hosts->members;
     const int size = hosts->transport.size, own = hosts->transport.rank;
@@ -1197,7 +1199,7 @@ static enum shoal_status make_local(struct hosts *hosts, struct shoal_shm_endpoi
                                     const struct shoal_hosts_options *options)
 {
     struct shoal_shm_options shm = options->shm;
-    shm.size = number_hosts(hosts);
+    shm.size = hosts_number_all(hosts);
     shm.rank = hosts->local_of[options->shm.rank];
     shm.numbers = hosts->rank_of;
     shm.peers = calloc((size_t)shm.size, sizeof(struct shoal_shm_peer *));
@@ -1226,18 +1228,18 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     /* Before anything can fail: destroy tells the other hosts, which would else wait for this rank. */
     hosts->channel = (struct shoal_network_channel){.comm = options->shm.comm,
                                                     .arg = hosts,
-                                                    .message = hear,
+                                                    .message = hosts_hear,
                                                     .written = hear_written,
                                                     .failed = hear_lost,
                                                     .turn = pay_all_owed};
     hosts->part = (struct shoal_membership_comm){
-        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hear_left};
+        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hosts_hear_left};
     hosts->completed = options->shm.counter_start;
-    enum shoal_status status = allocate(hosts, options);
+    enum shoal_status status = hosts_allocate(hosts, options);
     if (status == SHOAL_OK)
         status = make_local(hosts, endpoint, options);
     if (status != SHOAL_OK) {
-        destroy(&hosts->transport, false);
+        hosts_destroy(&hosts->transport, false);
         return status;
     }
     hosts->transport.host = hosts->host;

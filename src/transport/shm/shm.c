@@ -64,8 +64,8 @@ static void prepare_next(const struct seat *seat, uint64_t sequence, size_t byte
 }
 
 /* Only what this record needs: a second line that nobody reads stays in this rank's cache. */
-static void arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
-                   size_t bytes, const uint8_t *peers)
+static void shm_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
+                       size_t bytes, const uint8_t *peers)
 {
     (void)peers; /* all are here */
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
@@ -85,7 +85,7 @@ static void arrive(struct shoal_transport *transport, const struct shoal_announc
     prepare_next(seat, sequence + 1, bytes);
 }
 
-static const struct shoal_announcement *arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
+static const struct shoal_announcement *shm_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
     const struct shoal_shm_announcement *line = &shm_of(transport)->seats[peer].arrivals[sequence % SHOAL_ANNOUNCEMENTS];
     /* acquire: pairs with the release in arrive. */
@@ -94,7 +94,7 @@ static const struct shoal_announcement *arrival(struct shoal_transport *transpor
     return (const struct shoal_announcement *)(const void *)line;
 }
 
-static const void *payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+static const void *shm_payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const struct seat *seat = &shm_of(transport)->seats[peer];
     if (bytes <= SHOAL_PAYLOAD_INLINE)
@@ -104,36 +104,37 @@ static const void *payload_of(struct shoal_transport *transport, int peer, uint6
 
 /* A payload is written before its record. Asked for while the record's line is on its way, its first lines come together with
  * it; before that they are in our cache from the last time, and asking costs nothing. */
-static void expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
+static void shm_expect(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
-    const char *payload = payload_of(transport, peer, sequence, bytes);
+    const char *payload = shm_payload_of(transport, peer, sequence, bytes);
     for (size_t at = bytes > SHOAL_PAYLOAD_INLINE ? 0 : SHOAL_PAYLOAD_FIRST; at < bytes && at < EXPECT_BYTES;
          at += SHOAL_CACHE_LINE)
         __builtin_prefetch(payload + at);
 }
 
-static void complete(struct shoal_transport *transport, uint64_t sequence)
+static void shm_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     /* release: our reads of the peers' records, payloads and staging buffers come before it; a peer that reads it may reuse
      * them. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->completed, sequence, memory_order_release);
 }
 
-static uint64_t completed(struct shoal_transport *transport, int peer)
+static uint64_t shm_completed(struct shoal_transport *transport, int peer)
 {
     return atomic_load_explicit(&shm_of(transport)->seats[peer].head->completed, memory_order_acquire);
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
-static shoal_location locate(struct shoal_transport *transport, const void *address, size_t bytes)
+static shoal_location shm_locate(struct shoal_transport *transport, const void *address, size_t bytes)
 {
     struct shm *shm = shm_of(transport);
     const struct shoal_shm_group group = {shm->comm, shm->peers, transport->size};
     return shoal_shm_endpoint_locate(shm->endpoint, &group, address, bytes);
 }
 
-static void *reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes, enum shoal_status *error)
+static void *shm_reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes,
+                       enum shoal_status *error)
 {
     struct shm *shm = shm_of(transport);
     void *address = peer == transport->rank ? shoal_shm_endpoint_own(shm->endpoint, location)
@@ -144,7 +145,7 @@ static void *reach(struct shoal_transport *transport, int peer, shoal_location l
     return address;
 }
 
-static enum shoal_status reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
+static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct shm *shm = shm_of(transport);
     struct seat *seat = &shm->seats[transport->rank];
@@ -159,15 +160,15 @@ static enum shoal_status reserve_staging(struct shoal_transport *transport, unsi
     return SHOAL_OK;
 }
 
-static void *staging(struct shoal_transport *transport, int rank, unsigned slot)
+static void *shm_staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     const struct shm *shm = shm_of(transport);
     return shm->seats[rank].staging + slot * shm->staging_stride;
 }
 
 /* All memory is reached by load and store here; plans do not put. */
-static enum shoal_status put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
-                             size_t bytes)
+static enum shoal_status shm_put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
+                                 size_t bytes)
 {
     (void)slot, (void)offset, (void)source, (void)bytes;
     return shoal_log_fail(shm_of(transport)->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
@@ -176,7 +177,7 @@ static enum shoal_status put(struct shoal_transport *transport, int peer, unsign
 
 /* ---- Counters ------------------------------------------------------------------------------------------------------------ */
 
-static void signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
+static void shm_signal_peer(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct shm *shm = shm_of(transport);
     const size_t index = (size_t)slot * (size_t)transport->size;
@@ -196,7 +197,7 @@ static uint64_t counter(struct shoal_transport *transport, int peer, unsigned sl
 #define QUEUE SHOAL_PACKET_QUEUE_BYTES
 #define PACKET_PAD UINT32_MAX /* kind of a filler up to the ring's end */
 
-static size_t packet_space(const struct shoal_packet *packet)
+static size_t shm_packet_space(const struct shoal_packet *packet)
 {
     return sizeof *packet + shoal_round_up(packet->bytes, SHOAL_CACHE_LINE);
 }
@@ -213,7 +214,8 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
     return SHOAL_OK;
 }
 
-static enum shoal_status push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet, const void *data)
+static enum shoal_status shm_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet,
+                                  const void *data)
 {
     struct shm *shm = shm_of(transport);
     const struct seat *own = &shm->seats[transport->rank];
@@ -222,7 +224,7 @@ static enum shoal_status push(struct shoal_transport *transport, int peer, const
     uint64_t head = atomic_load_explicit(&own->queue_heads[peer].value, memory_order_relaxed); /* we are its writer */
     /* acquire: the peer has read what it took; its space may be written again. */
     const uint64_t tail = atomic_load_explicit(&shm->seats[peer].queue_tails[transport->rank].value, memory_order_acquire);
-    const size_t space = packet_space(packet), to_end = QUEUE - head % QUEUE, filler = space > to_end ? to_end : 0;
+    const size_t space = shm_packet_space(packet), to_end = QUEUE - head % QUEUE, filler = space > to_end ? to_end : 0;
     if (QUEUE - (head - tail) < space + filler)
         return SHOAL_PENDING;
     if (filler) {
@@ -248,24 +250,24 @@ static const struct shoal_packet *oldest_packet(struct shm *shm, int peer, uint6
     return (const struct shoal_packet *)(const void *)(queue + *tail_out % QUEUE);
 }
 
-static void pop(struct shoal_transport *transport, int peer)
+static void shm_pop(struct shoal_transport *transport, int peer)
 {
     struct shm *shm = shm_of(transport);
     uint64_t tail;
     const struct shoal_packet *packet = oldest_packet(shm, peer, &tail);
     /* release: we have read the packet. */
-    atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + packet_space(packet),
+    atomic_store_explicit(&shm->seats[transport->rank].queue_tails[peer].value, tail + shm_packet_space(packet),
                           memory_order_release);
 }
 
-static const struct shoal_packet *peek(struct shoal_transport *transport, int peer)
+static const struct shoal_packet *shm_peek(struct shoal_transport *transport, int peer)
 {
     uint64_t tail;
     const struct shoal_packet *packet = oldest_packet(shm_of(transport), peer, &tail);
     if (!packet || packet->kind != PACKET_PAD)
         return packet;
-    pop(transport, peer);
-    return peek(transport, peer);
+    shm_pop(transport, peer);
+    return shm_peek(transport, peer);
 }
 
 /* ---- Waking -------------------------------------------------------------------------------------------------------------- */
@@ -280,7 +282,7 @@ static void order_store_before_look(const struct shm *shm)
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-static void flush(struct shoal_transport *transport)
+static void shm_flush(struct shoal_transport *transport)
 {
     const struct shm *shm = shm_of(transport);
     /* What was published comes before the look at who sleeps; pairs with shoal_shm_endpoint_doze. */
@@ -301,7 +303,7 @@ static void wake_all(struct shm *shm)
 }
 
 /* True for the one who may write the record. */
-static bool claim(struct shoal_shm_failure *failure)
+static bool shm_claim(struct shoal_shm_failure *failure)
 {
     uint32_t unclaimed = 0;
     return atomic_compare_exchange_strong_explicit(&failure->claimed, &unclaimed, 1, memory_order_acq_rel,
@@ -310,11 +312,11 @@ static bool claim(struct shoal_shm_failure *failure)
 
 #define CLAIM_POLLS 20000
 
-static void fail(struct shoal_transport *transport, const struct shoal_failure *failure)
+static void shm_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
     struct shoal_shm_failure *first = &shm->seats[0].head->failure;
-    if (claim(first)) {
+    if (shm_claim(first)) {
         first->failure = *failure;
         /* release: pairs with the acquire in failed. */
         atomic_store_explicit(&first->ready, 1, memory_order_release);
@@ -325,7 +327,7 @@ static void fail(struct shoal_transport *transport, const struct shoal_failure *
     wake_all(shm);
 }
 
-static bool failed(struct shoal_transport *transport, struct shoal_failure *failure)
+static bool shm_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     const struct shoal_shm_failure *first = &shm_of(transport)->seats[0].head->failure;
     if (!atomic_load_explicit(&first->ready, memory_order_acquire))
@@ -334,7 +336,7 @@ static bool failed(struct shoal_transport *transport, struct shoal_failure *fail
     return true;
 }
 
-static bool enter(struct shoal_transport *transport)
+static bool shm_enter(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
@@ -346,13 +348,13 @@ static bool enter(struct shoal_transport *transport)
     return false;
 }
 
-static void leave(struct shoal_transport *transport)
+static void shm_leave(struct shoal_transport *transport)
 {
     /* release: our accesses to operands are over for who sees us outside. */
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->is_inside, 0, memory_order_release);
 }
 
-static bool is_quiet(struct shoal_transport *transport, int *rank_out)
+static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
 {
     struct shm *shm = shm_of(transport);
     shoal_shm_endpoint_fence_all(shm->endpoint);
@@ -381,11 +383,11 @@ static void print_abort(int rank, char *text)
     memcpy(text, " called shoal_comm_abort", 25);
 }
 
-static void abort_all(struct shoal_transport *transport)
+static void shm_abort_all(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
     struct shoal_shm_failure *first = &shm->seats[0].head->failure;
-    if (claim(first)) {
+    if (shm_claim(first)) {
         memset(&first->failure, 0, sizeof first->failure);
         first->failure.struct_bytes = sizeof first->failure;
         first->failure.status = SHOAL_ERR_ABORTED;
@@ -399,7 +401,7 @@ static void abort_all(struct shoal_transport *transport)
     wake_all(shm);
 }
 
-static const char *has_left(struct shm *shm, int peer)
+static const char *shm_has_left(struct shm *shm, int peer)
 {
     /* acquire: after it, the peer's last `completed` is seen. */
     switch (atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire)) {
@@ -412,12 +414,12 @@ static const char *has_left(struct shm *shm, int peer)
     }
 }
 
-static int lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
+static int shm_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
     for (int r = first; r < transport->size; r++) {
-        const char *how = shm->peers[r] ? has_left(shm, r) : NULL;
-        if (!how || completed(transport, r) >= sequence)
+        const char *how = shm->peers[r] ? shm_has_left(shm, r) : NULL;
+        if (!how || shm_completed(transport, r) >= sequence)
             continue;
         failure->status = SHOAL_ERR_PEER_LOST;
         failure->rank = shm->numbers[r];
@@ -430,7 +432,7 @@ static int lost(struct shoal_transport *transport, int first, uint64_t sequence,
     return -1;
 }
 
-static void describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
+static void shm_describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
 {
     const struct shoal_shm_peer *other = shm_of(transport)->peers[peer];
     if (other)
@@ -439,7 +441,7 @@ static void describe(struct shoal_transport *transport, int peer, char *text, si
         snprintf(text, bytes, "this rank");
 }
 
-static void peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+static void shm_peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
 {
     const struct shm *shm = shm_of(transport);
     if (shm->peers[peer]) {
@@ -450,7 +452,7 @@ static void peer_name(struct shoal_transport *transport, int peer, struct shoal_
     name->pid = (int)getpid();
 }
 
-static void memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
+static void shm_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
 {
     const struct shm *shm = shm_of(transport);
     usage->control_bytes += shm->control_bytes;
@@ -459,7 +461,7 @@ static void memory(struct shoal_transport *transport, struct shoal_memory_usage 
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void destroy(struct shoal_transport *transport, bool finalized)
+static void shm_destroy(struct shoal_transport *transport, bool finalized)
 {
     struct shm *shm = shm_of(transport);
     struct seat *own = shm->seats ? &shm->seats[transport->rank] : NULL;
@@ -485,49 +487,49 @@ static void destroy(struct shoal_transport *transport, bool finalized)
 }
 
 /* relaxed: they are for words on who is slow, and publish nothing. */
-static void say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
+static void shm_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
 {
     (void)sequence;
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->waited_for, rank + 1, memory_order_relaxed);
 }
 
-static int waits_for(struct shoal_transport *transport, int peer)
+static int shm_waits_for(struct shoal_transport *transport, int peer)
 {
     return atomic_load_explicit(&shm_of(transport)->seats[peer].head->waited_for, memory_order_relaxed) - 1;
 }
 
 static const struct shoal_transport_ops ops = {
     .name = "shm",
-    .arrive = arrive,
-    .arrival = arrival,
-    .expect = expect,
-    .payload = payload_of,
-    .complete = complete,
-    .completed = completed,
-    .locate = locate,
-    .reach = reach,
-    .reserve_staging = reserve_staging,
-    .staging = staging,
-    .put = put,
-    .signal = signal_peer,
+    .arrive = shm_arrive,
+    .arrival = shm_arrival,
+    .expect = shm_expect,
+    .payload = shm_payload_of,
+    .complete = shm_complete,
+    .completed = shm_completed,
+    .locate = shm_locate,
+    .reach = shm_reach,
+    .reserve_staging = shm_reserve_staging,
+    .staging = shm_staging,
+    .put = shm_put,
+    .signal = shm_signal_peer,
     .counter = counter,
-    .push = push,
-    .peek = peek,
-    .pop = pop,
-    .flush = flush,
-    .lost = lost,
-    .describe = describe,
-    .say_waits_for = say_waits_for,
-    .waits_for = waits_for,
-    .enter = enter,
-    .leave = leave,
-    .is_quiet = is_quiet,
-    .fail = fail,
-    .failed = failed,
-    .abort = abort_all,
-    .peer_name = peer_name,
-    .memory = memory,
-    .destroy = destroy,
+    .push = shm_push,
+    .peek = shm_peek,
+    .pop = shm_pop,
+    .flush = shm_flush,
+    .lost = shm_lost,
+    .describe = shm_describe,
+    .say_waits_for = shm_say_waits_for,
+    .waits_for = shm_waits_for,
+    .enter = shm_enter,
+    .leave = shm_leave,
+    .is_quiet = shm_is_quiet,
+    .fail = shm_fail,
+    .failed = shm_failed,
+    .abort = shm_abort_all,
+    .peer_name = shm_peer_name,
+    .memory = shm_memory,
+    .destroy = shm_destroy,
 };
 
 static void seat_at(struct seat *seat, struct shoal_segment *segment, const struct shoal_shm_layout *layout)
@@ -551,7 +553,8 @@ static void start_counters(const struct shm *shm, struct seat *seat)
     atomic_store_explicit(&seat->head->completed, shm->counter_start, memory_order_relaxed);
 }
 
-static enum shoal_status allocate(struct shm *shm, struct shoal_shm_endpoint *endpoint, const struct shoal_shm_options *options)
+static enum shoal_status shm_allocate(struct shm *shm, struct shoal_shm_endpoint *endpoint,
+                                      const struct shoal_shm_options *options)
 {
     const size_t size = (size_t)options->size;
     shm->seats = calloc(size, sizeof *shm->seats);
@@ -606,7 +609,7 @@ enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const st
     shm->slot_bytes = options->slot_bytes;
     shm->counter_start = options->counter_start;
     shm->join_deadline_ns = shoal_clock_ns() + options->timeout_ms * SHOAL_NS_PER_MS;
-    enum shoal_status status = allocate(shm, endpoint, options);
+    enum shoal_status status = shm_allocate(shm, endpoint, options);
     if (status == SHOAL_OK)
         status = make_own_segment(shm);
     if (status != SHOAL_OK) {
@@ -614,7 +617,7 @@ enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const st
             if (options->peers[r])
                 (void)shoal_shm_endpoint_offer(options->peers[r], options->comm, NULL);
         }
-        destroy(&shm->transport, false);
+        shm_destroy(&shm->transport, false);
         return status;
     }
     *transport_out = &shm->transport;

@@ -129,7 +129,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
  * ---------------------------------------------------------------------------------------------- */
 
 /* Grows an array by one element; NULL and the array untouched when there is no memory. */
-static void *grow(void *array, size_t count, size_t element_bytes)
+static void *shm_endpoint_grow(void *array, size_t count, size_t element_bytes)
 {
     return reallocarray(array, count + 1, element_bytes);
 }
@@ -169,7 +169,7 @@ static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
                         struct shoal_segment *segment)
 {
     forget_mapped(peer, id); /* a number that is used again */
-    struct shoal_shm_mapped *mapped = grow(peer->mapped, peer->mapped_count, sizeof *mapped);
+    struct shoal_shm_mapped *mapped = shm_endpoint_grow(peer->mapped, peer->mapped_count, sizeof *mapped);
     if (!mapped) {
         shoal_segment_put(segment);
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm", "no memory to keep a segment of process %d", peer->name.pid);
@@ -184,7 +184,7 @@ static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
 static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
                          struct shoal_segment *segment)
 {
-    struct shoal_shm_joining *joining = grow(endpoint->joining, endpoint->joining_count, sizeof *joining);
+    struct shoal_shm_joining *joining = shm_endpoint_grow(endpoint->joining, endpoint->joining_count, sizeof *joining);
     if (!joining) {
         shoal_segment_put(segment);
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm", "no memory to keep a communicator of process %d", peer->name.pid);
@@ -194,8 +194,8 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-static void take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
-                         const struct shoal_link_message *message, int fd)
+static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
+                                      const struct shoal_link_message *message, int fd)
 {
     struct shoal_segment *segment = NULL;
     if (message->type == SHOAL_LINK_GONE) {
@@ -226,7 +226,7 @@ static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pee
     struct shoal_link_message message;
     int fd;
     while (peer->socket >= 0 && shoal_link_receive(peer->socket, &message, &fd))
-        take_message(endpoint, peer, &message, fd);
+        shm_endpoint_take_message(endpoint, peer, &message, fd);
 }
 
 static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
@@ -247,7 +247,7 @@ static void tell_gone(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer
 {
     if (say_unsaid(peer) && say_gone(peer, id))
         return;
-    uint64_t *unsaid = grow(peer->unsaid, peer->unsaid_count, sizeof *unsaid);
+    uint64_t *unsaid = shm_endpoint_grow(peer->unsaid, peer->unsaid_count, sizeof *unsaid);
     if (!unsaid) {
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm",
                        "no memory to tell process %d later that memory is gone: it keeps it", peer->name.pid);
@@ -287,7 +287,7 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-static struct shoal_shm_peer *find_peer(struct shoal_shm_endpoint *endpoint, const unsigned char *id)
+static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *endpoint, const unsigned char *id)
 {
     for (size_t i = 0; i < endpoint->peer_count; i++) {
         if (memcmp(endpoint->peers[i]->id, id, SHOAL_SHM_ID_BYTES) == 0)
@@ -299,8 +299,9 @@ static struct shoal_shm_peer *find_peer(struct shoal_shm_endpoint *endpoint, con
 static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_address_blob *blob,
                                   struct shoal_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
-    struct shoal_shm_peer **peers =
-        endpoint->peer_count < SHOAL_SHM_PEERS_MAX ? grow(endpoint->peers, endpoint->peer_count, sizeof *peers) : NULL;
+    struct shoal_shm_peer **peers = endpoint->peer_count < SHOAL_SHM_PEERS_MAX
+                                        ? shm_endpoint_grow(endpoint->peers, endpoint->peer_count, sizeof *peers)
+                                        : NULL;
     struct shoal_shm_peer *peer = peers ? calloc(1, sizeof *peer) : NULL;
     if (peers)
         endpoint->peers = peers;
@@ -342,8 +343,8 @@ static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_li
                    rank, blob->pid, blob->host, difference);
 }
 
-static void number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting,
-                         struct shoal_shm_place *places)
+static void shm_endpoint_number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting,
+                                      struct shoal_shm_place *places)
 {
     const int own = meeting->bootstrap->rank;
     uint16_t hosts = 0;
@@ -371,7 +372,7 @@ static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_link
         places[r].peer = NULL;
         if (r == own || places[r].host != places[own].host)
             continue;
-        places[r].peer = find_peer(endpoint, meeting->blobs[r].id);
+        places[r].peer = shm_endpoint_find_peer(endpoint, meeting->blobs[r].id);
         meeting->is_wanted[r] = !places[r].peer;
     }
 }
@@ -389,7 +390,7 @@ static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct sho
 static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
                                   struct shoal_shm_place *places)
 {
-    number_hosts(endpoint, meeting, places);
+    shm_endpoint_number_hosts(endpoint, meeting, places);
     lock(endpoint);
     choose_wanted(endpoint, meeting, places);
     unlock(endpoint);
@@ -507,9 +508,9 @@ static enum shoal_status add_export(struct shoal_shm_endpoint *endpoint, struct 
                                     size_t bytes)
 {
     struct shoal_shm_export *export = calloc(1, sizeof *export);
-    struct shoal_shm_export **exports = grow(endpoint->exports, endpoint->export_count, sizeof *exports);
+    struct shoal_shm_export **exports = shm_endpoint_grow(endpoint->exports, endpoint->export_count, sizeof *exports);
     endpoint->exports = exports ? exports : endpoint->exports;
-    struct shoal_shm_export **numbered = grow(endpoint->numbered, endpoint->export_count, sizeof *numbered);
+    struct shoal_shm_export **numbered = shm_endpoint_grow(endpoint->numbered, endpoint->export_count, sizeof *numbered);
     endpoint->numbered = numbered ? numbered : endpoint->numbered;
     if (!export || !exports || !numbered) {
         free(export);
@@ -753,7 +754,8 @@ static bool is_room_for_told(struct shoal_shm_endpoint *endpoint, struct shoal_s
 
 /* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not
  * count. */
-static bool announce(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export, const struct shoal_shm_group *group)
+static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export,
+                                  const struct shoal_shm_group *group)
 {
     if (export->known_to == group->comm)
         return true;
@@ -786,7 +788,7 @@ shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, co
     if (++endpoint->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
         shoal_shm_endpoint_drain(endpoint);
     struct shoal_shm_export *export = find_holder(endpoint, address, bytes);
-    if (!export || !export->segment || !announce(endpoint, export, group))
+    if (!export || !export->segment || !shm_endpoint_announce(endpoint, export, group))
         return 0;
     return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
 }

@@ -112,7 +112,7 @@ void shoal_link_wait(int socket, short events, int timeout_ms)
 
 /* ---- Cards --------------------------------------------------------------------------------------------------------------- */
 
-static void read_line(const char *path, char *line, size_t bytes)
+static void shm_link_read_line(const char *path, char *line, size_t bytes)
 {
     FILE *file = fopen(path, "re");
     line[0] = 0;
@@ -127,7 +127,7 @@ static void fill_blob(struct shoal_address_blob *blob, const unsigned char *endp
 {
     struct stat namespace;
     memcpy(blob->id, endpoint_id, sizeof blob->id);
-    read_line("/proc/sys/kernel/random/boot_id", blob->boot_id, sizeof blob->boot_id);
+    shm_link_read_line("/proc/sys/kernel/random/boot_id", blob->boot_id, sizeof blob->boot_id);
     blob->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
     snprintf(blob->host_id, sizeof blob->host_id, "%s", host_id);
     snprintf(blob->host, sizeof blob->host, "%s", host);
@@ -240,7 +240,7 @@ static bool is_signed(const struct shoal_bootstrap *bootstrap, const struct hell
 }
 
 /* Who opened the other end; numbers as they are here. A process number of 0: it is not to be seen here. */
-static struct ucred owner_of(int socket)
+static struct ucred shm_link_owner_of(int socket)
 {
     struct ucred owner;
     socklen_t length = sizeof owner;
@@ -251,12 +251,12 @@ static struct ucred owner_of(int socket)
 
 static bool same_process(int socket)
 {
-    return owner_of(socket).pid == getpid();
+    return shm_link_owner_of(socket).pid == getpid();
 }
 
 static bool same_user(int socket)
 {
-    return owner_of(socket).uid == geteuid();
+    return shm_link_owner_of(socket).uid == geteuid();
 }
 
 static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socket, int rank)
@@ -318,7 +318,7 @@ static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank
 }
 
 /* What arrived as a greeting is accepted only from whom the address blobs name. False: a stranger, ignored. */
-static bool is_expected(const struct shoal_link_meeting *meeting, const struct hello *hello, int fd)
+static bool shm_link_is_expected(const struct shoal_link_meeting *meeting, const struct hello *hello, int fd)
 {
     const int own = meeting->bootstrap->rank;
     return hello->magic == MAGIC && hello->rank >= 0 && hello->rank < meeting->bootstrap->size && hello->rank != own &&
@@ -334,7 +334,7 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
     const ssize_t received = receive_packet(socket, &hello, sizeof hello, fds, FDS_MAX);
     if (received < 0)
         return SHOAL_PENDING;
-    if (received != (ssize_t)sizeof hello || !is_expected(meeting, &hello, socket)) {
+    if (received != (ssize_t)sizeof hello || !shm_link_is_expected(meeting, &hello, socket)) {
         for (int i = 0; i < FDS_MAX; i++) {
             if (fds[i] >= 0)
                 close(fds[i]);
@@ -392,7 +392,7 @@ static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int soc
 /* Who connects greets at once. */
 #define STRANGER_NS SHOAL_NS_PER_S
 
-static enum shoal_status accept_one(struct shoal_link_meeting *meeting, int missing)
+static enum shoal_status shm_link_accept_one(struct shoal_link_meeting *meeting, int missing)
 {
     int rank;
     const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -438,6 +438,8 @@ enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
         SHOAL_TRY(hear_lower(meeting, r));
     }
     for (int missing = next_missing(meeting); missing >= 0; missing = next_missing(meeting))
-        SHOAL_TRY(accept_one(meeting, missing));
+        SHOAL_TRY(shm_link_accept_one(meeting, missing));
     return SHOAL_OK;
 }
+
+

@@ -41,7 +41,8 @@ static enum shoal_status map_pages(struct shoal_segment *segment, struct shoal_l
     return SHOAL_OK;
 }
 
-static enum shoal_status finish(struct shoal_segment *segment, struct shoal_log *log, struct shoal_segment **segment_out)
+static enum shoal_status segment_finish(struct shoal_segment *segment, struct shoal_log *log,
+                                        struct shoal_segment **segment_out)
 {
     const enum shoal_status status = map_pages(segment, log);
     if (status != SHOAL_OK) {
@@ -75,7 +76,7 @@ enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, 
     /* Nobody may shrink it under a peer's feet: that would be SIGBUS there. */
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     struct shoal_segment *segment = new_segment(fd, bytes, 0);
-    return segment ? finish(segment, log, segment_out) : no_segment(log, fd);
+    return segment ? segment_finish(segment, log, segment_out) : no_segment(log, fd);
 }
 
 enum shoal_status shoal_segment_wrap(struct shoal_log *log, void *base, uint64_t bytes, int fd, uint64_t offset,
@@ -99,7 +100,7 @@ enum shoal_status shoal_segment_map(struct shoal_log *log, int fd, uint64_t byte
     struct shoal_segment *segment = new_segment(fd, bytes, offset);
     if (!segment)
         return no_segment(log, fd);
-    SHOAL_TRY(finish(segment, log, segment_out));
+    SHOAL_TRY(segment_finish(segment, log, segment_out));
     close(fd); /* the mapping holds the pages; descriptors are scarce */
     segment->fd = -1;
     return SHOAL_OK;

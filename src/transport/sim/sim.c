@@ -84,7 +84,7 @@ struct shoal_sim {
 /* ---- Chance and trace ---- */
 
 /* The next number of a splitmix64 sequence, 0 to last. */
-static uint64_t draw(struct shoal_sim *sim, uint64_t last)
+static uint64_t sim_draw(struct shoal_sim *sim, uint64_t last)
 {
     uint64_t z = sim->random += UINT64_C(0x9E3779B97F4A7C15);
     z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
@@ -94,10 +94,10 @@ static uint64_t draw(struct shoal_sim *sim, uint64_t last)
 
 static bool happens(struct shoal_sim *sim, unsigned per_million)
 {
-    return per_million > 0 && draw(sim, MILLION - 1) < per_million;
+    return per_million > 0 && sim_draw(sim, MILLION - 1) < per_million;
 }
 
-static void mix(struct shoal_sim *sim, const void *data, size_t bytes)
+static void sim_mix(struct shoal_sim *sim, const void *data, size_t bytes)
 {
     const unsigned char *byte = data;
     for (size_t i = 0; i < bytes; i++)
@@ -110,9 +110,9 @@ static void trace(struct shoal_sim *sim, const struct shoal_sim_event *event)
     record.descriptor.posted = 0;
     const uint64_t words[] = {event->due,  (uint64_t)event->kind, (uint64_t)event->source, (uint64_t)event->dest,
                               event->slot, event->value,          event->offset,           event->bytes};
-    mix(sim, words, sizeof(words));
-    mix(sim, &record, sizeof(record));
-    mix(sim, event->data, event->bytes);
+    sim_mix(sim, words, sizeof(words));
+    sim_mix(sim, &record, sizeof(record));
+    sim_mix(sim, event->data, event->bytes);
 }
 
 SHOAL_PRINTF(2, 3) static void note_breach(struct shoal_sim *sim, const char *format, ...)
@@ -127,7 +127,7 @@ SHOAL_PRINTF(2, 3) static void note_breach(struct shoal_sim *sim, const char *fo
 
 /* ---- Sending ---- */
 
-static void push(struct shoal_sim *sim, struct shoal_sim_event *event)
+static void sim_push(struct shoal_sim *sim, struct shoal_sim_event *event)
 {
     if (shoal_sim_queue_push(&sim->queue, event))
         return;
@@ -135,7 +135,7 @@ static void push(struct shoal_sim *sim, struct shoal_sim_event *event)
     free(event);
 }
 
-static struct rank *rank_of(struct shoal_transport *transport)
+static struct rank *sim_rank_of(struct shoal_transport *transport)
 {
     return (struct rank *)transport;
 }
@@ -150,7 +150,7 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
 static uint64_t draw_due(struct shoal_sim *sim, const struct shoal_sim_event *event)
 {
     struct link *link = &sim->ranks[event->source].links[event->dest];
-    const uint64_t due = sim->now_ns + draw(sim, sim->options.delay_ns_max);
+    const uint64_t due = sim->now_ns + sim_draw(sim, sim->options.delay_ns_max);
     if (event->kind > SHOAL_SIM_BYTES)
         return due;
     const bool lost = happens(sim, sim->options.drop_per_million) || link->drop_next;
@@ -172,10 +172,10 @@ static void schedule(struct shoal_sim *sim, struct shoal_sim_event *event)
     if (event->due == NEVER)
         free(event);
     else
-        push(sim, event);
+        sim_push(sim, event);
 }
 
-static void post(struct shoal_sim *sim, struct shoal_sim_event *event)
+static void sim_post(struct shoal_sim *sim, struct shoal_sim_event *event)
 {
     struct rank *source = &sim->ranks[event->source];
     if (source->fate == FATE_KILLED) {
@@ -213,7 +213,7 @@ static void post_to_others(struct rank *source, enum shoal_sim_event_kind kind, 
         if (!event)
             continue;
         event->value = value;
-        post(source->sim, event);
+        sim_post(source->sim, event);
     }
 }
 
@@ -228,7 +228,7 @@ static void announce_end(struct rank *source, enum fate fate, uint64_t delay_ns)
             continue;
         event->value = (uint64_t)fate;
         event->due = source->sim->now_ns + delay_ns;
-        push(source->sim, event);
+        sim_push(source->sim, event);
     }
 }
 
@@ -265,7 +265,7 @@ static unsigned char *resolve(const struct rank *owner, shoal_location location,
 
 static shoal_location op_locate(struct shoal_transport *transport, const void *address, size_t bytes)
 {
-    const struct rank *rank = rank_of(transport);
+    const struct rank *rank = sim_rank_of(transport);
     const uintptr_t first = (uintptr_t)address;
     for (size_t i = 0; i < rank->segment_count; i++) {
         const struct segment *segment = &rank->segments[i];
@@ -282,7 +282,7 @@ static shoal_location op_locate(struct shoal_transport *transport, const void *a
 static void *op_reach(struct shoal_transport *transport, int peer, shoal_location location, size_t bytes,
                       enum shoal_status *error)
 {
-    const struct shoal_sim *sim = rank_of(transport)->sim;
+    const struct shoal_sim *sim = sim_rank_of(transport)->sim;
     if (!reaches(sim, transport->rank, peer)) {
         *error = SHOAL_ERR_UNSUPPORTED;
         return NULL;
@@ -295,7 +295,7 @@ static void *op_reach(struct shoal_transport *transport, int peer, shoal_locatio
 
 static enum shoal_status op_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     if (slots <= rank->staging_slots && slot_bytes <= rank->slot_bytes)
         return SHOAL_OK;
     if (slots > SHOAL_DEPTH_MAX || slot_bytes > SHOAL_SIM_SEGMENT_BYTES_MAX)
@@ -320,7 +320,7 @@ static enum shoal_status op_reserve_staging(struct shoal_transport *transport, u
 
 static void *op_staging(struct shoal_transport *transport, int peer, unsigned slot)
 {
-    const struct shoal_sim *sim = rank_of(transport)->sim;
+    const struct shoal_sim *sim = sim_rank_of(transport)->sim;
     return reaches(sim, transport->rank, peer) ? find_in_staging(&sim->ranks[peer], slot, 0, 0) : NULL;
 }
 
@@ -389,13 +389,13 @@ static void send_letter(struct rank *rank, int peer, const struct shoal_announce
     if (peer == rank->transport.rank)
         letter_deliver(rank, letter);
     else
-        post(rank->sim, letter);
+        sim_post(rank->sim, letter);
 }
 
 static void op_arrive_at(struct shoal_transport *transport, int peer, const struct shoal_announcement *record,
                          const void *payload, size_t bytes)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     const uint64_t sequence = record->descriptor.sequence;
     if (bytes > SHOAL_PAYLOAD_MAX || reaches(rank->sim, transport->rank, peer) || sequence > rank->arrived) {
         note_breach(rank->sim, "rank %d arrives at operation %llu with %zu bytes for rank %d alone", transport->rank,
@@ -409,7 +409,7 @@ static void op_arrive_at(struct shoal_transport *transport, int peer, const stru
 static void op_arrive(struct shoal_transport *transport, const struct shoal_announcement *record, const void *payload,
                       size_t bytes, const uint8_t *peers)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     if (bytes > SHOAL_PAYLOAD_MAX) {
         note_breach(rank->sim, "rank %d arrives with %zu bytes of payload", transport->rank, bytes);
         return;
@@ -423,13 +423,13 @@ static void op_arrive(struct shoal_transport *transport, const struct shoal_anno
 
 static const struct shoal_announcement *op_arrival(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
-    const struct shoal_sim_event *letter = letter_find(&rank_of(transport)->links[peer], sequence);
+    const struct shoal_sim_event *letter = letter_find(&sim_rank_of(transport)->links[peer], sequence);
     return letter ? &letter->record : NULL;
 }
 
 static const void *op_payload(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     const struct shoal_sim_event *letter = letter_find(&rank->links[peer], sequence);
     const size_t beside = bytes > SHOAL_PAYLOAD_INLINE ? bytes : 0;
     if (letter && letter->bytes == beside)
@@ -441,7 +441,7 @@ static const void *op_payload(struct shoal_transport *transport, int peer, uint6
 
 static void op_complete(struct shoal_transport *transport, uint64_t sequence)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     uint64_t *completed = &rank->links[transport->rank].completed;
     if (sequence < *completed)
         note_breach(rank->sim, "rank %d completes operation %llu after %llu", transport->rank, (unsigned long long)sequence,
@@ -458,7 +458,7 @@ static void op_complete(struct shoal_transport *transport, uint64_t sequence)
 
 static uint64_t op_completed(struct shoal_transport *transport, int peer)
 {
-    return rank_of(transport)->links[peer].completed;
+    return sim_rank_of(transport)->links[peer].completed;
 }
 
 /* ---- Counters and puts ---- */
@@ -472,24 +472,24 @@ static bool is_slot(struct rank *rank, unsigned slot)
 
 static void op_signal(struct shoal_transport *transport, int peer, unsigned slot)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     struct shoal_sim_event *raise = is_slot(rank, slot) ? event_create(rank, peer, SHOAL_SIM_INCREMENT, NULL, 0) : NULL;
     if (!raise)
         return;
     raise->slot = slot;
-    post(rank->sim, raise);
+    sim_post(rank->sim, raise);
 }
 
 static uint64_t op_counter(struct shoal_transport *transport, int peer, unsigned slot)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     return is_slot(rank, slot) ? rank->links[peer].counters[slot] : 0;
 }
 
 static enum shoal_status op_put(struct shoal_transport *transport, int peer, unsigned slot, size_t offset, const void *source,
                                 size_t bytes)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     struct shoal_sim *sim = rank->sim;
     if (!is_slot(rank, slot))
         return SHOAL_ERR_ARGUMENT;
@@ -505,7 +505,7 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
         return SHOAL_ERR_MEMORY;
     event->slot = slot;
     event->offset = offset;
-    post(sim, event);
+    sim_post(sim, event);
     op_signal(transport, peer, slot);
     return SHOAL_OK;
 }
@@ -515,7 +515,7 @@ static enum shoal_status op_put(struct shoal_transport *transport, int peer, uns
 static enum shoal_status op_push(struct shoal_transport *transport, int peer, const struct shoal_packet *packet,
                                  const void *data)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     struct link *link = &rank->links[peer];
     const size_t bytes = sizeof(*packet) + packet->bytes;
     if (packet->bytes > SHOAL_PACKET_BYTES_MAX) {
@@ -531,19 +531,19 @@ static enum shoal_status op_push(struct shoal_transport *transport, int peer, co
     if (packet->bytes > 0)
         memcpy(event->data + sizeof(*packet), data, packet->bytes);
     link->pushed += bytes;
-    post(rank->sim, event);
+    sim_post(rank->sim, event);
     return SHOAL_OK;
 }
 
 static const struct shoal_packet *op_peek(struct shoal_transport *transport, int peer)
 {
-    const struct shoal_sim_event *event = rank_of(transport)->links[peer].packets;
+    const struct shoal_sim_event *event = sim_rank_of(transport)->links[peer].packets;
     return event ? (const struct shoal_packet *)(const void *)event->data : NULL;
 }
 
 static void op_pop(struct shoal_transport *transport, int peer)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     struct link *link = &rank->links[peer];
     struct shoal_sim_event *event = link->packets;
     if (!event) {
@@ -559,7 +559,7 @@ static void op_pop(struct shoal_transport *transport, int peer)
     if (!room)
         return;
     room->value = link->popped;
-    post(rank->sim, room);
+    sim_post(rank->sim, room);
 }
 
 static void packet_deliver(struct link *link, struct shoal_sim_event *event)
@@ -584,8 +584,8 @@ static void op_peer_name(struct shoal_transport *transport, int peer, struct sho
 }
 
 /* A failure that blames `rank`: "rank 2 (host sim-1, pid 1002) " and what it did. */
-static struct shoal_failure blame(struct shoal_transport *reporter, int rank, enum shoal_status status, uint64_t sequence,
-                                  const char *deed)
+static struct shoal_failure sim_blame(struct shoal_transport *reporter, int rank, enum shoal_status status, uint64_t sequence,
+                                      const char *deed)
 {
     struct shoal_peer_name name;
     op_peer_name(reporter, rank, &name);
@@ -603,7 +603,7 @@ static struct shoal_failure blame(struct shoal_transport *reporter, int rank, en
 
 static void op_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     if (rank->fate != FATE_HERE || rank->failed)
         return;
     rank->failed = true;
@@ -624,14 +624,14 @@ static void take_aborts(struct shoal_sim *sim)
         struct rank *rank = &sim->ranks[i];
         if (!atomic_exchange_explicit(&rank->abort_asked, false, memory_order_acq_rel))
             continue;
-        const struct shoal_failure failure = blame(&rank->transport, i, SHOAL_ERR_ABORTED, 0, "aborted the communicator");
+        const struct shoal_failure failure = sim_blame(&rank->transport, i, SHOAL_ERR_ABORTED, 0, "aborted the communicator");
         op_fail(&rank->transport, &failure);
     }
 }
 
 static bool op_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
-    const struct rank *rank = rank_of(transport);
+    const struct rank *rank = sim_rank_of(transport);
     take_aborts(rank->sim);
     if (!rank->failed)
         return false;
@@ -642,7 +642,7 @@ static bool op_failed(struct shoal_transport *transport, struct shoal_failure *f
 /* The rank's flag is raised before the sim's, so that who takes the sim's finds it. */
 static void op_abort(struct shoal_transport *transport)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     atomic_store_explicit(&rank->abort_asked, true, memory_order_release);
     atomic_store_explicit(&rank->sim->abort_asked, true, memory_order_release);
 }
@@ -655,13 +655,13 @@ static const char *fate_text(enum fate fate)
 
 static int op_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
-    const struct rank *rank = rank_of(transport);
+    const struct rank *rank = sim_rank_of(transport);
     const uint64_t needed = max_u64(sequence, rank->sim->options.counter_start + 1);
     for (int peer = first; peer < transport->size; peer++) {
         const struct link *link = &rank->links[peer];
         if (link->fate == FATE_HERE || link->completed >= needed)
             continue;
-        *failure = blame(transport, peer, SHOAL_ERR_PEER_LOST, sequence, fate_text(link->fate));
+        *failure = sim_blame(transport, peer, SHOAL_ERR_PEER_LOST, sequence, fate_text(link->fate));
         return peer;
     }
     return -1;
@@ -669,7 +669,7 @@ static int op_lost(struct shoal_transport *transport, int first, uint64_t sequen
 
 static void op_describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
 {
-    const struct rank *rank = rank_of(transport);
+    const struct rank *rank = sim_rank_of(transport);
     const enum fate fate = rank->links[peer].fate;
     const bool stopped = fate == FATE_HERE && rank->sim->ranks[peer].stopped;
     snprintf(text, bytes, "%s", stopped ? "stopped" : fate_text(fate));
@@ -677,7 +677,7 @@ static void op_describe(struct shoal_transport *transport, int peer, char *text,
 
 static void op_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int peer)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     rank->said_waits++;
     for (int dest = 0; dest < transport->size; dest++) {
         const bool may_wait = peer < 0 || reaches(rank->sim, transport->rank, dest) || rank->links[dest].heard >= sequence ||
@@ -687,18 +687,18 @@ static void op_say_waits_for(struct shoal_transport *transport, uint64_t sequenc
         if (!event)
             continue;
         event->value = rank->said_waits << 32 | (uint32_t)(peer + 1);
-        post(rank->sim, event);
+        sim_post(rank->sim, event);
     }
 }
 
 static int op_waits_for(struct shoal_transport *transport, int peer)
 {
-    return (int)(rank_of(transport)->links[peer].waits & UINT32_MAX) - 1;
+    return (int)(sim_rank_of(transport)->links[peer].waits & UINT32_MAX) - 1;
 }
 
 static void op_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
 {
-    const struct rank *rank = rank_of(transport);
+    const struct rank *rank = sim_rank_of(transport);
     usage->control_bytes += (size_t)transport->size * sizeof(struct link);
     usage->staging_bytes += rank->staging_slots * rank->slot_bytes;
 }
@@ -731,7 +731,7 @@ static void rank_close(struct rank *rank)
 
 static void op_destroy(struct shoal_transport *transport, bool finalized)
 {
-    struct rank *rank = rank_of(transport);
+    struct rank *rank = sim_rank_of(transport);
     take_aborts(rank->sim);
     shoal_sim_cont(rank->sim, transport->rank);
     if (rank->fate == FATE_HERE)
@@ -780,7 +780,7 @@ static void put_bytes(struct rank *dest, const struct shoal_sim_event *event)
 }
 
 /* Takes the event over. */
-static void deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
+static void sim_deliver(struct shoal_sim *sim, struct shoal_sim_event *event)
 {
     struct rank *dest = &sim->ranks[event->dest];
     struct link *link = &dest->links[event->source];
@@ -827,7 +827,7 @@ bool shoal_sim_advance(struct shoal_sim *sim)
         return false;
     struct shoal_sim_event *event = shoal_sim_queue_pop(&sim->queue);
     sim->now_ns = max_u64(sim->now_ns, event->due);
-    deliver(sim, event);
+    sim_deliver(sim, event);
     return true;
 }
 
@@ -936,7 +936,7 @@ void shoal_sim_kill(struct shoal_sim *sim, int rank)
     if (victim->fate != FATE_HERE)
         return;
     for (int peer = 0; peer < sim->options.size; peer++)
-        sim->ranks[peer].links[rank].cut_ns = sim->now_ns + draw(sim, sim->options.delay_ns_max);
+        sim->ranks[peer].links[rank].cut_ns = sim->now_ns + sim_draw(sim, sim->options.delay_ns_max);
     announce_end(victim, FATE_KILLED, max_u64(sim->options.detect_ns, sim->options.delay_ns_max));
 }
 
@@ -955,7 +955,7 @@ void shoal_sim_cont(struct shoal_sim *sim, int rank)
     while (event) {
         struct shoal_sim_event *const next = event->next;
         event->next = NULL;
-        post(sim, event);
+        sim_post(sim, event);
         event = next;
     }
 }

@@ -14,7 +14,7 @@ static void swap(struct shoal_sim_event **a, struct shoal_sim_event **b)
     *b = kept;
 }
 
-static bool has_room(struct shoal_sim_queue *queue)
+static bool queue_has_room(struct shoal_sim_queue *queue)
 {
     if (queue->count < queue->capacity)
         return true;
@@ -37,7 +37,7 @@ void shoal_sim_queue_fini(struct shoal_sim_queue *queue)
 
 bool shoal_sim_queue_push(struct shoal_sim_queue *queue, struct shoal_sim_event *event)
 {
-    if (!has_room(queue))
+    if (!queue_has_room(queue))
         return false;
     struct shoal_sim_event **heap = queue->heap;
     size_t at = queue->count++;
