@@ -82,7 +82,7 @@ static enum shoal_status comm_join(struct shoal_context *context, const struct r
         shoal_progress_unlock(&context->progress);
         if (status != SHOAL_PENDING)
             return status;
-        shoal_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
+        shoal_shm_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
     }
 }
 
@@ -505,7 +505,7 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
             return;
         }
         shoal_progress_unlock(&context->progress);
-        shoal_link_wait(-1, 0, 1);
+        shoal_shm_link_wait(-1, 0, 1);
         shoal_progress_lock(&context->progress);
     }
 }

@@ -427,7 +427,7 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
             if (r == engine->rank)
                 continue;
             const struct shoal_announcement *other = engine->ops->arrival(engine->transport, r, sequence);
-            if (!other || !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
+            if (!other || !shoal_engine_check_past_call(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
                 return false;
         }
         engine->agreed_sequence = sequence;
@@ -675,7 +675,7 @@ static bool have_all_arrived(struct shoal_engine *engine, struct shoal_request *
             expect_payload(engine, request, r);
             return false;
         }
-        if (!shoal_engine_agrees(engine, request, r, other))
+        if (!shoal_engine_check_call(engine, request, r, other))
             return false; /* the engine may be broken now, and the request done */
     }
     if (request->needed == SHOAL_NEEDED_ALL) {

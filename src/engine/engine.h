@@ -366,7 +366,7 @@ SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, stru
                                                struct shoal_request *request);
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
-/* rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
+/* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
@@ -416,11 +416,11 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
 
 /* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once, or
  * once the announcements of other ranks have shown which rank is the odd one. */
-SHOAL_MUST_USE bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                                        const struct shoal_announcement *other);
+SHOAL_MUST_USE bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                                            const struct shoal_announcement *other);
 /* The same for an operation that is already done on this rank. */
-SHOAL_MUST_USE bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
-                                        const struct shoal_announcement *other);
+SHOAL_MUST_USE bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
+                                                 const struct shoal_announcement *other);
 /* Fails with a mismatch that was found: when enough announcements are there, or now if it is urgent. True: the engine broke. */
 bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
 

@@ -306,7 +306,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
     for (int r = 0; r < engine->size; r++) {
         const struct shoal_announcement *other =
             shoal_engine_is_local(engine, r) ? NULL : engine->ops->arrival(engine->transport, r, sequence);
-        if (other && !shoal_engine_agreed(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
+        if (other && !shoal_engine_check_past_call(engine, &engine->called[sequence % SHOAL_ANNOUNCEMENTS], other))
             return engine->is_broken;
     }
     return false;

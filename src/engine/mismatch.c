@@ -281,8 +281,8 @@ static void dispute(struct shoal_engine *engine, uint64_t sequence)
     (void)shoal_engine_settle(engine, false);
 }
 
-bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                         const struct shoal_announcement *other)
+bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                             const struct shoal_announcement *other)
 {
     if (SHOAL_LIKELY(is_same_call(&request->arrival.descriptor, &other->descriptor)) &&
         (!request->call.layout || !request->call.layout->notices || heed_notice(engine, request, peer)))
@@ -291,8 +291,8 @@ bool shoal_engine_agrees(struct shoal_engine *engine, struct shoal_request *requ
     return false;
 }
 
-bool shoal_engine_agreed(struct shoal_engine *engine, const struct shoal_descriptor *own,
-                         const struct shoal_announcement *other)
+bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
+                                  const struct shoal_announcement *other)
 {
     if (SHOAL_LIKELY(is_same_call(own, &other->descriptor)))
         return true;

@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "transport/fabric/link.h"
+#include "transport/fabric/reachability.h"
 
 struct entry {
     const void *owner;
@@ -177,7 +177,7 @@ static void fork_append(const struct entry *entry)
 void shoal_fabric_fork_note(const void *owner, const struct shoal_fabric_address *address)
 {
     struct entry entry = {.owner = owner};
-    if (!shoal_link_read_address(address, &entry.address))
+    if (!shoal_reachability_read_address(address, &entry.address))
         return;
     pthread_once(&noted_once, fork_watch_all);
     pthread_mutex_lock(&noted.lock);

@@ -69,7 +69,7 @@ struct shoal_network {
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
-    struct shoal_links links;
+    struct shoal_reachability_checks checks;
     struct shoal_network_channel *channels;
     unsigned turns_wanted;     /* by channels */
     struct counters *counters; /* [COUNTERS_MAX], when the first are given; the first of all are never given away */
@@ -130,15 +130,15 @@ static void on_message(void *arg, const void *data, size_t bytes);
 static void on_written(void *arg, uint32_t immediate);
 static void on_left(void *arg, void *owner);
 static void on_failed(void *arg, void *owner, const char *text);
-static void on_link_broken(void *arg, struct shoal_link *link, const char *text);
+static void on_unreachable(void *arg, struct shoal_reachability *check, const char *text);
 
-/* Of other providers than those over TCP no link is tested: there is no address to test it from. */
+/* Of other providers than those over TCP reachability is not checked: there is no address to check it from. */
 static void open_links(struct shoal_network *network)
 {
-    network->links = (struct shoal_links){.arg = network, .broken = on_link_broken};
+    network->checks = (struct shoal_reachability_checks){.arg = network, .broken = on_unreachable};
     if (!network->provider->is_over_tcp ||
-        !shoal_link_read_address(shoal_fabric_endpoint_address(network->endpoint), &network->links.from))
-        network->links.from.socket.ss_family = AF_UNSPEC;
+        !shoal_reachability_read_address(shoal_fabric_endpoint_address(network->endpoint), &network->checks.from))
+        network->checks.from.socket.ss_family = AF_UNSPEC;
 }
 
 static struct shoal_fabric_handler handler_of(struct shoal_network *network)
@@ -248,7 +248,7 @@ void shoal_network_close(struct shoal_network *network)
     shoal_fabric_sources_close(&network->sources);
     shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
-    shoal_links_close(&network->links);
+    shoal_reachability_close_all(&network->checks);
     shoal_fabric_shuffle_destroy(network->shuffle);
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
@@ -666,10 +666,10 @@ static void on_left(void *arg, void *owner)
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
     count_left(load);
-    if (SHOAL_LIKELY(load->peer->link.state == SHOAL_LINK_SETTLED))
+    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED))
         return;
-    shoal_link_settle(&network->links, &load->peer->link);
-    network->is_unsealed |= !network->links.open; /* all that are being made now are made: one look for them */
+    shoal_reachability_settle(&network->checks, &load->peer->reachability);
+    network->is_unsealed |= !network->checks.open; /* all that are being made now are made: one look for them */
 }
 
 static void break_peer(struct shoal_network *network, struct shoal_network_peer *peer, const char *text)
@@ -681,9 +681,9 @@ static void break_peer(struct shoal_network *network, struct shoal_network_peer 
 }
 
 /* It is known better now than from the provider. */
-static void on_link_broken(void *arg, struct shoal_link *link, const char *text)
+static void on_unreachable(void *arg, struct shoal_reachability *check, const char *text)
 {
-    break_peer(arg, (void *)((char *)link - offsetof(struct shoal_network_peer, link)), text);
+    break_peer(arg, (void *)((char *)check - offsetof(struct shoal_network_peer, reachability)), text);
 }
 
 static void on_failed(void *arg, void *owner, const char *text)
@@ -705,7 +705,7 @@ static void on_failed(void *arg, void *owner, const char *text)
     snprintf(how, sizeof how,
              "%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)", text);
     break_peer(network, load->peer, how);
-    shoal_link_hurry(&network->links, &load->peer->link);
+    shoal_reachability_hurry(&network->checks, &load->peer->reachability);
 }
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
@@ -748,8 +748,8 @@ static bool is_refused(struct shoal_network *network)
 /* With the first that is sent to a peer its link is tried. */
 static void try_link(struct shoal_network *network, struct shoal_network_peer *peer)
 {
-    if (SHOAL_UNLIKELY(peer->link.state == SHOAL_LINK_NEW))
-        shoal_link_try(&network->links, &peer->link, &peer->address, shoal_clock_ns());
+    if (SHOAL_UNLIKELY(peer->reachability.state == SHOAL_REACHABILITY_NEW))
+        shoal_reachability_try(&network->checks, &peer->reachability, &peer->address, shoal_clock_ns());
 }
 
 static enum shoal_status try_send(struct shoal_network *network, struct shoal_network_load *load, const void *data,
@@ -935,8 +935,8 @@ bool shoal_network_poll(struct shoal_network *network)
         did = true;
     if (network->false_wakes < FALSE_WAKES_MAX)
         judge_wake(network, did);
-    if (SHOAL_UNLIKELY(network->links.open))
-        shoal_links_look(&network->links, shoal_clock_ns());
+    if (SHOAL_UNLIKELY(network->checks.open))
+        shoal_reachability_look_all(&network->checks, shoal_clock_ns());
     if (SHOAL_UNLIKELY(network->is_unsealed))
         seal_when_due(network);
     if (SHOAL_UNLIKELY(network->sources.forgotten != NULL))

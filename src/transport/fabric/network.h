@@ -12,7 +12,7 @@
 #include "membership/membership.h"
 #include "observe/rejections.h"
 #include "transport/fabric/fabric_sources.h"
-#include "transport/fabric/link.h"
+#include "transport/fabric/reachability.h"
 #include "transport/fabric/session.h"
 #include "transport/transport.h"
 
@@ -101,7 +101,7 @@ struct shoal_network_peer {
     int world_rank;                      /* and its rank there */
     uint64_t broken_ns;                  /* when the network first failed to reach it; 0: it has not */
     char broken[256];                    /* how, and the likely cause */
-    struct shoal_link link;
+    struct shoal_reachability reachability;
     unsigned waiting;                      /* messages to it that wait to be sent */
     unsigned sending;                      /* and that have not left */
     uint64_t refused;                      /* the number of the round of sending that it takes no more in */

@@ -195,18 +195,18 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
 }
 
 static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
-                                      const struct shoal_link_message *message, int fd)
+                                      const struct shoal_shm_link_message *message, int fd)
 {
     struct shoal_segment *segment = NULL;
-    if (message->type == SHOAL_LINK_GONE) {
+    if (message->type == SHOAL_SHM_LINK_GONE) {
         forget_mapped(peer, message->key);
         return;
     }
-    if (message->type == SHOAL_LINK_REFUSED) {
+    if (message->type == SHOAL_SHM_LINK_REFUSED) {
         keep_joining(endpoint, peer, message->key, NULL);
         return;
     }
-    if (message->type != SHOAL_LINK_MEMORY && message->type != SHOAL_LINK_COMM)
+    if (message->type != SHOAL_SHM_LINK_MEMORY && message->type != SHOAL_SHM_LINK_COMM)
         return;
     if (peer->process.is_own)
         segment = (struct shoal_segment *)(uintptr_t)message->pointer;
@@ -215,7 +215,7 @@ static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struc
                        "no descriptor left to take memory of process %d: raise `ulimit -n`", peer->name.pid);
     else if (shoal_segment_map(endpoint->log, fd, message->bytes, message->offset, &segment) != SHOAL_OK)
         segment = NULL;
-    if (message->type == SHOAL_LINK_COMM)
+    if (message->type == SHOAL_SHM_LINK_COMM)
         keep_joining(endpoint, peer, message->key, segment);
     else if (segment)
         keep_mapped(endpoint, peer, message->key, segment);
@@ -223,16 +223,16 @@ static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struc
 
 static void drain_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
 {
-    struct shoal_link_message message;
+    struct shoal_shm_link_message message;
     int fd;
-    while (peer->socket >= 0 && shoal_link_receive(peer->socket, &message, &fd))
+    while (peer->socket >= 0 && shoal_shm_link_receive(peer->socket, &message, &fd))
         shm_endpoint_take_message(endpoint, peer, &message, fd);
 }
 
 static bool say_gone(const struct shoal_shm_peer *peer, uint64_t id)
 {
-    const struct shoal_link_message gone = {.type = SHOAL_LINK_GONE, .key = id};
-    return shoal_link_send(peer->socket, &gone, -1);
+    const struct shoal_shm_link_message gone = {.type = SHOAL_SHM_LINK_GONE, .key = id};
+    return shoal_shm_link_send(peer->socket, &gone, -1);
 }
 
 /* Sends the notices that did not fit before, the newest first. The order in which peers unmap memory does not matter. */
@@ -272,14 +272,14 @@ static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t ke
     if (!say_unsaid(peer))
         return false;
     if (!segment) {
-        const struct shoal_link_message refused = {.type = SHOAL_LINK_REFUSED, .key = key};
-        return shoal_link_send(peer->socket, &refused, -1);
+        const struct shoal_shm_link_message refused = {.type = SHOAL_SHM_LINK_REFUSED, .key = key};
+        return shoal_shm_link_send(peer->socket, &refused, -1);
     }
-    struct shoal_link_message message = {.type = type, .key = key, .bytes = segment->bytes, .offset = segment->offset};
+    struct shoal_shm_link_message message = {.type = type, .key = key, .bytes = segment->bytes, .offset = segment->offset};
     if (!peer->process.is_own)
-        return shoal_link_send(peer->socket, &message, segment->fd);
+        return shoal_shm_link_send(peer->socket, &message, segment->fd);
     message.pointer = (uintptr_t)shoal_segment_get(segment);
-    if (shoal_link_send(peer->socket, &message, -1))
+    if (shoal_shm_link_send(peer->socket, &message, -1))
         return true;
     shoal_segment_put(segment);
     return false;
@@ -297,7 +297,7 @@ static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *
 }
 
 static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_address_blob *blob,
-                                  struct shoal_link_contact *contact, struct shoal_shm_peer **peer_out)
+                                  struct shoal_shm_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
     struct shoal_shm_peer **peers = endpoint->peer_count < SHOAL_SHM_PEERS_MAX
                                         ? shm_endpoint_grow(endpoint->peers, endpoint->peer_count, sizeof *peers)
@@ -334,7 +334,7 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
 }
 
 /* Says of the first rank of each other host why it counts as one. */
-static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting, int rank)
+static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting, int rank)
 {
     const struct shoal_address_blob *own = &meeting->blobs[meeting->bootstrap->rank], *blob = &meeting->blobs[rank];
     char difference[256];
@@ -343,7 +343,7 @@ static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_li
                    rank, blob->pid, blob->host, difference);
 }
 
-static void shm_endpoint_number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_link_meeting *meeting,
+static void shm_endpoint_number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting,
                                       struct shoal_shm_place *places)
 {
     const int own = meeting->bootstrap->rank;
@@ -364,7 +364,7 @@ static void shm_endpoint_number_hosts(struct shoal_shm_endpoint *endpoint, const
 }
 
 /* Who of this host is new? The others are met already. */
-static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
+static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                           struct shoal_shm_place *places)
 {
     const int own = meeting->bootstrap->rank;
@@ -377,7 +377,7 @@ static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_link
     }
 }
 
-static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
+static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                                  struct shoal_shm_place *places)
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
@@ -387,14 +387,14 @@ static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct sho
     return SHOAL_OK;
 }
 
-static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_link_meeting *meeting,
+static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                                   struct shoal_shm_place *places)
 {
     shm_endpoint_number_hosts(endpoint, meeting, places);
     lock(endpoint);
     choose_wanted(endpoint, meeting, places);
     unlock(endpoint);
-    SHOAL_TRY(shoal_link_meet(meeting)); /* waits: without the lock */
+    SHOAL_TRY(shoal_shm_link_meet(meeting)); /* waits: without the lock */
     lock(endpoint);
     const enum shoal_status status = add_met(endpoint, meeting, places);
     unlock(endpoint);
@@ -405,19 +405,19 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
                                              uint32_t timeout_ms, struct shoal_shm_place *places_out)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
-    struct shoal_link_meeting meeting;
+    struct shoal_shm_link_meeting meeting;
     endpoint->rank = bootstrap->rank;
     places_out[0] = (struct shoal_shm_place){.host = 0, .meeting = 1};
     if (bootstrap->size == 1)
         return SHOAL_OK;
-    SHOAL_TRY(shoal_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
-                                      endpoint->settings->host_id));
+    SHOAL_TRY(shoal_shm_link_meeting_init(&meeting, endpoint->log, bootstrap, endpoint->id, endpoint->doorbell_segment,
+                                          endpoint->settings->host_id));
     enum shoal_status status = shoal_bootstrap_exchange(bootstrap, endpoint->log, "card", &meeting.blobs[bootstrap->rank],
                                                         meeting.blobs, sizeof meeting.blobs[0], timeout_ms);
     meeting.deadline_ns = deadline_ns;
     if (status == SHOAL_OK)
         status = meet_all(endpoint, &meeting, places_out);
-    shoal_link_meeting_fini(&meeting);
+    shoal_shm_link_meeting_fini(&meeting);
     return status;
 }
 
@@ -425,7 +425,7 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
 
 bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own)
 {
-    return pass_segment(peer, SHOAL_LINK_COMM, comm, own);
+    return pass_segment(peer, SHOAL_SHM_LINK_COMM, comm, own);
 }
 
 enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
@@ -766,7 +766,7 @@ static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct sh
         struct shoal_shm_peer *peer = group->peers[r];
         if (!peer || export->is_told[peer->index])
             continue;
-        export->is_told[peer->index] = pass_segment(peer, SHOAL_LINK_MEMORY, export->id, export->segment);
+        export->is_told[peer->index] = pass_segment(peer, SHOAL_SHM_LINK_MEMORY, export->id, export->segment);
         is_known &= export->is_told[peer->index] || shoal_membership_process_has_ended(&peer->process);
     }
     export->known_to = is_known ? group->comm : 0;
@@ -892,3 +892,5 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
     }
     return must_leave;
 }
+
+

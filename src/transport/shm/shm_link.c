@@ -20,8 +20,8 @@ struct hello {
     uint64_t magic;
     int32_t rank;
     uint32_t spare;
-    unsigned char from[SHOAL_LINK_ID_BYTES];
-    unsigned char to[SHOAL_LINK_ID_BYTES];
+    unsigned char from[SHOAL_SHM_LINK_ID_BYTES];
+    unsigned char to[SHOAL_SHM_LINK_ID_BYTES];
     uint64_t doorbell_pointer;
     unsigned char mac[SHOAL_AUTH_MAC_BYTES];
 };
@@ -85,14 +85,14 @@ static ssize_t receive_packet(int socket, void *data, size_t bytes, int *fds, si
     return received;
 }
 
-bool shoal_link_send(int socket, const struct shoal_link_message *message, int fd)
+bool shoal_shm_link_send(int socket, const struct shoal_shm_link_message *message, int fd)
 {
     return send_packet(socket, message, sizeof *message, &fd, fd >= 0 ? 1 : 0);
 }
 
-bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int *fd_out)
+bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_out, int *fd_out)
 {
-    struct shoal_link_message message;
+    struct shoal_shm_link_message message;
     int fd;
     if (receive_packet(socket, &message, sizeof message, &fd, 1) != (ssize_t)sizeof message) {
         if (fd >= 0)
@@ -104,7 +104,7 @@ bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int 
     return true;
 }
 
-void shoal_link_wait(int socket, short events, int timeout_ms)
+void shoal_shm_link_wait(int socket, short events, int timeout_ms)
 {
     struct pollfd entry = {socket, events, 0};
     poll(&entry, 1, timeout_ms);
@@ -161,14 +161,14 @@ static socklen_t abstract_address(const unsigned char *name, struct sockaddr_un 
     address->sun_family = AF_UNIX;
     size_t used =
         1 + (size_t)snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "shoal-"); /* a zero byte first: abstract */
-    for (size_t i = 0; i < SHOAL_LINK_ID_BYTES; i++)
+    for (size_t i = 0; i < SHOAL_SHM_LINK_ID_BYTES; i++)
         used += (size_t)snprintf(address->sun_path + used, sizeof address->sun_path - used, "%02x", name[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + used);
 }
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status listen_at(struct shoal_link_meeting *meeting, const unsigned char *name)
+static enum shoal_status listen_at(struct shoal_shm_link_meeting *meeting, const unsigned char *name)
 {
     struct sockaddr_un address;
     const socklen_t length = abstract_address(name, &address);
@@ -180,12 +180,12 @@ static enum shoal_status listen_at(struct shoal_link_meeting *meeting, const uns
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
-                                          const struct shoal_bootstrap *bootstrap, const unsigned char *endpoint_id,
-                                          struct shoal_segment *doorbell, const char *host_id)
+enum shoal_status shoal_shm_link_meeting_init(struct shoal_shm_link_meeting *meeting, struct shoal_log *log,
+                                              const struct shoal_bootstrap *bootstrap, const unsigned char *endpoint_id,
+                                              struct shoal_segment *doorbell, const char *host_id)
 {
     const size_t size = (size_t)bootstrap->size;
-    *meeting = (struct shoal_link_meeting){.log = log, .bootstrap = bootstrap, .doorbell = doorbell, .listener = -1};
+    *meeting = (struct shoal_shm_link_meeting){.log = log, .bootstrap = bootstrap, .doorbell = doorbell, .listener = -1};
     meeting->blobs = calloc(size, sizeof *meeting->blobs);
     meeting->is_wanted = calloc(size, sizeof *meeting->is_wanted);
     meeting->contacts = calloc(size, sizeof *meeting->contacts);
@@ -193,7 +193,7 @@ enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, st
     if (!meeting->blobs || !meeting->is_wanted || !meeting->contacts)
         status = shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory to meet %d ranks", bootstrap->size);
     for (size_t r = 0; status == SHOAL_OK && r < size; r++)
-        meeting->contacts[r] = (struct shoal_link_contact){-1, -1, -1, 0, false};
+        meeting->contacts[r] = (struct shoal_shm_link_contact){-1, -1, -1, 0, false};
     if (status == SHOAL_OK) {
         struct shoal_address_blob *own = &meeting->blobs[bootstrap->rank];
         fill_blob(own, endpoint_id, host_id, log->host);
@@ -202,11 +202,11 @@ enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, st
             status = listen_at(meeting, own->name);
     }
     if (status != SHOAL_OK)
-        shoal_link_meeting_fini(meeting);
+        shoal_shm_link_meeting_fini(meeting);
     return status;
 }
 
-void shoal_link_meeting_fini(struct shoal_link_meeting *meeting)
+void shoal_shm_link_meeting_fini(struct shoal_shm_link_meeting *meeting)
 {
     for (int r = 0; meeting->contacts && r < meeting->bootstrap->size; r++) {
         const int fds[] = {meeting->contacts[r].socket, meeting->contacts[r].pidfd, meeting->contacts[r].doorbell};
@@ -220,7 +220,7 @@ void shoal_link_meeting_fini(struct shoal_link_meeting *meeting)
     free(meeting->blobs);
     free(meeting->is_wanted);
     free(meeting->contacts);
-    *meeting = (struct shoal_link_meeting){.listener = -1};
+    *meeting = (struct shoal_shm_link_meeting){.listener = -1};
 }
 
 static void sign(const struct shoal_bootstrap *bootstrap, struct hello *hello)
@@ -259,7 +259,7 @@ static bool same_user(int socket)
     return shm_link_owner_of(socket).uid == geteuid();
 }
 
-static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socket, int rank)
+static enum shoal_status say_hello(struct shoal_shm_link_meeting *meeting, int socket, int rank)
 {
     const int own = meeting->bootstrap->rank;
     struct hello hello;
@@ -290,9 +290,9 @@ static enum shoal_status say_hello(struct shoal_link_meeting *meeting, int socke
                           meeting->blobs[rank].pid, strerror(reason));
 }
 
-static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank)
+static enum shoal_status connect_to(struct shoal_shm_link_meeting *meeting, int rank)
 {
-    struct shoal_link_contact *contact = &meeting->contacts[rank];
+    struct shoal_shm_link_contact *contact = &meeting->contacts[rank];
     struct sockaddr_un address;
     const socklen_t length = abstract_address(meeting->blobs[rank].name, &address);
     contact->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -318,7 +318,7 @@ static enum shoal_status connect_to(struct shoal_link_meeting *meeting, int rank
 }
 
 /* What arrived as a greeting is accepted only from whom the address blobs name. False: a stranger, ignored. */
-static bool shm_link_is_expected(const struct shoal_link_meeting *meeting, const struct hello *hello, int fd)
+static bool shm_link_is_expected(const struct shoal_shm_link_meeting *meeting, const struct hello *hello, int fd)
 {
     const int own = meeting->bootstrap->rank;
     return hello->magic == MAGIC && hello->rank >= 0 && hello->rank < meeting->bootstrap->size && hello->rank != own &&
@@ -326,7 +326,7 @@ static bool shm_link_is_expected(const struct shoal_link_meeting *meeting, const
            memcmp(hello->to, meeting->blobs[own].id, sizeof hello->to) == 0 && same_user(fd);
 }
 
-static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int socket, int *rank_out)
+static enum shoal_status take_hello(struct shoal_shm_link_meeting *meeting, int socket, int *rank_out)
 {
     struct hello hello;
     int fds[FDS_MAX];
@@ -344,7 +344,7 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
     if (fds[0] < 0)
         return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor left to meet rank %d: raise `ulimit -n`",
                               hello.rank);
-    struct shoal_link_contact *contact = &meeting->contacts[hello.rank];
+    struct shoal_shm_link_contact *contact = &meeting->contacts[hello.rank];
     contact->doorbell = fds[0];
     contact->pidfd = fds[1];
     contact->doorbell_pointer = hello.doorbell_pointer;
@@ -357,7 +357,7 @@ static enum shoal_status take_hello(struct shoal_link_meeting *meeting, int sock
     return SHOAL_OK;
 }
 
-static int next_missing(const struct shoal_link_meeting *meeting)
+static int next_missing(const struct shoal_shm_link_meeting *meeting)
 {
     for (int r = 0; r < meeting->bootstrap->size; r++) {
         if (meeting->is_wanted[r] && meeting->contacts[r].doorbell < 0)
@@ -366,7 +366,7 @@ static int next_missing(const struct shoal_link_meeting *meeting)
     return -1;
 }
 
-static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int missing)
+static enum shoal_status check_deadline(struct shoal_shm_link_meeting *meeting, int missing)
 {
     if (shoal_clock_ns() < meeting->deadline_ns)
         return SHOAL_OK;
@@ -376,7 +376,7 @@ static enum shoal_status check_deadline(struct shoal_link_meeting *meeting, int 
 
 /* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until
  * until_ns. */
-static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int socket, int missing, uint64_t until_ns,
+static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int socket, int missing, uint64_t until_ns,
                                      int *rank_out)
 {
     enum shoal_status status;
@@ -384,7 +384,7 @@ static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int soc
         SHOAL_TRY(check_deadline(meeting, missing));
         if (shoal_clock_ns() > until_ns)
             return SHOAL_OK;
-        shoal_link_wait(socket, POLLIN, 20);
+        shoal_shm_link_wait(socket, POLLIN, 20);
     }
     return status;
 }
@@ -392,7 +392,7 @@ static enum shoal_status await_hello(struct shoal_link_meeting *meeting, int soc
 /* Who connects greets at once. */
 #define STRANGER_NS SHOAL_NS_PER_S
 
-static enum shoal_status shm_link_accept_one(struct shoal_link_meeting *meeting, int missing)
+static enum shoal_status shm_link_accept_one(struct shoal_shm_link_meeting *meeting, int missing)
 {
     int rank;
     const int fd = accept4(meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -401,7 +401,7 @@ static enum shoal_status shm_link_accept_one(struct shoal_link_meeting *meeting,
             return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "no descriptor for rank %d: raise `ulimit -n`",
                                   missing);
         SHOAL_TRY(check_deadline(meeting, missing));
-        shoal_link_wait(meeting->listener, POLLIN, 20);
+        shoal_shm_link_wait(meeting->listener, POLLIN, 20);
         return SHOAL_OK;
     }
     const uint64_t until_ns = shoal_clock_ns() + STRANGER_NS;
@@ -414,7 +414,7 @@ static enum shoal_status shm_link_accept_one(struct shoal_link_meeting *meeting,
     return say_hello(meeting, fd, rank);
 }
 
-static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank)
+static enum shoal_status hear_lower(struct shoal_shm_link_meeting *meeting, int rank)
 {
     int answered;
     SHOAL_TRY(await_hello(meeting, meeting->contacts[rank].socket, rank, UINT64_MAX, &answered));
@@ -426,7 +426,7 @@ static enum shoal_status hear_lower(struct shoal_link_meeting *meeting, int rank
         rank, meeting->blobs[rank].pid, meeting->blobs[rank].host);
 }
 
-enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
+enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
 {
     const int own = meeting->bootstrap->rank;
     /* One after the other, so that few descriptors are under way. Rank 0 accepts at once, each next one when it has met
@@ -441,5 +441,7 @@ enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting)
         SHOAL_TRY(shm_link_accept_one(meeting, missing));
     return SHOAL_OK;
 }
+
+
 
 

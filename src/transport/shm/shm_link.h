@@ -7,12 +7,12 @@
 #include "bootstrap/bootstrap.h"
 #include "transport/shm/shm_segment.h"
 
-#define SHOAL_LINK_ID_BYTES 16
+#define SHOAL_SHM_LINK_ID_BYTES 16
 
 /* What each rank tells all others through the store. */
 struct shoal_address_blob {
-    unsigned char id[SHOAL_LINK_ID_BYTES];   /* of the endpoint */
-    unsigned char name[SHOAL_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
+    unsigned char id[SHOAL_SHM_LINK_ID_BYTES];   /* of the endpoint */
+    unsigned char name[SHOAL_SHM_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
     char boot_id[40];
     uint64_t network_namespace;
     char host_id[64]; /* SHOAL_HOST_ID, "" when not set */
@@ -28,7 +28,7 @@ void shoal_address_blob_print_difference(const struct shoal_address_blob *there,
                                          char *text, size_t bytes);
 
 /* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
-struct shoal_link_contact {
+struct shoal_shm_link_contact {
     int socket;
     int pidfd;
     int doorbell;
@@ -36,36 +36,36 @@ struct shoal_link_contact {
     bool is_same_process;
 };
 
-struct shoal_link_meeting {
+struct shoal_shm_link_meeting {
     struct shoal_log *log;
     const struct shoal_bootstrap *bootstrap;
     struct shoal_segment *doorbell;
     int listener;
     uint64_t deadline_ns;
-    struct shoal_address_blob *blobs;    /* of all ranks; the own is filled by init */
-    bool *is_wanted;                     /* whom to meet */
-    struct shoal_link_contact *contacts; /* filled by shoal_link_meet */
+    struct shoal_address_blob *blobs;        /* of all ranks; the own is filled by init */
+    bool *is_wanted;                         /* whom to meet */
+    struct shoal_shm_link_contact *contacts; /* filled by shoal_shm_link_meet */
 };
 
 /* Opens the listening socket and fills the own address blob. */
-SHOAL_MUST_USE enum shoal_status shoal_link_meeting_init(struct shoal_link_meeting *meeting, struct shoal_log *log,
-                                                         const struct shoal_bootstrap *bootstrap,
-                                                         const unsigned char *endpoint_id, struct shoal_segment *doorbell,
-                                                         const char *host_id);
+SHOAL_MUST_USE enum shoal_status shoal_shm_link_meeting_init(struct shoal_shm_link_meeting *meeting, struct shoal_log *log,
+                                                             const struct shoal_bootstrap *bootstrap,
+                                                             const unsigned char *endpoint_id, struct shoal_segment *doorbell,
+                                                             const char *host_id);
 /* Connects to the wanted ranks below the own and accepts those above; each side proves that it knows the secret. */
-SHOAL_MUST_USE enum shoal_status shoal_link_meet(struct shoal_link_meeting *meeting);
+SHOAL_MUST_USE enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting);
 /* Closes what nobody took. */
-void shoal_link_meeting_fini(struct shoal_link_meeting *meeting);
+void shoal_shm_link_meeting_fini(struct shoal_shm_link_meeting *meeting);
 
 /* After the meeting: */
-enum shoal_link_type {
-    SHOAL_LINK_MEMORY = 1, /* key: number of an export; with its descriptor */
-    SHOAL_LINK_GONE,       /* key: number of an export that was freed */
-    SHOAL_LINK_COMM,       /* key: number of a communicator; with the descriptor of the sender's segment */
-    SHOAL_LINK_REFUSED     /* key: number of a communicator for which the sender could not make a segment */
+enum shoal_shm_link_type {
+    SHOAL_SHM_LINK_MEMORY = 1, /* key: number of an export; with its descriptor */
+    SHOAL_SHM_LINK_GONE,       /* key: number of an export that was freed */
+    SHOAL_SHM_LINK_COMM,       /* key: number of a communicator; with the descriptor of the sender's segment */
+    SHOAL_SHM_LINK_REFUSED     /* key: number of a communicator for which the sender could not make a segment */
 };
 
-struct shoal_link_message {
+struct shoal_shm_link_message {
     uint32_t type;
     uint32_t spare;
     uint64_t key;
@@ -75,10 +75,12 @@ struct shoal_link_message {
 };
 
 /* Sends with descriptor fd (-1: none). False when the link is full, or gone. Never blocks. */
-bool shoal_link_send(int socket, const struct shoal_link_message *message, int fd);
+bool shoal_shm_link_send(int socket, const struct shoal_shm_link_message *message, int fd);
 /* Receives if there is something; *fd_out is -1 or belongs to the caller. */
-bool shoal_link_receive(int socket, struct shoal_link_message *message_out, int *fd_out);
+bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_out, int *fd_out);
 /* poll for at most timeout_ms. For set-up only. */
-void shoal_link_wait(int socket, short events, int timeout_ms);
+void shoal_shm_link_wait(int socket, short events, int timeout_ms);
+
+
 
 #endif

@@ -17,27 +17,27 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "transport/fabric/link.h"
+#include "transport/fabric/reachability.h"
 
 #define BEGIN_NS (1000 * SHOAL_NS_PER_S)
 #define PATIENCE_MS 5000
 
-/* A link from 127.0.0.2 to a socket of ours, and what was told of it. */
+/* A check from 127.0.0.2 to a socket of ours, and what was told of it. */
 struct trial {
-    struct shoal_links links;
-    struct shoal_link link;
+    struct shoal_reachability_checks checks;
+    struct shoal_reachability check;
     int socket;
     struct shoal_fabric_address to;
     uint64_t now_ns;
     unsigned told;
-    char text[SHOAL_LINK_TEXT_MAX];
+    char text[SHOAL_REACHABILITY_TEXT_MAX];
 };
 
-static void on_broken(void *arg, struct shoal_link *link, const char *text)
+static void on_broken(void *arg, struct shoal_reachability *check, const char *text)
 {
     struct trial *trial = arg;
-    assert_ptr_equal(link, &trial->link);
-    assert_int_equal(link->state, SHOAL_LINK_SETTLED);
+    assert_ptr_equal(check, &trial->check);
+    assert_int_equal(check->state, SHOAL_REACHABILITY_SETTLED);
     trial->told++;
     snprintf(trial->text, sizeof trial->text, "%s", text);
 }
@@ -58,7 +58,7 @@ static struct trial open_trial(void)
     const struct shoal_fabric_address from = address_of("127.0.0.2", 1), any = address_of("127.0.0.1", 0);
     struct sockaddr_in bound;
     socklen_t bytes = sizeof bound;
-    assert_true(shoal_link_read_address(&from, &trial.links.from));
+    assert_true(shoal_reachability_read_address(&from, &trial.checks.from));
     assert_int_equal(bind(trial.socket, (const struct sockaddr *)(const void *)any.at, any.bytes), 0);
     assert_int_equal(getsockname(trial.socket, (struct sockaddr *)&bound, &bytes), 0);
     trial.to = address_of("127.0.0.1", ntohs(bound.sin_port));
@@ -68,27 +68,27 @@ static struct trial open_trial(void)
 /* Once it lies where it stays. */
 static void begin(struct trial *trial)
 {
-    trial->links.arg = trial;
-    trial->links.broken = on_broken;
-    shoal_link_try(&trial->links, &trial->link, &trial->to, trial->now_ns);
+    trial->checks.arg = trial;
+    trial->checks.broken = on_broken;
+    shoal_reachability_try(&trial->checks, &trial->check, &trial->to, trial->now_ns);
 }
 
 static void close_trial(struct trial *trial)
 {
-    shoal_links_close(&trial->links);
+    shoal_reachability_close_all(&trial->checks);
     close(trial->socket);
 }
 
 static void look_after(struct trial *trial, uint64_t pause_ms)
 {
     trial->now_ns += pause_ms * SHOAL_NS_PER_MS;
-    shoal_links_look(&trial->links, trial->now_ns);
+    shoal_reachability_look_all(&trial->checks, trial->now_ns);
 }
 
 /* Until the kernel has answered; the trial's time stands still but for what lies between two looks. */
 static void await(struct trial *trial)
 {
-    for (int i = 0; i < PATIENCE_MS && trial->link.state == SHOAL_LINK_ASKED; i++) {
+    for (int i = 0; i < PATIENCE_MS && trial->check.state == SHOAL_REACHABILITY_ASKED; i++) {
         poll(NULL, 0, 1);
         look_after(trial, 5);
         assert_true(trial->now_ns < BEGIN_NS + 4 * SHOAL_NS_PER_S);
@@ -110,7 +110,7 @@ static bool is_asked(struct trial *trial, char from[INET_ADDRSTRLEN])
 
 /* ---- Links that are there ------------------------------------------------------------------------------------------------ */
 
-static void link_that_leaves_in_time_is_not_asked(void **state)
+static void check_that_leaves_in_time_is_not_asked(void **state)
 {
     struct trial trial = open_trial();
     char from[INET_ADDRSTRLEN];
@@ -118,17 +118,17 @@ static void link_that_leaves_in_time_is_not_asked(void **state)
     assert_int_equal(listen(trial.socket, 4), 0);
     begin(&trial);
     look_after(&trial, 1990);
-    assert_int_equal(trial.link.state, SHOAL_LINK_TRIED);
-    shoal_link_settle(&trial.links, &trial.link);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_TRIED);
+    shoal_reachability_settle(&trial.checks, &trial.check);
     look_after(&trial, 60000);
-    assert_null(trial.links.open);
+    assert_null(trial.checks.open);
     assert_false(is_asked(&trial, from));
     assert_int_equal(trial.told, 0);
     close_trial(&trial);
 }
 
 /* Nobody accepts: the process there is busy. */
-static void link_to_a_busy_process_is_there(void **state)
+static void check_to_a_busy_process_is_there(void **state)
 {
     struct trial trial = open_trial();
     char from[INET_ADDRSTRLEN];
@@ -137,8 +137,8 @@ static void link_to_a_busy_process_is_there(void **state)
     begin(&trial);
     look_after(&trial, 2001);
     await(&trial);
-    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
-    assert_null(trial.links.open);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_SETTLED);
+    assert_null(trial.checks.open);
     assert_int_equal(trial.told, 0);
     assert_true(is_asked(&trial, from));
     assert_string_equal(from, "127.0.0.2"); /* as the endpoint sends */
@@ -146,7 +146,7 @@ static void link_to_a_busy_process_is_there(void **state)
 }
 
 /* A rank that computes does not look for long, and then all has taken too long. */
-static void link_that_is_looked_at_late_is_there(void **state)
+static void check_that_is_looked_at_late_is_there(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
@@ -156,14 +156,14 @@ static void link_that_is_looked_at_late_is_there(void **state)
     assert_int_equal(poll(&(struct pollfd){trial.socket, POLLIN, 0}, 1, PATIENCE_MS), 1);
     poll(NULL, 0, 20);
     look_after(&trial, 60000);
-    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_SETTLED);
     assert_int_equal(trial.told, 0);
     close_trial(&trial);
 }
 
 /* ---- Links that are broken ----------------------------------------------------------------------------------------------- */
 
-static void link_that_is_refused_is_told(void **state)
+static void check_that_is_refused_is_told(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
@@ -173,12 +173,12 @@ static void link_that_is_refused_is_told(void **state)
     assert_int_equal(trial.told, 1);
     assert_non_null(strstr(trial.text, "refused"));
     assert_non_null(strstr(trial.text, "SHOAL_PORTS"));
-    assert_null(trial.links.open);
+    assert_null(trial.checks.open);
     close_trial(&trial);
 }
 
 /* A full queue of connections that nobody accepts: the kernel drops more, as a firewall does. */
-static void link_without_an_answer_is_told(void **state)
+static void check_without_an_answer_is_told(void **state)
 {
     struct trial trial = open_trial();
     int others[2];
@@ -188,16 +188,16 @@ static void link_without_an_answer_is_told(void **state)
     begin(&trial);
     for (int i = 0; i < 2; i++) {
         others[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        (void)connect(others[i], (const struct sockaddr *)&trial.link.to.socket, trial.link.to.bytes);
+        (void)connect(others[i], (const struct sockaddr *)&trial.check.to.socket, trial.check.to.bytes);
         poll(&(struct pollfd){others[i], POLLOUT, 0}, 1, 100);
     }
     look_after(&trial, 9000); /* late, which takes nothing from the time to answer */
     look_after(&trial, 2900);
-    assert_int_equal(trial.link.state, SHOAL_LINK_ASKED);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_ASKED);
     assert_int_equal(trial.told, 0);
     look_after(&trial, 101);
     assert_int_equal(trial.told, 1);
-    snprintf(port, sizeof port, "port %u", ntohs(((const struct sockaddr_in *)(const void *)&trial.link.to.socket)->sin_port));
+    snprintf(port, sizeof port, "port %u", ntohs(((const struct sockaddr_in *)(const void *)&trial.check.to.socket)->sin_port));
     assert_non_null(strstr(trial.text, port));
     assert_non_null(strstr(trial.text, "no answer"));
     assert_non_null(strstr(trial.text, "a firewall drops"));
@@ -206,7 +206,7 @@ static void link_without_an_answer_is_told(void **state)
     close_trial(&trial);
 }
 
-static void link_without_a_route_is_told(void **state)
+static void check_without_a_route_is_told(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
@@ -219,13 +219,13 @@ static void link_without_a_route_is_told(void **state)
     close_trial(&trial);
 }
 
-static void link_is_asked_at_once_when_the_provider_fails(void **state)
+static void check_is_asked_at_once_when_the_provider_fails(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
     begin(&trial);
     look_after(&trial, 1);
-    shoal_link_hurry(&trial.links, &trial.link);
+    shoal_reachability_hurry(&trial.checks, &trial.check);
     look_after(&trial, 1);
     await(&trial);
     assert_int_equal(trial.told, 1);
@@ -235,23 +235,23 @@ static void link_is_asked_at_once_when_the_provider_fails(void **state)
 
 /* ---- The rest ------------------------------------------------------------------------------------------------------------ */
 
-static void link_of_other_addresses_is_left_alone(void **state)
+static void check_of_other_addresses_is_left_alone(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
     trial.to = (struct shoal_fabric_address){.bytes = 32, .at = {0xfe, 0x80}}; /* as efa has them */
     begin(&trial);
-    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
-    assert_null(trial.links.open);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_SETTLED);
+    assert_null(trial.checks.open);
     trial.to = address_of("127.0.0.1", 1);
-    trial.links.from.socket.ss_family = AF_INET6;
+    trial.checks.from.socket.ss_family = AF_INET6;
     begin(&trial);
-    assert_int_equal(trial.link.state, SHOAL_LINK_SETTLED);
-    assert_null(trial.links.open);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_SETTLED);
+    assert_null(trial.checks.open);
     close_trial(&trial);
 }
 
-static void link_leaves_no_descriptor(void **state)
+static void check_leaves_no_descriptor(void **state)
 {
     struct trial trial = open_trial();
     (void)state;
@@ -260,9 +260,9 @@ static void link_leaves_no_descriptor(void **state)
     assert_int_equal(listen(trial.socket, 4), 0);
     begin(&trial);
     look_after(&trial, 2001);
-    assert_int_equal(trial.link.state, SHOAL_LINK_ASKED);
-    assert_int_equal(trial.link.fd, next);
-    shoal_links_close(&trial.links);
+    assert_int_equal(trial.check.state, SHOAL_REACHABILITY_ASKED);
+    assert_int_equal(trial.check.fd, next);
+    shoal_reachability_close_all(&trial.checks);
     assert_int_equal(fcntl(next, F_GETFD), -1);
     assert_int_equal(errno, EBADF);
     close_trial(&trial);
@@ -271,15 +271,15 @@ static void link_leaves_no_descriptor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(link_that_leaves_in_time_is_not_asked),
-        cmocka_unit_test(link_to_a_busy_process_is_there),
-        cmocka_unit_test(link_that_is_looked_at_late_is_there),
-        cmocka_unit_test(link_that_is_refused_is_told),
-        cmocka_unit_test(link_without_an_answer_is_told),
-        cmocka_unit_test(link_without_a_route_is_told),
-        cmocka_unit_test(link_is_asked_at_once_when_the_provider_fails),
-        cmocka_unit_test(link_of_other_addresses_is_left_alone),
-        cmocka_unit_test(link_leaves_no_descriptor),
+        cmocka_unit_test(check_that_leaves_in_time_is_not_asked),
+        cmocka_unit_test(check_to_a_busy_process_is_there),
+        cmocka_unit_test(check_that_is_looked_at_late_is_there),
+        cmocka_unit_test(check_that_is_refused_is_told),
+        cmocka_unit_test(check_without_an_answer_is_told),
+        cmocka_unit_test(check_without_a_route_is_told),
+        cmocka_unit_test(check_is_asked_at_once_when_the_provider_fails),
+        cmocka_unit_test(check_of_other_addresses_is_left_alone),
+        cmocka_unit_test(check_leaves_no_descriptor),
     };
-    return cmocka_run_group_tests_name("link", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("reachability", tests, NULL, NULL);
 }

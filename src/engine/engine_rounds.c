@@ -162,7 +162,7 @@ static bool has_come(struct shoal_engine *engine, struct shoal_request *request,
     if (rank == engine->rank)
         return true;
     const struct shoal_announcement *other = engine->ops->arrival(engine->transport, rank, request->sequence);
-    return other && shoal_engine_agrees(engine, request, rank, other);
+    return other && shoal_engine_check_call(engine, request, rank, other);
 }
 
 static bool begin_here(struct shoal_engine *engine, struct shoal_request *request)
