@@ -392,7 +392,7 @@ enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_
     }
     bootstrap->rank = (int)pmix->me.rank;
     bootstrap->size = (int)pmix->size;
-    bootstrap->store = (struct shoal_store){store_set, store_get, store_erase, pmix};
+    bootstrap->store = (struct shoal_store){pmix_store_set, pmix_store_get, pmix_store_erase, pmix};
     bootstrap->state = pmix;
     bootstrap->close = pmix_store_close;
     bootstrap->failure = pmix_store_failure;

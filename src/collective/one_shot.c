@@ -1,6 +1,6 @@
 /* All-reduce on one host in one exchange: each rank copies its whole vector into its staging buffer, and each reduces all of
- * them for itself, in the order of ranks, so that all get the same bits. What peers share does not matter: no operand of theirs
- * is named.
+ * them for itself, in the order of ranks, so that all get the same bits. What peers share does not matter: no operand of
+ * theirs is named.
  * Cost, n bytes and p ranks: each rank reads n and writes n (the copy), then reads p n and writes n. Of what it reads (p - 1) n
  * come from the caches of others, where owners has 2 n (p - 1) / p: the same for two ranks, and then one exchange less. */
 #include "collective/collective.h"

@@ -519,8 +519,8 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 }
 
 /* On one host chunks that follow each other in a slot lie behind each other there, round and round, and so on all ranks: to
- * write lines that were used just before takes three times longer, where they are still in a cache that only another core has,
- * than to write lines that have gone to the cache that cores share, or to memory. */
+ * write lines that were used just before takes three times longer, where they are still in a cache that only another core
+ * has, than to write lines that have gone to the cache that cores share, or to memory. */
 static size_t find_shift(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_plan *plan = &request->cached->plan;

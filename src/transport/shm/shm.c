@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -145,6 +146,23 @@ static void *shm_reach(struct shoal_transport *transport, int peer, shoal_locati
     return address;
 }
 
+/* As operations go round in a staging buffer they would touch its pages one after the other, and each first touch costs as much
+ * as copying the page twice. So few ranks enter them in their page tables at once; a peer's as far as they are there. */
+#define MAPPED_RANKS_MAX 4
+
+static void map_staging(const struct shm *shm)
+{
+#if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
+    for (int r = 0; r < shm->transport.size && shm->transport.size <= MAPPED_RANKS_MAX; r++) {
+        const bool is_own = r == shm->transport.rank;
+        char *begin = (char *)((uintptr_t)shm->seats[r].staging / SHOAL_PAGE * SHOAL_PAGE);
+        (void)madvise(begin, shm->slots * shm->staging_stride, is_own ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+    }
+#else
+    (void)shm;
+#endif
+}
+
 static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct shm *shm = shm_of(transport);
@@ -157,6 +175,7 @@ static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, 
     SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, seat->segment, (uint64_t)(seat->staging - seat->segment->base),
                                          shm->slots * shm->staging_stride, "the communicator's staging buffer"));
     shm->has_staging = true;
+    map_staging(shm);
     return SHOAL_OK;
 }
 
