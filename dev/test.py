@@ -34,7 +34,7 @@ BUILDS = {
     "clang": ("build-clang", "clang", ["-Dasserts=true"], {"unit", "sim", "contract"}),
     "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES],
              {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
-    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES], {"threads", "contract", "control"}),
+    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES], {"threads", "contract", "control", "reducer"}),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"],
                 {"unit", "sim", "contract", "threads", "fuzz", "emulated", "observe", "alone", "trace"}),
