@@ -149,7 +149,7 @@ static void sums_print(const struct step_result *result)
     printf("bound     %.2f ms: %s is ready after %.0f %% of the backward pass, and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
     printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));
-    printf("buffer    an all-reduce as long as the largest (%s) takes %.2f ms by itself\n",
+    printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
     printf("balance   %.4f: the most bytes that a rank sends and receives, over the mean\n", result->balance);
 }

@@ -174,8 +174,8 @@ static void titles_draw(const struct drawing *drawing, const struct step_result 
     const struct step_report *report = &result->reports[rank];
     char text[320], style[64];
     double x = LEFT;
-    snprintf(text, sizeof text, "a training step of %.60s: %d ranks on %d hosts, rank %d", profile->name, result->ranks,
-             result->hosts, rank);
+    snprintf(text, sizeof text, "a training step of %.60s: %d rank%s on %d host%s, rank %d", profile->name, result->ranks,
+             result->ranks == 1 ? "" : "s", result->hosts, result->hosts == 1 ? "" : "s", rank);
     text_draw(drawing, WIDTH / 2.0, 22, "text-anchor=\"middle\" font-size=\"15\"", text);
     snprintf(text, sizeof text, "medians: step %.1f ms, backward pass %.1f, exposed %.1f; bound %.1f ms, by %.90s",
              report->step_us / 1e3, report->backward_us / 1e3, report->exposed_us / 1e3, result->bound.us / 1e3,

@@ -9,12 +9,13 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 import xml.etree.ElementTree
 
-from tap import call, expect, run_cases
+from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -243,6 +244,37 @@ def launchers_start_the_ranks():
     expect(step["ranks"] == 2, step)
 
 
+def ranks_on_two_hosts(*words):
+    """Hosts by name only: four ranks of this machine, which reach the other host's over its own network."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen([SHOAL, "bench", "step", "--profile", SMALL, "--backward", "30", "--steps", "2", *BUFFERS, "--format",
+                               "json", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+                                   "MASTER_PORT": str(port), "SHOAL_SECRET": "steps of a test", "SHOAL_HOST_ID": f"step-{rank // 2}"})
+             for rank in range(4)]
+    came = [rank.communicate(timeout=120) for rank in ranks]
+    if any("SHOAL_ERR_UNSUPPORTED" in err for _, err in came):
+        raise Skip("no network between hosts here: " + came[0][1].strip())
+    expect(not any(rank.returncode for rank in ranks), [rank.returncode for rank in ranks], came)
+    return [json.loads(line) for line in came[0][0].splitlines()]
+
+
+def hosts_send_less_where_gradients_are_compressed():
+    size, sent = 4 * TENSORS * ELEMENTS, {}
+    for word in ("none", "fp16", "bf16", "int8"):
+        *rows, step = ranks_on_two_hosts("--compress", word, "--rate", "10gbit")
+        expect((step["hosts"], step["compress"], step["errors"]) == (2, word, 0) and not any(row["errors"] for row in rows), step)
+        expect([row["host"] for row in rows] == [0, 0, 1, 1] and len({row["bytes_network"] for row in rows}) == 1, rows)
+        sent[word] = rows[0]["bytes_network"]
+        # Of two hosts each sends every byte once; the bound is of what is left of them.
+        ratio = {"none": 1, "int8": 4 / (1 + 4 / 256)}.get(word, 2)
+        expect(abs(step["wire_us"] - size * 8e-3 / 10 / ratio) < 1 and step["bound_us"] >= step["wire_us"], word, step)
+    expect(size / 2 <= sent["none"] < 0.51 * size and sent["fp16"] == sent["bf16"], sent)
+    expect(1.9 < sent["none"] / sent["bf16"] < 2.1 and 3.7 < sent["none"] / sent["int8"] < 4, sent)
+
+
 def children_of(pid):
     return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -289,7 +321,7 @@ def help_teaches():
         expect(all(word in out for word in ("Usage:", "Examples:", "Exit codes:", "--profile", "--backward")), out)
     for command in ("bench", "sim"):
         expect(f"shoal {command} step --help" in call(SHOAL, command, "--help")[1])
-        expect(re.search(rf"shoal {command} step ", call(SHOAL, "--help")[1]))
+        expect(re.search(rf"^ +shoal {command} step  +\w", call(SHOAL, "--help")[1], re.M))
     expect(call(SHOAL, "help", "sim", "step")[1] == call(SHOAL, "sim", "step", "--help")[1])
 
 
@@ -299,5 +331,5 @@ if __name__ == "__main__":
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
                predictions_that_make_no_sense_are_refused, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
                busy_ranks_compute, buffers_are_averaged_while_the_backward_pass_goes_on,
-               tables_say_what_bounds_the_step, models_run_as_they_are, launchers_start_the_ranks,
+               tables_say_what_bounds_the_step, models_run_as_they_are, launchers_start_the_ranks, hosts_send_less_where_gradients_are_compressed,
                a_killed_worker_is_named_by_the_others, measurements_that_make_no_sense_are_refused, help_teaches])
