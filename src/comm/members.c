@@ -309,8 +309,8 @@ static enum shoal_status join_host(struct shoal_context *context, struct shoal_b
                                    const struct shoal_shm_place *places, struct shoal_membership **membership_out)
 {
     const size_t size = (size_t)bootstrap->size;
-    SHOAL_SCOPED(free_bytes) struct shoal_membership_process *processes = calloc(size, sizeof *processes);
-    SHOAL_SCOPED(free_bytes) struct shoal_survivors_board **boards = calloc(size, sizeof *boards);
+    SHOAL_SCOPED(members_free_bytes) struct shoal_membership_process *processes = calloc(size, sizeof *processes);
+    SHOAL_SCOPED(members_free_bytes) struct shoal_survivors_board **boards = calloc(size, sizeof *boards);
     if (!processes || !boards)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
