@@ -29,20 +29,20 @@ enum phase {
 };
 
 /* A message that came before its receive. */
-struct early {
-    struct early *next;
+struct unexpected {
+    struct unexpected *next;
     int peer;
     struct shoal_packet packet;
     char data[];
 };
 
 #define COPY_BYTES ((size_t)1 << 20)
-#define EARLY_MAX 4096 /* messages kept; then the queues fill and the senders wait */
+#define UNEXPECTED_MAX 4096 /* messages kept; then the queues fill and the senders wait */
 
 struct shoal_messages {
     struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
-    struct early *early_head, *early_tail;
-    unsigned early_count;
+    struct unexpected *unexpected_head, *unexpected_tail;
+    unsigned unexpected_count;
     uint64_t next_id;
     bool is_full[]; /* [size], while progress goes through the list: the queue to that peer takes no more */
 };
@@ -185,21 +185,22 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
 }
 
 /* False when there is no room: the packet stays in its queue. */
-static bool messages_keep_early(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
+static bool messages_keep_unexpected(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
 {
-    struct early *early = messages->early_count < EARLY_MAX ? malloc(sizeof *early + packet->bytes) : NULL;
-    if (!early)
+    struct unexpected *unexpected =
+        messages->unexpected_count < UNEXPECTED_MAX ? malloc(sizeof *unexpected + packet->bytes) : NULL;
+    if (!unexpected)
         return false;
-    early->next = NULL;
-    early->peer = peer;
-    early->packet = *packet;
-    memcpy(early->data, packet + 1, packet->bytes);
-    if (messages->early_head)
-        messages->early_tail->next = early;
+    unexpected->next = NULL;
+    unexpected->peer = peer;
+    unexpected->packet = *packet;
+    memcpy(unexpected->data, packet + 1, packet->bytes);
+    if (messages->unexpected_head)
+        messages->unexpected_tail->next = unexpected;
     else
-        messages->early_head = early;
-    messages->early_tail = early;
-    messages->early_count++;
+        messages->unexpected_head = unexpected;
+    messages->unexpected_tail = unexpected;
+    messages->unexpected_count++;
     return true;
 }
 
@@ -216,7 +217,7 @@ static bool messages_take_message(struct shoal_engine *engine, int peer, const s
         return false;
     struct shoal_request *receive = find_receive(engine->messages, peer, packet->tag);
     if (!receive)
-        return messages_keep_early(engine->messages, peer, packet);
+        return messages_keep_unexpected(engine->messages, peer, packet);
     match(engine, receive, packet, packet + 1);
     return true;
 }
@@ -405,20 +406,20 @@ bool shoal_messages_progress(struct shoal_engine *engine)
 
 /* ---- Entry --------------------------------------------------------------------------------------------------------------- */
 
-static void match_early(struct shoal_engine *engine, struct shoal_request *request)
+static void match_unexpected(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_messages *messages = engine->messages;
-    struct early **link = &messages->early_head, *before = NULL;
+    struct unexpected **link = &messages->unexpected_head, *before = NULL;
     for (; *link; before = *link, link = &(*link)->next) {
-        struct early *early = *link;
-        if (early->peer != peer_of(request) || early->packet.tag != request->call.tag)
+        struct unexpected *unexpected = *link;
+        if (unexpected->peer != peer_of(request) || unexpected->packet.tag != request->call.tag)
             continue;
-        *link = early->next;
-        if (messages->early_tail == early)
-            messages->early_tail = before;
-        messages->early_count--;
-        match(engine, request, &early->packet, early->data);
-        free(early);
+        *link = unexpected->next;
+        if (messages->unexpected_tail == unexpected)
+            messages->unexpected_tail = before;
+        messages->unexpected_count--;
+        match(engine, request, &unexpected->packet, unexpected->data);
+        free(unexpected);
         return;
     }
 }
@@ -435,7 +436,7 @@ enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_
     messages_append(engine->messages, request);
     engine->message_count++;
     if (is_receive(request))
-        match_early(engine, request);
+        match_unexpected(engine, request);
     return SHOAL_OK;
 }
 
@@ -473,12 +474,13 @@ uint64_t shoal_messages_mark(const struct shoal_engine *engine)
 void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
                                       size_t bytes)
 {
-    const struct early *early = is_receive(request) && phase_of(request) == UNMATCHED ? engine->messages->early_head : NULL;
-    while (early && early->peer != peer_of(request))
-        early = early->next;
-    if (early)
+    const struct unexpected *unexpected =
+        is_receive(request) && phase_of(request) == UNMATCHED ? engine->messages->unexpected_head : NULL;
+    while (unexpected && unexpected->peer != peer_of(request))
+        unexpected = unexpected->next;
+    if (unexpected)
         shoal_engine_append(text, bytes, "; a message with tag %d has come from rank %d, and no receive asks for it",
-                            early->packet.tag, early->peer);
+                            unexpected->packet.tag, unexpected->peer);
 }
 
 struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)
@@ -497,10 +499,10 @@ void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status)
 
 void shoal_messages_destroy(struct shoal_engine *engine)
 {
-    while (engine->messages && engine->messages->early_head) {
-        struct early *early = engine->messages->early_head;
-        engine->messages->early_head = early->next;
-        free(early);
+    while (engine->messages && engine->messages->unexpected_head) {
+        struct unexpected *unexpected = engine->messages->unexpected_head;
+        engine->messages->unexpected_head = unexpected->next;
+        free(unexpected);
     }
     free(engine->messages);
     engine->messages = NULL;

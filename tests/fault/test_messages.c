@@ -23,7 +23,7 @@ static struct shoal_comm *split(struct fault_rank *self)
 #define OTHERS 3
 
 /* Rank 0 sends on each of several communicators, then all do something on another, then rank 1 receives. */
-static void send_early(struct fault_rank *self)
+static void send_unexpected(struct fault_rank *self)
 {
     float *buffer = fault_floats(self, false, EAGER_FLOATS);
     struct shoal_comm *comms[OTHERS];
@@ -32,7 +32,7 @@ static void send_early(struct fault_rank *self)
     for (size_t i = 0; i < EAGER_FLOATS; i++)
         buffer[i] = 7;
     for (int i = 0; i < OTHERS * EARLY && self->rank == 0; i++)
-        is_ok(self, shoal_send(comms[i % OTHERS], buffer, EAGER_FLOATS, SHOAL_FLOAT32, 1, 5, NULL), "an early send");
+        is_ok(self, shoal_send(comms[i % OTHERS], buffer, EAGER_FLOATS, SHOAL_FLOAT32, 1, 5, NULL), "an unexpected send");
     float one = 1;
     is_ok(self, shoal_allreduce(self->comm, &one, &one, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL), "the all-reduce");
     for (int i = 0; i < OTHERS * EARLY && self->rank == 1; i++) {
@@ -48,7 +48,7 @@ static void send_early(struct fault_rank *self)
 static void small_sends(struct fault_test *test)
 {
     static const char *const settings[] = {"SHOAL_TIMEOUT_MS=5000", NULL};
-    const struct fault_job job = {.size = 2, .body = send_early, .settings = settings};
+    const struct fault_job job = {.size = 2, .body = send_unexpected, .settings = settings};
     (void)fault_run(test, &job);
 }
 

@@ -572,7 +572,7 @@ static void check_waits(struct harness *h, struct input *input)
 }
 
 /* Of what strangers send nothing is kept; of what peers send too early, so much that it is more than they may. */
-static void check_early(struct harness *h)
+static void check_unexpected(struct harness *h)
 {
     static uint8_t message[16384];
     const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
@@ -588,12 +588,12 @@ static void check_early(struct harness *h)
     memcpy(message, &head, sizeof head);
     for (int i = 0; i < 1000; i++)
         hear(h, message, sizeof message);
-    assert(mallinfo2().uordblks < before + SHOAL_NETWORK_EARLY_MAX + 65536); /* where the allocator tells */
+    assert(mallinfo2().uordblks < before + SHOAL_NETWORK_UNEXPECTED_MAX + 65536); /* where the allocator tells */
     assert(rejections->counts[SHOAL_REJECTED_EARLY] > 0);
 }
 
 /* A communicator that lost messages before it was made fails, and says why. */
-static void check_lost_early(struct input *input)
+static void check_lost_unexpected(struct input *input)
 {
     struct harness h = {.sequence = 0};
     struct shoal_failure failure = {.status = SHOAL_OK};
@@ -643,7 +643,7 @@ static void check_lies(struct input *input)
     struct harness h = {.sequence = 0};
     input->bytes = 0;
     open_harness(&h);
-    check_early(&h);
+    check_unexpected(&h);
     open_transport(&h);
     check_names(&h);
     check_packets(&h, input);
@@ -654,7 +654,7 @@ static void check_lies(struct input *input)
     check_records(&h, input);
     check_waits(&h, input);
     close_harness(&h);
-    check_lost_early(input);
+    check_lost_unexpected(input);
 }
 
 int main(int argc, char **argv)

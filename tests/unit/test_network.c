@@ -139,10 +139,10 @@ static uint64_t total(const struct fixture *fixture)
     return shoal_rejections_total(shoal_network_rejections(fixture->network));
 }
 
-/* ---- Early messages ---- */
+/* ---- Unexpected messages ---- */
 
 /* An all-to-all-v of 1,025 ranks, and small messages with it: 9,216 messages and 16.8 MiB. */
-static void early_messages_arrive_whole(void **state)
+static void unexpected_messages_arrive_whole(void **state)
 {
     static struct fixture fixture;
     (void)state;
@@ -164,7 +164,7 @@ static void early_messages_arrive_whole(void **state)
 }
 
 /* One that sends more than it may: its communicator fails, and others do not notice. */
-static void too_many_early_messages_fail_their_communicator(void **state)
+static void too_many_unexpected_messages_fail_their_communicator(void **state)
 {
     static struct fixture fixture;
     uint64_t sent = 0;
@@ -173,7 +173,7 @@ static void too_many_early_messages_fail_their_communicator(void **state)
     receive(&fixture, make(&fixture, 1, 0, 80), BARE + 80);
     for (; count(&fixture, SHOAL_REJECTED_EARLY) == 0; sent++)
         receive(&fixture, make(&fixture, 2, sent, PAYLOAD), BARE + PAYLOAD);
-    assert_true(sent * PAYLOAD > SHOAL_NETWORK_EARLY_MAX - 2 * PAYLOAD);
+    assert_true(sent * PAYLOAD > SHOAL_NETWORK_UNEXPECTED_MAX - 2 * PAYLOAD);
     open_channel(&fixture);
     assert_int_equal(fixture.heard[1], 1);
     assert_int_equal(fixture.failed, SHOAL_ERR_INTERNAL);
@@ -189,7 +189,7 @@ static void too_many_early_messages_fail_their_communicator(void **state)
 
 /* The record that could not be kept is the communicator's failure; where not even its number could be noted, that of all later
  * ones. */
-static void early_messages_that_find_no_memory_fail_their_communicator(void **state)
+static void unexpected_messages_that_find_no_memory_fail_their_communicator(void **state)
 {
     static struct fixture fixture;
     (void)state;
@@ -329,9 +329,9 @@ static void counters_have_one_owner(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(early_messages_arrive_whole),
-        cmocka_unit_test(too_many_early_messages_fail_their_communicator),
-        cmocka_unit_test(early_messages_that_find_no_memory_fail_their_communicator),
+        cmocka_unit_test(unexpected_messages_arrive_whole),
+        cmocka_unit_test(too_many_unexpected_messages_fail_their_communicator),
+        cmocka_unit_test(unexpected_messages_that_find_no_memory_fail_their_communicator),
         cmocka_unit_test(strangers_take_no_room_and_change_nothing),
         cmocka_unit_test(lines_say_who_and_what_to_do),
         cmocka_unit_test(peer_speaks_for_itself_alone),

@@ -20,17 +20,17 @@ struct waiting {
 };
 
 /* A message for a communicator that this rank has not made yet, without its seal. */
-struct early {
-    struct early *next;
+struct unexpected {
+    struct unexpected *next;
     size_t bytes;
     char data[];
 };
 
 /* Those of one peer for one communicator. */
-struct shoal_network_early {
-    struct shoal_network_early *next;
+struct shoal_network_unexpected {
+    struct shoal_network_unexpected *next;
     uint64_t comm;
-    struct early *first, **end;
+    struct unexpected *first, **end;
     size_t bytes;
     enum shoal_status status; /* not OK: one was lost, and the communicator fails when it is made */
 };
@@ -77,8 +77,8 @@ struct shoal_network {
     struct shoal_siphash_key random; /* what is drawn follows from it */
     uint64_t draws;
     struct waiting *waiting, **waiting_end;
-    uint64_t rounds;     /* of sending */
-    bool has_lost_early; /* of a communicator that could not even be noted */
+    uint64_t rounds;          /* of sending */
+    bool has_lost_unexpected; /* of a communicator that could not even be noted */
     struct shoal_network_rejections rejections;
     struct shoal_network_peer *named[NAMES]; /* peers by the session number of their messages */
     uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
@@ -203,22 +203,22 @@ static void free_lists(struct shoal_network *network)
     }
 }
 
-static void free_early(struct shoal_network_early *kept)
+static void free_unexpected(struct shoal_network_unexpected *kept)
 {
     while (kept->first) {
-        struct early *early = kept->first;
-        kept->first = early->next;
-        free(early);
+        struct unexpected *unexpected = kept->first;
+        kept->first = unexpected->next;
+        free(unexpected);
     }
     free(kept);
 }
 
 static void free_peer(struct shoal_network_peer *peer)
 {
-    while (peer->early) {
-        struct shoal_network_early *kept = peer->early;
-        peer->early = kept->next;
-        free_early(kept);
+    while (peer->unexpected) {
+        struct shoal_network_unexpected *kept = peer->unexpected;
+        peer->unexpected = kept->next;
+        free_unexpected(kept);
     }
     explicit_bzero(&peer->session, sizeof peer->session);
     free(peer);
@@ -385,30 +385,30 @@ static void tell_lost(struct shoal_network_channel *channel, enum shoal_status s
         snprintf(text, sizeof text,
                  "%s sent more than %zu bytes before this rank had made the communicator, which it must not; do all hosts have "
                  "the same build of Shoal?",
-                 who, (size_t)SHOAL_NETWORK_EARLY_MAX);
+                 who, (size_t)SHOAL_NETWORK_UNEXPECTED_MAX);
     channel->failed(channel->arg, status, text);
 }
 
-static struct shoal_network_early **find_early(struct shoal_network_peer *peer, uint64_t comm)
+static struct shoal_network_unexpected **find_unexpected(struct shoal_network_peer *peer, uint64_t comm)
 {
-    struct shoal_network_early **link = &peer->early;
+    struct shoal_network_unexpected **link = &peer->unexpected;
     while (*link && (*link)->comm != comm)
         link = &(*link)->next;
     return link;
 }
 
-static void hand_over_early(struct shoal_network *network, struct shoal_network_channel *channel,
-                            struct shoal_network_peer *peer)
+static void hand_over_unexpected(struct shoal_network *network, struct shoal_network_channel *channel,
+                                 struct shoal_network_peer *peer)
 {
-    struct shoal_network_early **link = find_early(peer, channel->comm), *kept = *link;
+    struct shoal_network_unexpected **link = find_unexpected(peer, channel->comm), *kept = *link;
     if (!kept)
         return;
     *link = kept->next;
-    for (const struct early *early = kept->first; early; early = early->next)
-        hand_over(network, channel, peer, early->data, early->bytes);
+    for (const struct unexpected *unexpected = kept->first; unexpected; unexpected = unexpected->next)
+        hand_over(network, channel, peer, unexpected->data, unexpected->bytes);
     if (kept->status != SHOAL_OK)
         tell_lost(channel, kept->status, peer);
-    free_early(kept);
+    free_unexpected(kept);
 }
 
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel)
@@ -416,8 +416,8 @@ void shoal_network_channel_open(struct shoal_network *network, struct shoal_netw
     channel->next = network->channels;
     network->channels = channel;
     for (size_t i = 0; i < network->peer_count; i++)
-        hand_over_early(network, channel, network->peers[i]);
-    if (network->has_lost_early)
+        hand_over_unexpected(network, channel, network->peers[i]);
+    if (network->has_lost_unexpected)
         tell_lost(channel, SHOAL_ERR_MEMORY, NULL);
 }
 
@@ -539,19 +539,19 @@ static bool network_was_closed(const struct shoal_network *network, uint64_t com
 }
 
 /* The communicator fails when it is made: nobody sends the message again. */
-static void lose_early(struct shoal_network *network, struct shoal_network_early *kept, enum shoal_status status)
+static void lose_unexpected(struct shoal_network *network, struct shoal_network_unexpected *kept, enum shoal_status status)
 {
     if (!kept)
-        network->has_lost_early = true;
+        network->has_lost_unexpected = true;
     else if (kept->status == SHOAL_OK)
         kept->status = status;
     if (status == SHOAL_ERR_MEMORY)
         shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric", "no memory for a message that came early");
 }
 
-static struct shoal_network_early *open_early(struct shoal_network_peer *from, uint64_t comm)
+static struct shoal_network_unexpected *open_unexpected(struct shoal_network_peer *from, uint64_t comm)
 {
-    struct shoal_network_early **link = find_early(from, comm);
+    struct shoal_network_unexpected **link = find_unexpected(from, comm);
     if (!*link && (*link = calloc(1, sizeof **link))) {
         (*link)->comm = comm;
         (*link)->end = &(*link)->first;
@@ -561,25 +561,25 @@ static struct shoal_network_early *open_early(struct shoal_network_peer *from, u
 
 /* There is no limit for all together: processes of this job send no more than they may, and an all-to-all-v of 1,024 ranks that
  * this rank comes to last is 16 MiB. */
-static void network_keep_early(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm, const void *data,
-                               size_t bytes)
+static void network_keep_unexpected(struct shoal_network *network, struct shoal_network_peer *from, uint64_t comm,
+                                    const void *data, size_t bytes)
 {
-    struct shoal_network_early *kept = open_early(from, comm);
-    if (kept && kept->bytes + bytes > SHOAL_NETWORK_EARLY_MAX) {
-        lose_early(network, kept, SHOAL_ERR_INTERNAL);
+    struct shoal_network_unexpected *kept = open_unexpected(from, comm);
+    if (kept && kept->bytes + bytes > SHOAL_NETWORK_UNEXPECTED_MAX) {
+        lose_unexpected(network, kept, SHOAL_ERR_INTERNAL);
         reject(network, SHOAL_REJECTED_EARLY, from);
         return;
     }
-    struct early *early = kept ? malloc(sizeof *early + bytes) : NULL;
-    if (!early) {
-        lose_early(network, kept, SHOAL_ERR_MEMORY);
+    struct unexpected *unexpected = kept ? malloc(sizeof *unexpected + bytes) : NULL;
+    if (!unexpected) {
+        lose_unexpected(network, kept, SHOAL_ERR_MEMORY);
         return;
     }
-    early->next = NULL;
-    early->bytes = bytes;
-    memcpy(early->data, data, bytes);
-    *kept->end = early;
-    kept->end = &early->next;
+    unexpected->next = NULL;
+    unexpected->bytes = bytes;
+    memcpy(unexpected->data, data, bytes);
+    *kept->end = unexpected;
+    kept->end = &unexpected->next;
     kept->bytes += bytes;
 }
 
@@ -619,7 +619,7 @@ static void on_message(void *arg, const void *data, size_t bytes)
     if (channel)
         hand_over(network, channel, from, data, bytes);
     else if (!network_was_closed(network, comm))
-        network_keep_early(network, from, comm, data, bytes);
+        network_keep_unexpected(network, from, comm, data, bytes);
 }
 
 static void count_left(struct shoal_network_load *load)

@@ -63,7 +63,7 @@ _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NET
 
 /* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: a record for each
  * operation that may be active, and a full queue of packets. All other messages answer something that the peer has sent. */
-#define SHOAL_NETWORK_EARLY_MAX                                                  \
+#define SHOAL_NETWORK_UNEXPECTED_MAX                                             \
     (SHOAL_ANNOUNCEMENTS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
 
@@ -89,7 +89,7 @@ struct shoal_network_load {
     struct shoal_network_load *next_failed;
 };
 
-struct shoal_network_early;
+struct shoal_network_unexpected;
 
 /* A process on another host. */
 struct shoal_network_peer {
@@ -102,11 +102,11 @@ struct shoal_network_peer {
     uint64_t broken_ns;                  /* when the network first failed to reach it; 0: it has not */
     char broken[256];                    /* how, and the likely cause */
     struct shoal_reachability reachability;
-    unsigned waiting;                      /* messages to it that wait to be sent */
-    unsigned sending;                      /* and that have not left */
-    uint64_t refused;                      /* the number of the round of sending that it takes no more in */
-    struct shoal_network_early *early;     /* what it has sent for communicators not made here yet */
-    struct shoal_network_peer *next_named; /* with a session number that falls into the same place of the table */
+    unsigned waiting;                            /* messages to it that wait to be sent */
+    unsigned sending;                            /* and that have not left */
+    uint64_t refused;                            /* the number of the round of sending that it takes no more in */
+    struct shoal_network_unexpected *unexpected; /* what it has sent for communicators not made here yet */
+    struct shoal_network_peer *next_named;       /* with a session number that falls into the same place of the table */
 };
 
 /* Who hears what comes for one communicator. */
