@@ -162,7 +162,8 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_messages_destroy(engine);
     shoal_engine_free_kept(engine);
     for (unsigned i = 0; i < engine->depth; i++) {
-        if (!engine->ops->has_left || engine->ops->has_left(engine->transport, i)) /* else rather lost than freed too early */
+        if (!engine->ops->is_locally_complete ||
+            engine->ops->is_locally_complete(engine->transport, i)) /* else rather lost than freed too early */
             shoal_packed_free(&engine->left_packed[i]);
     }
     engine->ops->destroy(engine->transport, engine->is_finalized);

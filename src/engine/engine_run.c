@@ -383,15 +383,15 @@ static void run_reduce(struct shoal_engine *engine, const struct shoal_chunk *ch
     }
 }
 
-static bool run_has_left(const struct shoal_engine *engine, unsigned slot)
+static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned slot)
 {
-    return SHOAL_LIKELY(!engine->ops->has_left) || engine->ops->has_left(engine->transport, slot);
+    return SHOAL_LIKELY(!engine->ops->is_locally_complete) || engine->ops->is_locally_complete(engine->transport, slot);
 }
 
 static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
 {
     if (step->peer == engine->rank) /* for its puts */
-        return run_has_left(engine, slot);
+        return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
@@ -512,7 +512,7 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         chunk->step++;
     }
     const bool did = chunk->step != before;
-    if (engine->is_broken || chunk->step < plan->step_count || !run_has_left(engine, slot))
+    if (engine->is_broken || chunk->step < plan->step_count || !run_is_locally_complete(engine, slot))
         return did;
     end_chunk(engine, chunk, slot);
     return true;

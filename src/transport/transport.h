@@ -161,13 +161,13 @@ struct shoal_transport_ops {
     void *(*staging)(struct shoal_transport *, int rank, unsigned slot);
 
     /* Copies bytes into the staging slot of a remote peer, from offset on; then increments the peer's counter. ERR_* on
-     * failure; PENDING when the transport is full: try again. The source may be overwritten when has_left is true of the
-     * slot. */
+     * failure; PENDING when the transport is full: try again. The source may be overwritten when is_locally_complete is true of
+     * the slot. */
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,
                              size_t bytes);
 
     /* Whether all puts of the slot have completed locally, so that their sources may be overwritten. NULL: always. */
-    bool (*has_left)(struct shoal_transport *, unsigned slot);
+    bool (*is_locally_complete)(struct shoal_transport *, unsigned slot);
 
     /* Whether everything this rank has published arrives without further progress on this rank. NULL: always. */
     bool (*is_flushed)(struct shoal_transport *);

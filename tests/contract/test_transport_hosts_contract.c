@@ -286,7 +286,7 @@ static void put_all(struct sources *sources, const void *memory)
 static void assert_comes(struct sources *sources, unsigned char content)
 {
     struct shoal_transport *giver = sources->world.ranks[0], *taker = sources->world.ranks[1];
-    UNTIL(&sources->world, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->has_left(giver, 0));
+    UNTIL(&sources->world, taker->ops->counter(taker, 0, 0) == sources->puts && giver->ops->is_locally_complete(giver, 0));
     const unsigned char *came = taker->ops->staging(taker, 1, 0);
     for (size_t i = 0; i < SOURCE_BYTES; i++)
         assert_int_equal(came[i], content);
@@ -333,7 +333,7 @@ static void sources_that_are_freed_are_unregistered_before(void **state)
 }
 
 /* As after a failure, when the caller cannot know. */
-static void sources_that_are_freed_too_early_stay_until_all_has_left(void **state)
+static void sources_that_are_freed_too_early_stay_until_all_is_complete(void **state)
 {
     struct sources sources;
     open_sources(&sources, state);
@@ -544,7 +544,7 @@ static int run_sources(struct contract_factory *factory)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(sources_in_shared_memory_are_registered_once_and_not_copied, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_are_unregistered_before, factory),
-        cmocka_unit_test_prestate(sources_that_are_freed_too_early_stay_until_all_has_left, factory),
+        cmocka_unit_test_prestate(sources_that_are_freed_too_early_stay_until_all_is_complete, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_too_early_keep_their_pages_so_long, factory),
         cmocka_unit_test_prestate(sources_may_be_many_segments, factory),
         cmocka_unit_test_prestate(sources_that_cannot_be_locked_are_copied, factory),

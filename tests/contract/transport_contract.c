@@ -189,10 +189,10 @@ static bool has_failed(struct contract_world *world, int rank, struct shoal_fail
     return at(world, rank)->ops->failed(at(world, rank), failure);
 }
 
-static bool has_left(struct contract_world *world, int rank, unsigned slot)
+static bool is_locally_complete(struct contract_world *world, int rank, unsigned slot)
 {
     const struct shoal_transport_ops *ops = at(world, rank)->ops;
-    return !ops->has_left || ops->has_left(at(world, rank), slot);
+    return !ops->is_locally_complete || ops->is_locally_complete(at(world, rank), slot);
 }
 
 static bool is_flushed(struct contract_world *world, int rank)
@@ -707,7 +707,7 @@ static void put_bytes_arrive_before_counter(void **state)
     for (uint64_t n = 1; n <= 30; n++) {
         fill(source, sizeof(source), 0, n);
         put(&world, 0, 1, 2, 100, source, sizeof(source));
-        UNTIL(&world, counter(&world, 1, 0, 2) == n && has_left(&world, 0, 2));
+        UNTIL(&world, counter(&world, 1, 0, 2) == n && is_locally_complete(&world, 0, 2));
         assert_filled((unsigned char *)staging(&world, 1, 1, 2) + 100, sizeof(source), 0, n);
     }
     close_world(&world);
@@ -747,7 +747,7 @@ static void play_round(struct contract_world *world, const struct round *round)
         put(world, 0, 1, round->slot, i * bytes, source + i * bytes, bytes - i);
         signal_peer(world, 0, 1, round->slot);
     }
-    UNTIL(world, has_left(world, 0, round->slot));
+    UNTIL(world, is_locally_complete(world, 0, round->slot));
     memset(source, 0xEE, SLOT_BYTES);
     UNTIL(world, is_round_over(world, round));
 }
@@ -825,7 +825,7 @@ static void sources_are_read_until_they_have_left(void **state)
             put_unseen(&world, slot, sources[slot]);
         }
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {
-            UNTIL(&world, has_left(&world, 0, slot));
+            UNTIL(&world, is_locally_complete(&world, 0, slot));
             memset(sources[slot], 0xEE, LARGE_BYTES);
         }
         for (unsigned slot = 0; slot < SHOAL_DEPTH_MAX; slot++) {

@@ -423,7 +423,7 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     return send_parts(hosts, peer, slot, offset, &origin);
 }
 
-static bool hosts_has_left(struct shoal_transport *transport, unsigned slot)
+static bool hosts_is_locally_complete(struct shoal_transport *transport, unsigned slot)
 {
     return hosts_of(transport)->under_way[slot] == 0;
 }
@@ -1097,7 +1097,7 @@ static const struct shoal_transport_ops ops = {
     .reserve_staging = hosts_reserve_staging,
     .staging = hosts_staging,
     .put = hosts_put,
-    .has_left = hosts_has_left,
+    .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,
     .is_sending = is_sending,
     .signal = hosts_signal_peer,
