@@ -11,9 +11,9 @@
 
 enum shoal_act_kind {
     SHOAL_ACT_WORK,
-    SHOAL_ACT_SEND,      /* raises the counter of a rank elsewhere */
-    SHOAL_ACT_INCREMENT, /* raises the counter of a rank of this host */
-    SHOAL_ACT_PUBLISH,   /* raises those of all other ranks of this host */
+    SHOAL_ACT_SEND,      /* increments the counter of a rank elsewhere */
+    SHOAL_ACT_INCREMENT, /* increments the counter of a rank of this host */
+    SHOAL_ACT_PUBLISH,   /* increments those of all other ranks of this host */
     SHOAL_ACT_WAIT
 };
 
@@ -36,7 +36,7 @@ struct shoal_script {
 struct shoal_part_of_rank {
     struct shoal_script meet;
     struct shoal_script chunk;
-    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from raises its counter in one chunk */
+    uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from increments its counter in one chunk */
     uint16_t heard; /* how many ranks it hears from */
 };
 
@@ -62,7 +62,7 @@ static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)
     return rank / cast->local;
 }
 
-/* Where a counter of `rank` that `peer` raises stands among its counters. */
+/* Where a counter of `rank` that `peer` increments stands among its counters. */
 static inline uint16_t shoal_cast_index(const struct shoal_cast *cast, int rank, int peer)
 {
     return (uint16_t)(cast->index[(size_t)rank * (size_t)cast->size + (size_t)peer] - 1);

@@ -1,7 +1,7 @@
 /* How it works. Every element of every operand is a cell: what it holds (which element of which ranks' inputs, how often each)
  * and who wrote and read it last. Every rank is three components, its engine, its caller, and its puts under way; each keeps a
  * vector clock, and an access is ordered after an earlier one when its component's clock knows of that. Ranks run in turn
- * until each waits or has ended; a signal keeps the clock of who raised it, and a wait joins it. */
+ * until each waits or has ended; a signal keeps the clock of who incremented it, and a wait joins it. */
 #include "plan/plan_check.h"
 
 #include <inttypes.h>
@@ -66,10 +66,10 @@ struct check {
     uint32_t read_count;
     uint32_t read_capacity;
     uint32_t read_free;
-    uint32_t *clocks;     /* clocks[component * components + other] */
-    size_t *signal_first; /* signal_first[to * size + from]: number of the pair's first signal */
-    uint32_t *raised;     /* raised[to * size + from]: how many of them have been sent */
-    uint32_t *snapshots;  /* snapshots[signal * components + other] */
+    uint32_t *clocks;      /* clocks[component * components + other] */
+    size_t *signal_first;  /* signal_first[to * size + from]: number of the pair's first signal */
+    uint32_t *incremented; /* incremented[to * size + from]: how many of them have been sent */
+    uint32_t *snapshots;   /* snapshots[signal * components + other] */
     struct cursor *cursors;
     uint8_t *peers; /* scratch */
     char *text;
@@ -84,7 +84,7 @@ static void check_fini(struct check *check)
     free(check->reads);
     free(check->clocks);
     free(check->signal_first);
-    free(check->raised);
+    free(check->incremented);
     free(check->snapshots);
     free(check->cursors);
     free(check->peers);
@@ -180,7 +180,7 @@ static size_t signal_number(const struct check *check, int to, int from, uint32_
 /* Whoever waits for what was put knows that it has left. */
 static void check_increment_counter(struct check *check, int to, int from)
 {
-    const uint32_t n = ++check->raised[to * check->size + from], puts = puts_to(check, from, to);
+    const uint32_t n = ++check->incremented[to * check->size + from], puts = puts_to(check, from, to);
     uint32_t *snapshot = check->snapshots + signal_number(check, to, from, n) * check->components;
     memcpy(snapshot, clock_of(check, (uint32_t)from), check->components * sizeof *check->snapshots);
     if (clock_of(check, puts)[puts] == snapshot[from])
@@ -458,7 +458,8 @@ static uint32_t wait_target(const struct check *check, int rank, struct cursor a
 static bool is_blocked(const struct check *check, int rank, struct cursor at)
 {
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
-    return step->kind == SHOAL_STEP_WAIT && check->raised[rank * check->size + step->peer] < wait_target(check, rank, at, step);
+    return step->kind == SHOAL_STEP_WAIT &&
+           check->incremented[rank * check->size + step->peer] < wait_target(check, rank, at, step);
 }
 
 static enum shoal_status check_run_step(struct check *check, int rank, struct cursor at)
@@ -717,7 +718,7 @@ static enum shoal_status inspect_blocks(const struct check *check, int rank, str
     return SHOAL_OK;
 }
 
-/* Counts signals in check->raised; waits[peer] becomes the last signal waited for. */
+/* Counts signals in check->incremented; waits[peer] becomes the last signal waited for. */
 static enum shoal_status inspect_step(struct check *check, int rank, struct cursor at, uint32_t *waits)
 {
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
@@ -741,7 +742,7 @@ static enum shoal_status inspect_step(struct check *check, int rank, struct curs
         waits[step->peer] = step->value;
     }
     if (step->kind != SHOAL_STEP_WAIT)
-        check->raised[step->peer * check->size + rank]++;
+        check->incremented[step->peer * check->size + rank]++;
     return step->kind == SHOAL_STEP_PUT ? inspect_blocks(check, rank, at, step) : SHOAL_OK;
 }
 
@@ -750,13 +751,13 @@ static enum shoal_status inspect_counters(const struct check *check, int rank, i
     const struct shoal_plan *plan = plan_of(check, operation, rank);
 
     for (int from = 0; from < check->size; from++) {
-        const uint32_t raised = check->raised[rank * check->size + from];
+        const uint32_t incremented = check->incremented[rank * check->size + from];
         const uint32_t waited = waits[rank * check->size + from];
-        if (raised == plan->signals_in[from] && waited <= raised)
+        if (incremented == plan->signals_in[from] && waited <= incremented)
             continue;
         return fault(check,
                      "counter: operation %d: rank %d signals rank %d %u times, which waits for #%u and expects %u in all",
-                     operation + 1, from, rank, raised, waited, plan->signals_in[from]);
+                     operation + 1, from, rank, incremented, waited, plan->signals_in[from]);
     }
     return SHOAL_OK;
 }
@@ -794,7 +795,7 @@ static enum shoal_status inspect(struct check *check, int operation)
 
     if (!waits)
         return SHOAL_ERR_MEMORY;
-    memset(check->raised, 0, pairs * sizeof *check->raised);
+    memset(check->incremented, 0, pairs * sizeof *check->incremented);
     for (int rank = 0; rank < check->size; rank++)
         SHOAL_TRY(inspect_plan(check, rank, operation, waits + rank * check->size));
     for (int rank = 0; rank < check->size; rank++)
@@ -889,10 +890,10 @@ static enum shoal_status make_clocks(struct check *check)
     check->components = (2 + (size_t)check->put_targets) * size;
     check->clocks = calloc(check->components * check->components, sizeof *check->clocks);
     check->signal_first = calloc(size * size, sizeof *check->signal_first);
-    check->raised = calloc(size * size, sizeof *check->raised);
+    check->incremented = calloc(size * size, sizeof *check->incremented);
     check->cursors = calloc(size, sizeof *check->cursors);
     check->peers = calloc(size, 1);
-    if (!check->clocks || !check->signal_first || !check->raised || !check->cursors || !check->peers)
+    if (!check->clocks || !check->signal_first || !check->incremented || !check->cursors || !check->peers)
         return SHOAL_ERR_MEMORY;
     for (size_t caller = size; caller < 2 * size; caller++)
         check->clocks[caller * check->components + caller] = 1;
@@ -914,7 +915,7 @@ enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, c
     SHOAL_TRY(make_clocks(&check));
     for (int i = 0; i < OPERATIONS; i++)
         SHOAL_TRY(inspect(&check, i));
-    memset(check.raised, 0, (size_t)(check.size * check.size) * sizeof *check.raised);
+    memset(check.incremented, 0, (size_t)(check.size * check.size) * sizeof *check.incremented);
     SHOAL_TRY(make_signals(&check));
     SHOAL_TRY(make_cells(&check));
     return run_all(&check);

@@ -498,13 +498,13 @@ static void signal_publishes_memory_written_before(void **state)
     struct contract_world world;
     open_together(&world, state, 2);
     reserve_stagings(&world);
-    uint64_t raised[SLOTS] = {0};
+    uint64_t incremented[SLOTS] = {0};
     for (uint64_t n = 1; n <= 50; n++) {
         const unsigned slot = (unsigned)(n % SLOTS);
         fill(staging(&world, 0, 1, slot), SLOT_BYTES, 0, n);
         signal_peer(&world, 0, 1, slot);
-        raised[slot]++;
-        UNTIL(&world, counter(&world, 1, 0, slot) == raised[slot]);
+        incremented[slot]++;
+        UNTIL(&world, counter(&world, 1, 0, slot) == incremented[slot]);
         assert_filled(staging(&world, 1, 1, slot), SLOT_BYTES, 0, n);
     }
     close_world(&world);
@@ -729,12 +729,12 @@ static size_t put_bytes(const struct round *round)
 static bool is_round_over(struct contract_world *world, const struct round *round)
 {
     const size_t bytes = put_bytes(round);
-    const uint64_t before = 2 * round->puts * round->number, raised = counter(world, 1, 0, round->slot) - before;
-    assert_in_range(raised, 0, 2 * round->puts);
-    for (uint64_t i = 0; i < (raised + 1) / 2; i++)
+    const uint64_t before = 2 * round->puts * round->number, incremented = counter(world, 1, 0, round->slot) - before;
+    assert_in_range(incremented, 0, 2 * round->puts);
+    for (uint64_t i = 0; i < (incremented + 1) / 2; i++)
         assert_filled((unsigned char *)staging(world, 1, 1, round->slot) + i * bytes, bytes - i, 0,
                       round->number * round->puts + i);
-    return raised == 2 * round->puts;
+    return incremented == 2 * round->puts;
 }
 
 static void play_round(struct contract_world *world, const struct round *round)
@@ -768,24 +768,24 @@ static void play_rounds(void **state, uint64_t puts, bool knows_staging)
     close_world(&world);
 }
 
-/* As many raises of a counter as may be under way. */
-static void raises_of_written_puts_count_in_order(void **state)
+/* As many increments of a counter as may be under way. */
+static void increments_of_written_puts_count_in_order(void **state)
 {
     play_rounds(state, 16, true);
 }
 
-static void raises_of_puts_in_messages_count_in_order(void **state)
+static void increments_of_puts_in_messages_count_in_order(void **state)
 {
     play_rounds(state, 16, false);
 }
 
 /* In messages each takes several. */
-static void large_puts_are_whole_when_their_raise_counts(void **state)
+static void large_puts_are_whole_when_their_increment_counts(void **state)
 {
     play_rounds(state, 2, true);
 }
 
-static void large_puts_in_messages_are_whole_when_their_raise_counts(void **state)
+static void large_puts_in_messages_are_whole_when_their_increment_counts(void **state)
 {
     play_rounds(state, 2, false);
 }
@@ -1088,10 +1088,10 @@ int contract_run(const struct contract_factory *factory)
         cmocka_unit_test_prestate(staging_is_reachable_on_the_same_host, state),
         cmocka_unit_test_prestate(staging_elsewhere_is_not_reached, state),
         cmocka_unit_test_prestate(put_bytes_arrive_before_counter, state),
-        cmocka_unit_test_prestate(raises_of_written_puts_count_in_order, state),
-        cmocka_unit_test_prestate(raises_of_puts_in_messages_count_in_order, state),
-        cmocka_unit_test_prestate(large_puts_are_whole_when_their_raise_counts, state),
-        cmocka_unit_test_prestate(large_puts_in_messages_are_whole_when_their_raise_counts, state),
+        cmocka_unit_test_prestate(increments_of_written_puts_count_in_order, state),
+        cmocka_unit_test_prestate(increments_of_puts_in_messages_count_in_order, state),
+        cmocka_unit_test_prestate(large_puts_are_whole_when_their_increment_counts, state),
+        cmocka_unit_test_prestate(large_puts_in_messages_are_whole_when_their_increment_counts, state),
         cmocka_unit_test_prestate(sources_are_read_until_they_have_left, state),
         cmocka_unit_test_prestate(locate_unknown_memory_is_zero, state),
         cmocka_unit_test_prestate(shared_memory_is_reached_by_peers, state),

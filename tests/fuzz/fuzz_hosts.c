@@ -83,8 +83,8 @@ struct harness {
     struct shoal_session theirs[SIZE];      /* the peers' own sides */
     uint8_t last[SHOAL_FABRIC_MESSAGE_MAX]; /* what a peer sent last, sealed */
     size_t last_bytes;
-    uint64_t sequence;     /* posted, and completed at once */
-    uint64_t raised[SIZE]; /* counters heard, of slot 0 */
+    uint64_t sequence;          /* posted, and completed at once */
+    uint64_t incremented[SIZE]; /* counters heard, of slot 0 */
 };
 
 static uint32_t given; /* peer 1: the immediate of its first increment of slot 0 */
@@ -186,8 +186,9 @@ static void check_words(struct harness *h)
     const struct shoal_transport_ops *ops = h->transport->ops;
     for (int r = 1; r < SIZE; r++) {
         assert(ops->waits_for(h->transport, r) >= -1 && ops->waits_for(h->transport, r) < SIZE);
-        assert(ops->counter(h->transport, r, 0) >= h->raised[r] && ops->counter(h->transport, r, 0) <= h->raised[r] + 64);
-        h->raised[r] = ops->counter(h->transport, r, 0);
+        assert(ops->counter(h->transport, r, 0) >= h->incremented[r] &&
+               ops->counter(h->transport, r, 0) <= h->incremented[r] + 64);
+        h->incremented[r] = ops->counter(h->transport, r, 0);
     }
 }
 
@@ -519,7 +520,7 @@ static void check_taken(struct harness *h, struct input *input)
     assert(status == SHOAL_OK);
 }
 
-/* What is put by a raise that was counted is not put again. */
+/* What is put by an increment that was counted is not put again. */
 static void check_parts(struct harness *h, struct input *input)
 {
     const enum shoal_status status = h->transport->ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES);

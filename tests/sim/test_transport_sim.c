@@ -153,7 +153,7 @@ static void sim_signals_of_two_slots_swap_for_some_seeds(void **state)
     assert_in_range(swapped, 20, 80);
 }
 
-/* Whether, under this seed, the bytes of a put are seen before its raise; never the other way round. */
+/* Whether, under this seed, the bytes of a put are seen before its increment; never the other way round. */
 static bool lands_early(uint64_t seed)
 {
     static const uint16_t hosts[] = {0, 1};
@@ -177,7 +177,7 @@ static bool lands_early(uint64_t seed)
     return early;
 }
 
-static void sim_put_bytes_are_never_later_than_any_raise_after_them(void **state)
+static void sim_put_bytes_are_never_later_than_any_increment_after_them(void **state)
 {
     (void)state;
     int early = 0;
@@ -217,7 +217,7 @@ static void sim_arrival_of_a_completed_operation_is_gone(void **state)
 
 /* ---- Loss ---- */
 
-static void sim_drop_next_loses_one_event_and_the_raises_behind_it(void **state)
+static void sim_drop_next_loses_one_event_and_the_increments_behind_it(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 1, .size = 3, .delay_ns_max = DELAY_NS});
@@ -236,7 +236,7 @@ static void sim_drop_next_loses_one_event_and_the_raises_behind_it(void **state)
     close_clean(sim);
 }
 
-static void sim_lost_put_holds_back_every_later_raise(void **state)
+static void sim_lost_put_holds_back_every_later_increment(void **state)
 {
     (void)state;
     struct shoal_sim *sim = open_sim((struct shoal_sim_options){.seed = 1, .size = 2, .delay_ns_max = DELAY_NS});
@@ -488,11 +488,11 @@ int main(void)
         cmocka_unit_test(sim_another_seed_or_content_gives_another_trace),
         cmocka_unit_test(sim_delays_are_bounded),
         cmocka_unit_test(sim_signals_of_two_slots_swap_for_some_seeds),
-        cmocka_unit_test(sim_put_bytes_are_never_later_than_any_raise_after_them),
+        cmocka_unit_test(sim_put_bytes_are_never_later_than_any_increment_after_them),
         cmocka_unit_test(sim_busy_puts_are_pending_now_and_then),
         cmocka_unit_test(sim_arrival_of_a_completed_operation_is_gone),
-        cmocka_unit_test(sim_drop_next_loses_one_event_and_the_raises_behind_it),
-        cmocka_unit_test(sim_lost_put_holds_back_every_later_raise),
+        cmocka_unit_test(sim_drop_next_loses_one_event_and_the_increments_behind_it),
+        cmocka_unit_test(sim_lost_put_holds_back_every_later_increment),
         cmocka_unit_test(sim_drops_as_often_as_asked_but_never_a_failure),
         cmocka_unit_test(sim_failure_is_claimed_at_once_and_seen_later),
         cmocka_unit_test(sim_killed_rank_is_reported_after_its_delay_by_name),

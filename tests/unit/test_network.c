@@ -62,11 +62,11 @@ static bool hear(void *arg, const struct shoal_network_peer *from, const struct 
     return true;
 }
 
-static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
+static bool hear_written(void *arg, int source, unsigned slot, unsigned increment)
 {
     struct fixture *fixture = arg;
     fixture->written += source == 1 && slot == 2;
-    return raise != 63;
+    return increment != 63;
 }
 
 static void hear_lost(void *arg, enum shoal_status status, const char *text)

@@ -9,8 +9,8 @@
 
 #include "transport/fabric/fabric_endpoint.h"
 
-/* An event is overtaken by fewer later ones. A receiver tells 64 raises of a counter apart, of which a source may have 32 under
- * way before this: together they stay below. */
+/* An event is overtaken by fewer later ones. A receiver tells 64 increments of a counter apart, of which a source may have 32
+ * under way before this: together they stay below. */
 #define SHOAL_FABRIC_SHUFFLE_SPAN 32
 /* How long an event waits: for less than so many turns and so long, and for those that it may not overtake. */
 #define SHOAL_FABRIC_SHUFFLE_TURNS 21

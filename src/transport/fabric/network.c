@@ -46,7 +46,7 @@ struct shoal_network_unexpected {
 #define DRAWS_MAX 64 /* then the next free ones are taken */
 #define NAMES 1024   /* places of the table of sessions */
 
-/* Counters that a peer raises by writing. */
+/* Counters that a peer increments by writing. */
 struct counters {
     struct shoal_network_channel *channel; /* NULL: nobody's */
     int source;
@@ -467,7 +467,8 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
     drop_waiting(network, channel->comm);
 }
 
-/* ---- Counters that writes raise ------------------------------------------------------------------------------------------ */
+/* ---- Counters that writes increment
+ * ------------------------------------------------------------------------------------------ */
 
 /* Names are drawn at random, so that a stranger can only guess them: one of 65,535 indexes, and the age of the first owner.
  * Each later owner of the same counters has the next age. */
@@ -518,12 +519,12 @@ static void on_written(void *arg, uint32_t immediate)
 {
     static const struct counters none = {.channel = NULL};
     struct shoal_network *network = arg;
-    const unsigned raise = immediate % (1u << SHOAL_NETWORK_INCREMENT_BITS);
+    const unsigned increment = immediate % (1u << SHOAL_NETWORK_INCREMENT_BITS);
     const unsigned slot = (immediate >> SHOAL_NETWORK_INCREMENT_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
     const uint32_t name = immediate >> (SHOAL_NETWORK_INCREMENT_BITS + SHOAL_NETWORK_SLOT_BITS);
     const struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
     if (!counters->was_given || counters->age != name % AGES ||
-        (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, raise)))
+        (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, increment)))
         reject(network, SHOAL_REJECTED_IMMEDIATE, NULL);
 }
 

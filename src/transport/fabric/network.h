@@ -21,7 +21,7 @@ struct shoal_network;
 /* What a message is. */
 enum shoal_network_kind {
     SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_announcement, the payload */
-    SHOAL_NETWORK_INCREMENT, /* number: which raise of the counter (slot, source) */
+    SHOAL_NETWORK_INCREMENT, /* number: which increment of the counter (slot, source) */
     SHOAL_NETWORK_DATA,      /* the same, with a part of what is put; body: struct shoal_network_part, bytes */
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
     SHOAL_NETWORK_COMPLETED, /* nothing but the head */
@@ -45,7 +45,7 @@ struct shoal_network_announcement {
     struct shoal_descriptor descriptor;
     uint64_t staging_base;
     uint64_t staging_key;
-    uint32_t counters; /* the immediate of raise 0 of slot 0 of the receiver's counters at the sender */
+    uint32_t counters; /* the immediate of increment 0 of slot 0 of the receiver's counters at the sender */
     uint16_t has_staging;
     uint16_t bytes; /* of payload */
 };
@@ -116,9 +116,9 @@ struct shoal_network_channel {
     /* Shown to come from that process. False: it is not the rank that head->source names. */
     bool (*message)(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head, const void *body,
                     size_t bytes);
-    /* A write of `source` into the own staging buffer has raised a counter: the low bits of which raise. False: no such raise
-     * is expected. */
-    bool (*written)(void *arg, int source, unsigned slot, unsigned raise);
+    /* A write of `source` into the own staging buffer has incremented a counter: the low bits of which increment. False: no
+     * such increment is expected. */
+    bool (*written)(void *arg, int source, unsigned slot, unsigned increment);
     /* Messages for the communicator were lost before it was made: it cannot work. Called in shoal_network_channel_open. */
     void (*failed)(void *arg, enum shoal_status status, const char *text);
     void (*turn)(void *arg); /* after each poll while it wants turns */
@@ -160,7 +160,7 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
 /* Has the channel's `turn` called after each poll, or no more: something may have left. */
 void shoal_network_want_turns(struct shoal_network *network, struct shoal_network_channel *channel, bool wants);
 
-/* Counters of the channel that `source` may raise by writes, as an immediate for it; 0 when there are none left. */
+/* Counters of the channel that `source` may increment by writes, as an immediate for it; 0 when there are none left. */
 uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source);
 
 /* Sends a message, or queues it. ERR_MEMORY. */

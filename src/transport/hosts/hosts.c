@@ -9,8 +9,8 @@
 
 /* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
  * RAISES of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
-#define RAISES (1u << SHOAL_NETWORK_INCREMENT_BITS)
-#define INCREMENTS_UNDER_WAY (RAISES / 2)
+#define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
+#define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
  * before it has to wait for that. */
 #define TELL_EVERY (SHOAL_PAYLOADS / 2)
@@ -24,18 +24,18 @@
 /* The control tree knows better why a peer does not answer, and soon. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
-/* A counter that a rank elsewhere raises here, and the one that this rank raises there. */
+/* A counter that a rank elsewhere increments here, and the one that this rank increments there. */
 struct counter {
-    uint64_t raised; /* there, by this rank */
-    uint64_t left;   /* of those, all up to it have left */
-    uint64_t heard;  /* here: all raises up to it */
-    uint64_t ahead;  /* bit i: raise heard + 1 + i was heard too */
-    unsigned owed;   /* signals to there that wait for those before them to leave; counted as under way */
+    uint64_t incremented; /* there, by this rank */
+    uint64_t left;        /* of those, all up to it have left */
+    uint64_t heard;       /* here: all increments up to it */
+    uint64_t ahead;       /* bit i: increment heard + 1 + i was heard too */
+    unsigned owed;        /* signals to there that wait for those before them to leave; counted as under way */
 };
 
 /* Of a put that comes in messages: how many are missing. */
 struct parts {
-    uint16_t heard[RAISES];
+    uint16_t heard[INCREMENTS];
 };
 
 struct packet {
@@ -62,13 +62,13 @@ struct remote {
     uint64_t waits;      /* the number of its last WAITS */
     int told_waits;      /* 1 + whom it was told this rank waits for */
     bool has_staging;
-    struct shoal_fabric_memory staging;         /* there */
-    uint32_t raises;                            /* immediate of raise 0 there */
-    uint32_t counters_given;                    /* the same for raises here */
-    struct counter *counters;                   /* [slots] */
-    struct shoal_network_load *loads;           /* [slots] of writes; [slots] of messages that raise; then of other messages */
-    unsigned *under_way;                        /* [slots] of raises; and of other messages */
-    struct parts *parts;                        /* [slots], when the first message of a put is heard */
+    struct shoal_fabric_memory staging; /* there */
+    uint32_t increments;                /* immediate of increment 0 there */
+    uint32_t counters_given;            /* the same for increments here */
+    struct counter *counters;           /* [slots] */
+    struct shoal_network_load *loads;   /* [slots] of writes; [slots] of messages that increment; then of other messages */
+    unsigned *under_way;                /* [slots] of increments; and of other messages */
+    struct parts *parts;                /* [slots], when the first message of a put is heard */
     uint64_t pushed, pushed_bytes, taken_bytes; /* packets there, and what it has taken of them */
     uint64_t popped, popped_bytes, told_popped; /* packets here */
     size_t held_bytes;                          /* of those heard */
@@ -362,15 +362,15 @@ static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
     if (remote->under_way[slot] == counter->owed)
-        counter->left = counter->raised;
-    return counter->raised - counter->left < INCREMENTS_UNDER_WAY;
+        counter->left = counter->incremented;
+    return counter->incremented - counter->left < INCREMENTS_UNDER_WAY;
 }
 
 static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, size_t offset, const struct origin *origin)
 {
     struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
-    const uint32_t raise = (uint32_t)(counter->raised + 1) % RAISES;
+    const uint32_t increment = (uint32_t)(counter->incremented + 1) % INCREMENTS;
     const struct shoal_network_write write = {.load = &remote->loads[slot],
                                               .to = &remote->staging,
                                               .offset = slot * staging_stride(hosts) + offset,
@@ -378,11 +378,11 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
-                                              .immediate =
-                                                  remote->raises | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS | raise};
-    SHOAL_ASSERT(counter->raised - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
+                                              .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
+                                                           increment};
+    SHOAL_ASSERT(counter->incremented - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
-    counter->raised++;
+    counter->incremented++;
     return SHOAL_OK;
 }
 
@@ -393,7 +393,7 @@ static enum shoal_status send_parts(struct hosts *hosts, int peer, unsigned slot
         return SHOAL_PENDING;
     part.parts = part.parts ? part.parts : 1;
     const struct shoal_network_head head = {
-        .kind = SHOAL_NETWORK_DATA, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
+        .kind = SHOAL_NETWORK_DATA, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].incremented};
     size_t at = 0;
     do {
         const size_t bytes = shoal_min_size(origin->bytes - at, PART_BYTES);
@@ -446,8 +446,9 @@ static bool is_sending(struct shoal_transport *transport, int peer)
 
 static void send_increment(struct hosts *hosts, int peer, unsigned slot)
 {
-    const struct shoal_network_head head = {
-        .kind = SHOAL_NETWORK_INCREMENT, .slot = (uint16_t)slot, .number = ++remote_of(hosts, peer)->counters[slot].raised};
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_INCREMENT,
+                                            .slot = (uint16_t)slot,
+                                            .number = ++remote_of(hosts, peer)->counters[slot].incremented};
     hosts_note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
 
@@ -506,13 +507,13 @@ static uint64_t counter_value(struct shoal_transport *transport, int peer, unsig
 /* Else it was heard before, or from nobody who keeps to the rules. */
 static bool hosts_is_expected(const struct counter *counter, uint64_t number)
 {
-    return number - counter->heard - 1 < RAISES;
+    return number - counter->heard - 1 < INCREMENTS;
 }
 
 /* What comes out of order waits, as a bit, until those before it have come. False: it was heard before. */
 static bool hear_increment(struct counter *counter, uint64_t number)
 {
-    const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % RAISES;
+    const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % INCREMENTS;
     if (!hosts_is_expected(counter, number) || (counter->ahead & bit))
         return false;
     SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
@@ -601,7 +602,7 @@ static void hear_record(struct hosts *hosts, struct remote *remote, const char *
         return;
     if (arrival.has_staging && !remote->has_staging) {
         remote->staging = (struct shoal_fabric_memory){.base = arrival.staging_base, .key = arrival.staging_key};
-        remote->raises = arrival.counters;
+        remote->increments = arrival.counters;
         remote->has_staging = true;
     }
     if (!remote->records)
@@ -642,7 +643,7 @@ static void hear_data(struct hosts *hosts, struct remote *remote, const struct s
     }
     memcpy((char *)hosts->local->ops->staging(hosts->local, hosts->local->rank, head->slot) + part.offset, body + sizeof part,
            bytes);
-    uint16_t *heard = &remote->parts[head->slot].heard[head->number % RAISES];
+    uint16_t *heard = &remote->parts[head->slot].heard[head->number % INCREMENTS];
     if (++*heard < part.parts)
         return;
     *heard = 0;
@@ -725,14 +726,14 @@ static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const s
     return true;
 }
 
-static bool hear_written(void *arg, int source, unsigned slot, unsigned raise)
+static bool hear_written(void *arg, int source, unsigned slot, unsigned increment)
 {
     struct hosts *hosts = arg;
     if (slot >= hosts->slots)
         return false;
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
     const uint64_t next = counter->heard + 1;
-    return hear_increment(counter, next + (raise - next) % RAISES);
+    return hear_increment(counter, next + (increment - next) % INCREMENTS);
 }
 
 /* Messages came before this rank was ready for them, and could not be kept. */
@@ -1167,8 +1168,8 @@ static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
         for (unsigned i = 0; i < hosts->slots; i++)
-            hosts->remotes[r].counters[i].raised = hosts->remotes[r].counters[i].left = hosts->remotes[r].counters[i].heard =
-                options->shm.counter_start;
+            hosts->remotes[r].counters[i].incremented = hosts->remotes[r].counters[i].left =
+                hosts->remotes[r].counters[i].heard = options->shm.counter_start;
         hosts->remotes[r].completed = hosts->remotes[r].told = options->shm.counter_start;
         hosts->remotes[r].last_sent = options->shm.counter_start;
         atomic_store_explicit(&hosts->remotes[r].left_completed, options->shm.counter_start, memory_order_relaxed);

@@ -36,12 +36,12 @@ struct shm {
     uint64_t join_deadline_ns;
     size_t slot_bytes;
     uint64_t counter_start;
-    bool needs_fence;                  /* towards some peer, see shoal_shm_peer_needs_fence */
-    int *numbers;                      /* [size] how messages call the ranks */
-    struct seat *seats;                /* [size] */
-    struct shoal_shm_peer **peers;     /* [size], NULL for the own rank */
-    struct shoal_shm_counter **raised; /* [size]: the first of the counters this rank raises in each peer's segment */
-    uint64_t *raised_values;           /* [slots * size]: their values; we are the only writer */
+    bool needs_fence;                       /* towards some peer, see shoal_shm_peer_needs_fence */
+    int *numbers;                           /* [size] how messages call the ranks */
+    struct seat *seats;                     /* [size] */
+    struct shoal_shm_peer **peers;          /* [size], NULL for the own rank */
+    struct shoal_shm_counter **incremented; /* [size]: the first of the counters this rank increments in each peer's segment */
+    uint64_t *counter_values;               /* [slots * size]: their values; we are the only writer */
 };
 
 static struct shm *shm_of(struct shoal_transport *transport)
@@ -201,7 +201,8 @@ static void shm_signal_peer(struct shoal_transport *transport, int peer, unsigne
     struct shm *shm = shm_of(transport);
     const size_t index = (size_t)slot * (size_t)transport->size;
     /* release: all this rank wrote before is seen by who reads the value. One writer: no read-modify-write. */
-    atomic_store_explicit(&shm->raised[peer][index].value, ++shm->raised_values[index + (size_t)peer], memory_order_release);
+    atomic_store_explicit(&shm->incremented[peer][index].value, ++shm->counter_values[index + (size_t)peer],
+                          memory_order_release);
 }
 
 static uint64_t counter(struct shoal_transport *transport, int peer, unsigned slot)
@@ -498,8 +499,8 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     free(shm->seats);
     free(shm->peers);
     free(shm->numbers);
-    free(shm->raised);
-    free(shm->raised_values);
+    free(shm->incremented);
+    free(shm->counter_values);
     free(shm->has_queue);
     free(shm->is_told);
     free(shm);
@@ -579,18 +580,19 @@ static enum shoal_status shm_allocate(struct shm *shm, struct shoal_shm_endpoint
     shm->seats = calloc(size, sizeof *shm->seats);
     shm->peers = calloc(size, sizeof(struct shoal_shm_peer *));
     shm->numbers = calloc(size, sizeof *shm->numbers);
-    shm->raised = calloc(size, sizeof *shm->raised);
-    shm->raised_values = calloc(size * options->slots, sizeof *shm->raised_values);
+    shm->incremented = calloc(size, sizeof *shm->incremented);
+    shm->counter_values = calloc(size * options->slots, sizeof *shm->counter_values);
     shm->has_queue = calloc(size, sizeof *shm->has_queue);
     shm->is_told = calloc(size, sizeof *shm->is_told);
-    if (!shm->seats || !shm->peers || !shm->numbers || !shm->raised || !shm->raised_values || !shm->has_queue || !shm->is_told)
+    if (!shm->seats || !shm->peers || !shm->numbers || !shm->incremented || !shm->counter_values || !shm->has_queue ||
+        !shm->is_told)
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory for a communicator of %d ranks",
                               options->size);
     memcpy(shm->peers, options->peers, size * sizeof *shm->peers);
     for (size_t r = 0; r < size; r++)
         shm->numbers[r] = options->numbers ? options->numbers[r] : (int)r;
     for (size_t i = 0; i < size * options->slots; i++)
-        shm->raised_values[i] = options->counter_start;
+        shm->counter_values[i] = options->counter_start;
     return SHOAL_OK;
 }
 
@@ -655,7 +657,7 @@ static enum shoal_status take_seat(struct shm *shm, int rank, struct shoal_segme
     }
     seat_at(&shm->seats[rank], segment, &layout);
     shm->needs_fence |= shoal_shm_peer_needs_fence(shm->endpoint, shm->peers[rank]);
-    shm->raised[rank] = &shm->seats[rank].counters[shm->transport.rank];
+    shm->incremented[rank] = &shm->seats[rank].counters[shm->transport.rank];
     return SHOAL_OK;
 }
 
@@ -702,7 +704,7 @@ enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_
     }
     if (failed != SHOAL_OK)
         return failed;
-    shm->raised[transport->rank] = &shm->seats[transport->rank].counters[transport->rank];
+    shm->incremented[transport->rank] = &shm->seats[transport->rank].counters[transport->rank];
     return joined;
 }
 

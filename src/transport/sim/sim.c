@@ -23,7 +23,7 @@ struct link {
     uint64_t heard; /* sequence of the last arrival */
     enum fate fate;
     uint64_t cut_ns;                         /* what a killed peer sent arrives until then */
-    uint64_t increment_due[SHOAL_DEPTH_MAX]; /* of the last raise sent */
+    uint64_t increment_due[SHOAL_DEPTH_MAX]; /* of the last increment sent */
     uint64_t bytes_due;                      /* when all bytes put so far have landed */
     uint64_t packet_due;                     /* of the last packet sent */
     struct shoal_sim_event *packets;         /* of the peer, not yet taken, oldest first */
@@ -145,8 +145,9 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* When an event arrives, NEVER if it is lost. A raise waits for the raises of its counter and for the bytes put before it, and
- * is lost when one of them is; no due time lies further ahead than the longest delay, since those were drawn earlier. */
+/* When an event arrives, NEVER if it is lost. An increment waits for the increments of its counter and for the bytes put before
+ * it, and is lost when one of them is; no due time lies further ahead than the longest delay, since those were drawn
+ * earlier. */
 static uint64_t draw_due(struct shoal_sim *sim, const struct shoal_sim_event *event)
 {
     struct link *link = &sim->ranks[event->source].links[event->dest];
@@ -473,11 +474,11 @@ static bool is_slot(struct rank *rank, unsigned slot)
 static void op_signal(struct shoal_transport *transport, int peer, unsigned slot)
 {
     struct rank *rank = sim_rank_of(transport);
-    struct shoal_sim_event *raise = is_slot(rank, slot) ? event_create(rank, peer, SHOAL_SIM_INCREMENT, NULL, 0) : NULL;
-    if (!raise)
+    struct shoal_sim_event *increment = is_slot(rank, slot) ? event_create(rank, peer, SHOAL_SIM_INCREMENT, NULL, 0) : NULL;
+    if (!increment)
         return;
-    raise->slot = slot;
-    sim_post(rank->sim, raise);
+    increment->slot = slot;
+    sim_post(rank->sim, increment);
 }
 
 static uint64_t op_counter(struct shoal_transport *transport, int peer, unsigned slot)

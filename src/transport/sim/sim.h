@@ -4,15 +4,15 @@
  *
  * What a rank publishes (arrivals, completions, signals, puts, whom it waits for, failures) becomes visible to each peer after
  * a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
- *   - raises of one counter become visible in order, and a raise never before the bytes put to that peer before it;
+ *   - increments of one counter become visible in order, and an increment never before the bytes put to that peer before it;
  *   - packets to a peer become visible in order; that the peer has taken some, and made room, is told with a delay too;
  *   - memory reached by load and store (staging buffers, shared memory of ranks on one host) is real memory: stores are seen at
  * once.
  *     Staging buffers begin filled with 0xFF, a NaN in every type, so that reading what nobody wrote shows.
  * The source of a put is captured when put is called: it may be overwritten afterwards.
- * A lost event never arrives, nor does any raise that must not become visible before it; then only a deadline helps. Failures,
- * the news that a rank is gone, and whom it waits for are not lost. An announcement is freed when its reader completes the
- * operation, so that the address sanitizer finds who reads it later.
+ * A lost event never arrives, nor does any increment that must not become visible before it; then only a deadline helps.
+ * Failures, the news that a rank is gone, and whom it waits for are not lost. An announcement is freed when its reader
+ * completes the operation, so that the address sanitizer finds who reads it later.
  *
  * One thread drives all ranks; only `abort` may come from another thread or a signal handler. */
 #ifndef SHOAL_TRANSPORT_SIM_H
