@@ -65,7 +65,7 @@ static const char help[] =
     "Columns: last is the share of operations to which the rank came last, and late by how much later than the first rank on\n"
     "average then, both since its communicators were made. Memory is what is resident, shared what Shoal has reserved of it.\n"
     "\n"
-    "A job on several hosts has the same number on each. Without --hosts, ranks elsewhere are not shown, and a rank that "
+    "A job on several hosts has the same number on each. Without --hosts, remote ranks are not shown, and a rank that "
     "waits\n"
     "for one of them knows which once nothing has moved for half a second. With --hosts, PID is a process of this host.\n"
     "\n"

@@ -2,8 +2,8 @@
  * Each giver puts to each taker elsewhere, straight from its input into the taker's staging buffer, from where that one copies.
  * On the own host what goes from one rank to another goes as on one host alone: written into the taker's output or read from
  * the giver's input, where these are shared, else through the giver's staging buffer.
- * Cost, n bytes, p ranks: a rank sends and receives n / p for each rank elsewhere, root of a gather or scatter for all
- * ranks elsewhere, in one crossing. */
+ * Cost, n bytes, p ranks: a rank sends and receives n / p for each remote rank, root of a gather or scatter for all
+ * remote ranks, in one crossing. */
 #include "collective/collective.h"
 #include "collective/hosts.h"
 

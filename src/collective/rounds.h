@@ -1,5 +1,5 @@
 /* Small operations over several hosts: data travel beside the announcements, as in direct ones, but in rounds between hosts
- * (recursive doubling), so that a rank sends some log2 H records rather than one to each rank elsewhere.
+ * (recursive doubling), so that a rank sends some log2 H records rather than one to each remote rank.
  *
  * First the ranks of a host see each other's data. From then on each of them holds what its host holds; rank l of a host sends
  * it to those ranks of another whose local number, modulo the ranks of its own host, is l: so each rank hears one. Of H hosts
@@ -44,7 +44,7 @@ int shoal_rounds_count(int hosts);
 SHOAL_MUST_USE bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *view, int rank);
 void shoal_rounds_fini(struct shoal_rounds *rounds);
 
-/* Marks the ranks elsewhere that a rank exchanges with: peers[view->size]. */
+/* Marks the remote ranks that a rank exchanges with: peers[view->size]. */
 void shoal_rounds_find_peers(const struct shoal_rounds *rounds, uint8_t *peers);
 
 #endif

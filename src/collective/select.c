@@ -147,7 +147,7 @@ static const struct shoal_algorithm entries[] = {
     {SHOAL_COLLECTIVE_ALLTOALL, "copies", SHOAL_WHERE_ONE_HOST, VARIANTS("copies"), shoal_copies_build, false, NULL,
      "otherwise", "shared, not in place: n read, n written per rank; staged: (p-1)/p*n more"},
     {SHOAL_COLLECTIVE_ALLTOALL, "pairs", SHOAL_WHERE_HOSTS, HOSTS("pairs"), shoal_pairs_build, false, NULL, "several hosts",
-     "n/p sent to and received from each rank elsewhere, in 1 crossing"},
+     "n/p sent to and received from each remote rank, in 1 crossing"},
     {SHOAL_COLLECTIVE_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
     {SHOAL_COLLECTIVE_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
      "several hosts, where that halves the records", "log2 H crossings; H not a power of two: 2 more"},

@@ -13,7 +13,7 @@ enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SH
 /* Which communicators an entry serves. */
 enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
 
-/* Over several hosts the direct way needs a message to each rank elsewhere: it serves so many ranks. */
+/* Over several hosts the direct way needs a message to each remote rank: it serves so many ranks. */
 #define SHOAL_DIRECT_RANKS_REMOTE 16
 
 struct shoal_selection;

@@ -104,7 +104,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
-/* Of ranks elsewhere nothing is shared, as seen from here. */
+/* Of remote ranks nothing is shared, as seen from here. */
 static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
 {
     const size_t size = (size_t)engine->size;

@@ -94,7 +94,7 @@ struct shoal_request {
     int message_phase;
 };
 
-/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the peers elsewhere with
+/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the remote peers with
  * whom the plan exchanges. One for each entry and root, found when it is first called and kept for the next time (cache.c). */
 struct shoal_peer_set {
     struct shoal_peer_set *next;
@@ -106,7 +106,7 @@ struct shoal_peer_set {
     struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
     uint16_t *lists;            /* of both */
     struct shoal_rounds rounds; /* of an entry that goes in rounds */
-    uint8_t *hears;             /* [size] whose records come; of ranks elsewhere not all that are sent this rank's */
+    uint8_t *hears;             /* [size] whose records come; of remote ranks not all that are sent this rank's */
     uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
 };
 
@@ -224,7 +224,7 @@ struct shoal_engine {
     uint64_t warn_next_ns;      /* how long it has to stand still for the next warning */
     uint64_t disputed_sequence; /* the operation in which calls were found to differ, 0: none */
     uint64_t disputed_ns;       /* since when */
-    uint64_t lost_ns; /* since when a rank elsewhere is lost that something waits for, and nothing moves; 0: none is */
+    uint64_t lost_ns;           /* since when a remote rank is lost that something waits for, and nothing moves; 0: none is */
     uint64_t lost_mark;
     int warned_rank; /* whom it named */
     uint64_t warned_ns;

@@ -312,7 +312,7 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
     return false;
 }
 
-/* Who waits for a rank elsewhere has sent it a record. So where ranks wait for each other in different calls, one of them has
+/* Who waits for a remote rank has sent it a record. So where ranks wait for each other in different calls, one of them has
  * the record of a rank that it does not meet in its own call: that rank called something else. The first such call counts. */
 static bool fail_unmet(struct shoal_engine *engine)
 {
@@ -744,7 +744,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     return mark * 31 + shoal_messages_mark(engine);
 }
 
-/* What a rank elsewhere sent before it was lost may still come, and the first cause from another. */
+/* What a remote rank sent before it was lost may still come, and the first cause from another. */
 #define UNDER_WAY_NS (500 * SHOAL_NS_PER_MS)
 /* A call that does not wait for the lost rank itself may still end. */
 #define OUT_OF_REACH_NS (2 * SHOAL_NS_PER_S)

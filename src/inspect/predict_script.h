@@ -11,7 +11,7 @@
 
 enum shoal_act_kind {
     SHOAL_ACT_WORK,
-    SHOAL_ACT_SEND,      /* increments the counter of a rank elsewhere */
+    SHOAL_ACT_SEND,      /* increments the counter of a remote rank */
     SHOAL_ACT_INCREMENT, /* increments the counter of a rank of this host */
     SHOAL_ACT_PUBLISH,   /* increments those of all other ranks of this host */
     SHOAL_ACT_WAIT

@@ -127,7 +127,7 @@ static const struct shoal_announcement *arrival(struct contract_world *world, in
     return at(world, rank)->ops->arrival(at(world, rank), peer, sequence);
 }
 
-/* Of a rank elsewhere locations mean nothing. */
+/* Of a remote rank locations mean nothing. */
 static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
 {
     UNTIL(world, arrival(world, rank, peer, sequence) != NULL);
@@ -256,7 +256,7 @@ static void arrive_in_turn(struct contract_world *world, int rank, uint64_t n, u
     arrive(world, rank, start + n, bytes);
 }
 
-/* Rank 0 is ahead of the others by as many operations as records are kept; of ranks elsewhere by one less, for they tell of the
+/* Rank 0 is ahead of the others by as many operations as records are kept; of remote ranks by one less, for they tell of the
  * last one that they have completed with their next record. */
 static void run_operations(struct contract_world *world, uint64_t count, uint64_t kept, size_t bytes)
 {
@@ -302,7 +302,7 @@ static void completed_is_monotonic(void **state)
     close_world(&world);
 }
 
-/* ---- Peers elsewhere ---- */
+/* ---- Remote peers ---- */
 
 static void record_goes_to_peers_and_ranks_of_this_host(void **state)
 {
@@ -325,7 +325,7 @@ static void record_goes_to_peers_and_ranks_of_this_host(void **state)
 #define MEETINGS 400
 #define MEETINGS_AT_ONCE 8
 
-/* In rounds: the same record with other data for each rank elsewhere, the longest last. */
+/* In rounds: the same record with other data for each remote rank, the longest last. */
 static void record_goes_to_one_rank_after_the_other(void **state)
 {
     static const uint16_t hosts[] = {0, 0, 1, 1};

@@ -24,7 +24,7 @@
 /* The control tree knows better why a peer does not answer, and soon. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
-/* A counter that a rank elsewhere increments here, and the one that this rank increments there. */
+/* A counter that a remote rank increments here, and the one that this rank increments there. */
 struct counter {
     uint64_t incremented; /* there, by this rank */
     uint64_t left;        /* of those, all up to it have left */
@@ -866,7 +866,7 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
     return true;
 }
 
-/* How a rank elsewhere is lost, into text; false while it is there. */
+/* How a remote rank is lost, into text; false while it is there. */
 static bool is_gone(const struct hosts *hosts, const struct remote *remote, char *text, size_t bytes)
 {
     const struct shoal_network_peer *peer = remote->peer;
@@ -1123,7 +1123,7 @@ static const struct shoal_transport_ops ops = {
     .destroy = hosts_destroy,
 };
 
-/* Loads and what they count, of all ranks elsewhere, in one piece of memory: it outlives the transport where something is still
+/* Loads and what they count, of all remote ranks, in one piece of memory: it outlives the transport where something is still
  * under way. */
 static bool make_loads(struct hosts *hosts)
 {

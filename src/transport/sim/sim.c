@@ -352,7 +352,7 @@ static void letter_deliver(struct rank *dest, struct shoal_sim_event *letter)
     link->letters[sequence % SHOAL_ANNOUNCEMENTS] = letter;
 }
 
-/* Ranks elsewhere hear only of what they are peers in. */
+/* Remote ranks hear only of what they are peers in. */
 static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *peers)
 {
     return !peers || peers[peer] || reaches(rank->sim, rank->transport.rank, peer);
