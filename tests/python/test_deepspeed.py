@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """DeepSpeed's engines over the back-end: ZeRO of every stage, its mixture of experts and its pipeline train as one process
 does. They call forms of torch.distributed that torch itself does not."""
+import contextlib
 import os
+import sys
 import warnings
 
 import ranks
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 from ranks import Case, expect
 from torch import nn
 
@@ -13,12 +16,17 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 warnings.filterwarnings("ignore")
 try:
     import deepspeed
+    import deepspeed.comm.torch
     from deepspeed.moe.layer import MoE
     from deepspeed.pipe import PipelineModule
 except ImportError as error:
     print(f"1..0 # SKIP no DeepSpeed: {error}")
     raise SystemExit(0)
 
+with contextlib.suppress(ImportError):  # it compiles functions, by each rank else; older versions have none
+    import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
+# Of inference only: else each rank asks torch for it, which compiles it, into a folder of the user's.
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 BATCH = 24
 STEPS = 4
 

@@ -9,6 +9,7 @@ import time
 
 import ranks
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 from torch.distributed import distributed_c10d

@@ -8,6 +8,7 @@ import warnings
 
 import ranks
 import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from ranks import Case, Skip, expect
