@@ -66,22 +66,26 @@ INLINE uint16_t float16_narrow(float x)
 
 INLINE void load_float32(float *to, const float *from)
 {
-    memcpy(to, from, GROUP * sizeof *to);
+    for (size_t i = 0; i < GROUP; i++)
+        to[i] = from[i];
 }
 
 INLINE void store_float32(float *to, const float *from)
 {
-    memcpy(to, from, GROUP * sizeof *to);
+    for (size_t i = 0; i < GROUP; i++)
+        to[i] = from[i];
 }
 
 INLINE void load_float64(double *to, const double *from)
 {
-    memcpy(to, from, GROUP * sizeof *to);
+    for (size_t i = 0; i < GROUP; i++)
+        to[i] = from[i];
 }
 
 INLINE void store_float64(double *to, const double *from)
 {
-    memcpy(to, from, GROUP * sizeof *to);
+    for (size_t i = 0; i < GROUP; i++)
+        to[i] = from[i];
 }
 
 INLINE void load_bfloat16(float *to, const uint16_t *from)
@@ -130,6 +134,12 @@ INLINE void store_float16(uint16_t *to, const float *from)
 #define float64_widen(x) (x)
 #define float64_narrow(x) (x)
 
+/* Whether an element in memory differs from what was computed. */
+#define float32_rounds false
+#define float64_rounds false
+#define bfloat16_rounds true
+#define float16_rounds true
+
 /* ---- Moving ------------------------------------------------------------------------------------------------------------- */
 
 /* In a fixed order. */
@@ -157,13 +167,10 @@ INLINE double add_up(const double *partial)
                 load_##FORMAT(old, dest + i);                                                                             \
             for (size_t k = 0; k < GROUP; k++)                                                                            \
                 value[k] = adds ? old[k] + value[k] * factor : value[k] * factor;                                         \
-            if (writes) {                                                                                                 \
-                MEMORY rounded[GROUP];                                                                                    \
-                store_##FORMAT(rounded, value);                                                                           \
-                memcpy(dest + i, rounded, sizeof rounded);                                                                \
-                if (squared)                                                                                              \
-                    load_##FORMAT(value, rounded);                                                                        \
-            }                                                                                                             \
+            if (writes)                                                                                                   \
+                store_##FORMAT(dest + i, value);                                                                          \
+            if (writes && squared && FORMAT##_rounds)                                                                     \
+                load_##FORMAT(value, dest + i);                                                                           \
             for (size_t k = 0; k < GROUP && squared; k++)                                                                 \
                 partial[k] += (double)value[k] * (double)value[k];                                                        \
         }                                                                                                                 \
