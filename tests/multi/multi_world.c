@@ -208,7 +208,7 @@ void world_report(bool is_ok, const char *name)
 }
 
 /* Read by the leak checker where there is one. What libfabric keeps until the process ends is not the tests'. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
     return "leak:libfabric.so\n";
