@@ -15,10 +15,10 @@ struct step_times step_result_times(const struct step_result *result, int rank)
     return (struct step_times){times, times + tensors};
 }
 
-/* Without a wire nothing can be hidden. */
-static double hidden(const struct step_result *result, double exposed_us)
+/* Share of some time that the backward pass hides. Of no time it hides all. */
+static double hidden(double exposed_us, double of_us)
 {
-    return result->wire_us > 0 ? fmax(0, 1 - exposed_us / result->wire_us) : 1;
+    return of_us > 0 ? fmax(0, 1 - exposed_us / of_us) : 1;
 }
 
 /* How near the step is to what no engine goes below, but for one buffer. */
@@ -71,13 +71,14 @@ static void step_object_print(const struct step_result *result)
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
         "\"views\":%s,\"optimizer\":\"%s\",\"thread\":%s,\"asked_backward_us\":%.1f,\"backward_us\":%.1f,\"step_us\":%.1f,"
-        "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"wire_us\":%.1f,\"hidden\":%.5f,\"bound_us\":%.1f,\"bound_"
-        "tensor\":",
+        "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
+        "\"bound_us\":%.1f,\"bound_tensor\":",
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
         result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
         options->has_views ? "true" : "false", optimizers[options->optimizer], options->has_no_thread ? "false" : "true",
         options->backward_us, result->backward_us, result->step_us, result->step_p90_us, result->exposed_us, result->bare_us,
-        result->wire_us, hidden(result, result->exposed_us), result->bound.us);
+        hidden(result->exposed_us, result->bare_us), result->wire_us, hidden(result->exposed_us, result->wire_us),
+        result->bound.us);
     trace_json_print_text(stdout, profile->tensors[result->bound.tensor].name);
     printf(",\"bound_ready\":%.6f,\"bound_tail_bytes\":%.0f,\"buffer_bytes\":%.0f,\"buffer_us\":%.1f,\"over_bound\":%.5f,"
            "\"rate_gbit_s\":%g,\"balance\":%.6f,\"cpu_s\":%.6f,\"errors\":%.0f}\n",
@@ -143,9 +144,10 @@ static void sums_print(const struct step_result *result)
         puts("hidden    one rank has nobody to average with");
         return;
     }
-    printf("alone     copies and sums take %.2f ms where no backward pass hides them\n", result->bare_us / 1e3);
-    printf("hidden    %.1f %% of the %.2f ms that all bytes need on the wire\n", 100 * hidden(result, result->exposed_us),
-           result->wire_us / 1e3);
+    printf("alone     copies and sums take %.2f ms where no backward pass hides them; this one hides %.1f %%\n",
+           result->bare_us / 1e3, 100 * hidden(result->exposed_us, result->bare_us));
+    printf("hidden    %.1f %% of the %.2f ms that all bytes need on the wire\n",
+           100 * hidden(result->exposed_us, result->wire_us), result->wire_us / 1e3);
     printf("bound     %.2f ms: %s is ready after %.0f %% of the backward pass, and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
     printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));

@@ -180,6 +180,8 @@ def every_rank_reports_its_step():
             expect(row["bytes_copied"] == 2 * size and row["pack_us"] > 0, row)
         expect((step["profile"], step["tensors"], step["bytes"], step["ranks"], step["hosts"], step["steps"]) ==
                ("small.json", TENSORS, size, ranks, 1, 3) and step["buffers"] == 6, step)
+        hidden = max(0, 1 - step["exposed_us"] / step["alone_us"])
+        expect(abs(step["hidden_alone"] - hidden) < 1e-2 and 0 <= step["hidden"] <= 1, step)
         slowest = max(row["step_us"] for row in rows)
         expect(step["step_us"] >= 0.5 * slowest and step["bound_us"] >= step["backward_us"] >= 40e3, step, rows)
 
