@@ -1,8 +1,8 @@
 /* How long an all-gather of two processes takes when each reads the other's input with the kernel's cross-memory copy, from
  * ordinary memory to ordinary memory: what docs/decisions/0007 weighs.
  *     cc -O2 bench/cross_memory.c -o build/cross_memory && build/cross_memory
- * Each iteration rewrites the input (untimed), both meet, the slower one's time counts; prints the median in microseconds. Sizes
- * are bytes of the whole output, as in `shoal bench allgather --memory plain`, which belongs beside it. */
+ * Each iteration rewrites the input (untimed), both meet, the slower one's time counts; prints the median in microseconds.
+ * Sizes are bytes of the whole output, as in `shoal bench allgather --memory plain`, which belongs beside it. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdatomic.h>

@@ -2,7 +2,8 @@
  *   - what was posted happens later, in random order, when its sender polls, and reads its source until it has completed;
  *   - the bytes of a write land more than once before its immediate is heard, and the immediate before or after what was
  *     posted earlier;
- *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no bytes;
+ *   - a source, and a receive's buffer, has to lie in the region whose descriptor comes with it (FI_MR_LOCAL), even of no
+ * bytes;
  *   - a region's memory has to be there until the region is closed;
  *   - a write has to lie in the region of its key, in a domain that still has it;
  *   - few are taken at once (-FI_EAGAIN), and there is no descriptor to wait on;

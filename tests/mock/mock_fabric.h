@@ -8,7 +8,8 @@
 
 int mock_open_fabric(struct fid_fabric **fabric);
 
-/* For tests, which find these by name: how many regions hold the byte, how many bytes all regions have together, and may have. */
+/* For tests, which find these by name: how many regions hold the byte, how many bytes all regions have together, and may
+ * have. */
 unsigned mock_count_regions(const void *at);
 size_t mock_count_locked(void);
 void mock_limit_locked(size_t bytes);

@@ -5,7 +5,8 @@
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
  *   handler   like late, and the program has a handler for SIGUSR2
- *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2, and
+ *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
+ * and
  *             prints "lives" */
 #include <signal.h>
 #include <stdbool.h>

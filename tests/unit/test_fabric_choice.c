@@ -46,8 +46,8 @@ static struct shoal_nic nic_at(const char *text)
     return nic;
 }
 
-/* On that machine, with that wish, the provider `name` is taken (NULL: none). The reason contains `why`; `rejected` is told to have
- * been rejected for `because`. */
+/* On that machine, with that wish, the provider `name` is taken (NULL: none). The reason contains `why`; `rejected` is told to
+ * have been rejected for `because`. */
 struct choice {
     const char *machine, *address, *wanted, *name;
     enum shoal_fabric_way way;

@@ -1,5 +1,5 @@
-/* The agreement among survivors without connections: messages are delivered in any order, late or twice, and ranks are lost at any
- * moment. The same seeds in every run. */
+/* The agreement among survivors without connections: messages are delivered in any order, late or twice, and ranks are lost at
+ * any moment. The same seeds in every run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
