@@ -38,7 +38,9 @@ static struct model *draw_model(uint64_t *random)
         const size_t scale = (size_t)1 << reference_below(random, 18);
         model->parameters[i] =
             (struct shoal_parameter){reference_below(random, scale), types[reference_below(random, kinds)], model->names[i]};
-        snprintf(model->names[i], sizeof model->names[i], i % 3 ? "layer %zu.weight" : "", i);
+        model->names[i][0] = 0;
+        if (i % 3)
+            snprintf(model->names[i], sizeof model->names[i], "layer %zu.weight", i);
         model->order[i] = (uint32_t)i;
     }
     for (size_t i = model->count; i > 1; i--) {
