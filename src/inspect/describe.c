@@ -474,12 +474,12 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     explain_passed_over(inquiry, override, out);
     explain_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->kind, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0\n"
-          "copy: reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
+          "copy: a reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
           "wait 2 credit: until rank 2 has read the chunk before\n",
           out);
     if (inquiry->hosts > 1)
-        fputs("@5+2: places 5 and 6 of the staging buffer; put: into that of a remote rank, once it was clear to send\n"
-              "partial: a sum that others add to; wait puts: until all puts are locally complete\n",
+        fputs("@5+2: at place 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
+              "partial: a sum to which later steps add; wait puts: until the own puts are locally complete\n",
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
         if (question->rank < 0 || question->rank == rank)
