@@ -476,7 +476,7 @@ static void tcp_store_refuses_other_settings(void **state)
     identity.side.agreed.values[SHOAL_COUNT_OF(identity.side.agreed.values) - 1] = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
-    expect_both_say(f, "SHOAL_DEPTH is 7 there, 4 on rank 0; the rules of SHOAL_ALGORITHMS differ");
+    expect_both_say(f, "SHOAL_DEPTH is 7 there, 4 on rank 0; the tuning overrides of SHOAL_ALGORITHMS differ");
 }
 
 static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
