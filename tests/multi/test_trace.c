@@ -16,10 +16,23 @@ struct trace {
     struct world *world;
     uint64_t sequence;
     size_t chunks;
+    bool has_restarted; /* early steps were those of another plan */
     uint32_t next_step[CHUNKS_MAX];
     size_t used[CHUNKS_MAX];
     char text[CHUNKS_MAX][TEXT_MAX];
 };
+
+/* The first chunk may begin before the others have announced what they share, by the plan that it had the last time. Where that
+ * turns out to be another one, it begins once more, from step 0. */
+static void restart(struct trace *trace)
+{
+    CHECK(trace->world, !trace->has_restarted && trace->chunks == 1, "the first chunk begins again, after %zu chunks",
+          trace->chunks);
+    trace->has_restarted = true;
+    trace->next_step[0] = 0;
+    trace->used[0] = 0;
+    trace->text[0][0] = 0;
+}
 
 static void record(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step)
 {
@@ -27,6 +40,8 @@ static void record(void *arg, uint64_t sequence, size_t chunk, const struct shoa
     char line[512];
     CHECK(trace->world, chunk < CHUNKS_MAX, "chunk %zu", chunk);
     CHECK(trace->world, trace->sequence == 0 || sequence == trace->sequence, "a step of another operation");
+    if (chunk == 0 && step == 0 && trace->next_step[0] > 0)
+        restart(trace);
     CHECK(trace->world, step == trace->next_step[chunk], "chunk %zu made step %u instead of %u", chunk, step,
           trace->next_step[chunk]);
     trace->sequence = sequence;
