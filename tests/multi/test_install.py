@@ -134,7 +134,7 @@ def manual_pages_are_there_for_every_command_and_function():
 def manual_pages_of_functions_say_what_the_header_says():
     manual_pages(3)
     for name, told in (("shoal_allreduce", ("SHOAL_COLLECTIVES(3)", "#include <shoal/shoal.h>", "const void *input", "element by element")),
-                       ("shoal_mem_alloc", ("Memory that the other ranks of this host can map", "ERR_MEMORY")),
+                       ("shoal_mem_alloc", ("Allocates memory that the other ranks of this host can map", "ERR_MEMORY")),
                        ("shoal_request_wait", ("SHOAL_FOREVER", "timeout_ms"))):
         out = groff(PREFIX / f"share/man/man3/{name}.3")
         words = " ".join(out.split())
