@@ -2,12 +2,9 @@
 #include "doctor.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { EXIT_S = 2 };
 
 enum option {
     OPTION_HELP = 1,
@@ -130,22 +127,6 @@ static int diagnose_here(const struct doctor_options *doctor, struct doctor_find
     return shoal_diagnose(&diagnosis, take, findings) == SHOAL_OK ? 0 : 1;
 }
 
-static volatile sig_atomic_t exit_code;
-
-static void on_alarm(int number)
-{
-    (void)number;
-    _exit(exit_code);
-}
-
-/* What did not answer in time, and was given up, may hold a lock that the ending of its library wants. */
-static void end_in_time(int code)
-{
-    exit_code = code;
-    signal(SIGALRM, on_alarm);
-    alarm(EXIT_S);
-}
-
 /* ---- Many ---------------------------------------------------------------------------------------------------------------- */
 
 static int diagnose_hosts(struct doctor_options *doctor, struct ask_hosts *hosts, struct doctor_findings *findings)
@@ -161,7 +142,7 @@ static int diagnose_hosts(struct doctor_options *doctor, struct ask_hosts *hosts
     return doctor_findings_count(findings, SHOAL_FINDING_ERROR) ? 1 : 0;
 }
 
-static int doctor_run(struct doctor_options *doctor)
+static _Noreturn void doctor_run(struct doctor_options *doctor)
 {
     struct doctor_findings findings = {0};
     struct ask_hosts hosts = {0};
@@ -176,9 +157,9 @@ static int doctor_run(struct doctor_options *doctor)
     }
     doctor_findings_fini(&findings);
     free(hosts.at);
-    code = tool_output_finish("doctor", code);
-    end_in_time(code);
-    return code;
+    /* What did not answer in time, and was given up, still runs: the endings of its libraries would free what it uses, or wait
+     * for its locks. */
+    _exit(tool_output_finish("doctor", code));
 }
 
 int shoal_tool_doctor(int argc, char **argv)
@@ -199,5 +180,7 @@ int shoal_tool_doctor(int argc, char **argv)
     if (args.at < argc)
         return tool_usage_fail("doctor", "'%s' is not expected here", argv[args.at]);
     const int code = options_check(&doctor);
-    return code ? code : doctor_run(&doctor);
+    if (code)
+        return code;
+    doctor_run(&doctor);
 }

@@ -69,7 +69,7 @@ static enum shoal_status update_layers(void *arg, size_t buffer, const uint32_t 
     return SHOAL_OK;
 }
 
-/* Each layer is one parameter. The loss is another one; as it is a double it has a buffer to itself, which is not compressed. */
+/* Each layer is one parameter, and the loss is another one: as a double it has a buffer to itself, which is not compressed. */
 static enum shoal_status make_reducer(struct trainer *trainer)
 {
     struct network *network = &trainer->network;

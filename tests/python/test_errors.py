@@ -4,6 +4,7 @@ import datetime
 import os
 import re
 import signal
+import sys
 import threading
 import time
 
@@ -393,20 +394,30 @@ INTERRUPTED = (
 )
 
 
-def interrupt_after(seconds):
-    """SIGINT to this process; the list gets the time when it was sent."""
-    sent_at = []
+def interrupt_within(function, seconds):
+    """SIGINT to this process, so long after this thread was seen inside the function: one that comes before the call would find
+    nothing to interrupt. The list gets the time when it was sent."""
+    sent_at, thread = [], threading.get_ident()
+
+    def is_inside():
+        frame = sys._current_frames()[thread]
+        while frame and frame.f_code is not function.__code__:
+            frame = frame.f_back
+        return frame is not None
 
     def send():
+        while not is_inside():
+            time.sleep(0.0005)
+        time.sleep(seconds)
         sent_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
-    threading.Timer(seconds, send).start()
+    threading.Thread(target=send, daemon=True).start()
     return sent_at
 
 
 def interrupted(function, seconds):
     """Calls what waits, and returns how long after Ctrl-C it was left."""
-    sent_at = interrupt_after(seconds)
+    sent_at = interrupt_within(function, seconds)
     try:
         function()
     except KeyboardInterrupt:
