@@ -107,5 +107,13 @@ def join(store, rank, size, timeout, name, ranks):
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
 
+def __getattr__(name):
+    """DistributedDataParallel is imported where it is used, as it needs more of torch than a back-end does."""
+    if name == "DistributedDataParallel":
+        from .ddp import DistributedDataParallel
+        return DistributedDataParallel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 register()
 _rendezvous.register()

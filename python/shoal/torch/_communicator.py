@@ -16,6 +16,8 @@ FAILED = -2  # what a callback of a store returns then
 
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
+timeouts = {}  # of groups that were joined, by name
+
 _context = None
 _lock = threading.Lock()
 
@@ -54,6 +56,7 @@ def timed_out(status):
 def join(store, rank, size, timeout, name):
     """The address of a new communicator, which all its ranks make together, with one Store. The caller frees it."""
     owner, comm, library, limit_ms = context(), ctypes.c_void_p(), _native.load(), milliseconds(timeout)
+    timeouts[name] = timeout
     options = _native.CommOptions(name=name.encode()[:31], timeout_ms=limit_ms, create_timeout_ms=limit_ms)
     meeting = _Meeting(store, rank)
     callbacks = meeting.callbacks()

@@ -1,0 +1,113 @@
+"""The gradient engine (include/shoal/gradients.h) of tensors: a reducer, and its memory as tensors."""
+import ctypes
+import os
+
+import torch
+
+from .. import _native
+from .._native import OK
+from . import _communicator
+from ._communicator import BackendError, timed_out
+
+COMPRESSIONS = {"none": _native.COMPRESS_NONE, "fp16": _native.COMPRESS_FLOAT16, "bf16": _native.COMPRESS_BFLOAT16,
+                "int8": _native.COMPRESS_INT8}
+# Type, and how many of it one element is.
+TYPES = {torch.float32: (_native.FLOAT32, 1), torch.float64: (_native.FLOAT64, 1), torch.bfloat16: (_native.BFLOAT16, 1),
+         torch.float16: (_native.FLOAT16, 1), torch.complex64: (_native.FLOAT32, 2), torch.complex128: (_native.FLOAT64, 2)}
+
+
+class Communicator:
+    """One of its own for a module's gradients, so that nothing mixes with the calls of the group. All ranks make it together."""
+
+    def __init__(self, store, rank, size, timeout, name):
+        self._owner, self._library = os.getpid(), _native.load()
+        self.address = _communicator.join(store, rank, size, timeout, name)
+
+    def __del__(self):
+        if getattr(self, "address", None) and self._owner == os.getpid():  # in a forked child it is the parent's
+            self._library.comm_free(self.address)
+
+    def numbers_of_first(self, numbers):
+        """Rank 0's array of uint32 on every rank."""
+        status = self._library.broadcast(self.address, numbers, numbers, ctypes.sizeof(numbers), _native.UINT8, 0, None)
+        if status != OK:
+            raise BackendError(f"shoal: {timed_out(status)}{_native.error_of(status, comm=self.address)}")
+        return numbers
+
+
+class _Handle:
+    """Of a reducer's memory. Each view holds it, as a program may keep a gradient for longer than the module."""
+
+    def __init__(self, library, address):
+        self._owner, self._library, self._address = os.getpid(), library, address
+
+    def __del__(self):
+        if self._owner == os.getpid():
+            self._library.reducer_free(self._address)
+
+
+class Reducer:
+    """struct shoal_reducer, whose averages stay in its memory. It is freed when neither it nor a view is used any more."""
+
+    def __init__(self, communicator, names, parameters, order=None, **options):
+        self._library, self._address = _native.load(), None
+        self._context, address = _communicator.context(), ctypes.c_void_p()
+        self.count = len(parameters)
+        self.counts = [parameter.numel() * TYPES[parameter.dtype][1] for parameter in parameters]
+        entries = (_native.Parameter * self.count)(*(
+            (count, TYPES[parameter.dtype][0], name.encode())
+            for count, parameter, name in zip(self.counts, parameters, names)))
+        chosen = _native.ReducerOptions(keeps_layout=1, results_in_views=1, order=order, **options)
+        self._check(self._library.reducer_create(self._context, communicator.address, entries, self.count,
+                                                 ctypes.byref(chosen), ctypes.byref(address)))
+        self._address = address.value
+        self._handle = _Handle(self._library, self._address)
+        self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)]
+
+    def _view(self, index, parameter):
+        """Of the parameter's strides where these leave no hole, as those of a gradient are."""
+        size = parameter.numel() * parameter.element_size()
+        if size == 0:
+            return torch.empty_like(parameter, requires_grad=False)
+        block = (ctypes.c_uint8 * size).from_address(self._library.reducer_view(self._address, index))
+        block.handle = self._handle
+        flat = torch.frombuffer(block, dtype=torch.uint8).view(parameter.dtype)
+        strides = torch.empty_like(parameter, device="meta").stride()
+        return flat.as_strided(parameter.shape, strides)
+
+    def begin(self):
+        self._check(self._library.reducer_begin(self._address, _native.STEP_REDUCE))
+
+    def ready(self, index, tensor):
+        status = self._library.reducer_ready(self._address, index, tensor.data_ptr(), self.counts[index])
+        if status != OK:
+            self._check(status)
+
+    def finish(self):
+        self._check(self._library.reducer_finish(self._address, None))
+
+    def is_used(self, index):
+        return bool(self._library.reducer_is_used(self._address, index))
+
+    def order(self):
+        """In which gradients became ready."""
+        numbers = (ctypes.c_uint32 * self.count)()
+        self._check(self._library.reducer_order(self._address, numbers))
+        return numbers
+
+    def fail(self, status, text):
+        """Here and on every rank."""
+        self._library.reducer_fail(self._address, status, text.encode())
+
+    def stats(self):
+        """struct shoal_step_stats of the last step, or None."""
+        stats = _native.StepStats()
+        return stats if self._library.reducer_stats(self._address, ctypes.byref(stats)) == OK else None
+
+    def _check(self, status):
+        if status == OK:
+            return
+        failure, error = _native.Failure(), None
+        if self._address and self._library.reducer_failure(self._address, ctypes.byref(failure)) == OK and failure.text:
+            error = failure.text.decode(errors="replace")
+        raise BackendError(f"shoal: {timed_out(status)}{error or _native.error_of(status, self._context)}")

@@ -1,0 +1,465 @@
+"""DistributedDataParallel over Shoal's gradient engine.
+
+    model = shoal.torch.DistributedDataParallel(model)       # instead of torch.nn.parallel.DistributedDataParallel
+
+It is a subclass of torch's class, as programs test for that, but shares only what torch's does outside its constructor: gradients
+go through include/shoal/gradients.h.
+
+    forward          _Steps.open: the reducer's step begins; hooks on the outputs will tell where a backward pass begins
+    backward         AccumulateGrad of parameter i has run: its gradient is copied into its buffer, a full buffer is posted
+    end of backward  a callback of the autograd engine waits for all buffers, then .grad is the view of the average
+
+Gradients are copied once: autograd keeps the tensor that the backward pass made as .grad where .grad is None, that tensor goes
+into the buffer, and the average is left there. Where .grad is still the view, as after zero_grad(set_to_none=False), autograd
+adds into it and nothing is copied. docs/python.md says more.
+"""
+from __future__ import annotations
+
+import warnings
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.distributed.algorithms.join import Joinable
+from torch.nn.parallel import distributed as torchs
+
+from .. import _native
+from . import _communicator, _gradients
+
+MIB = 1 << 20
+BUFFER_MIB = 25
+BROADCAST_BYTES = 250 * MIB  # of parameters and buffers in one go, as torch's
+IDLE, LOCAL, OPEN = range(3)  # no forward pass waits for its backward pass; one that averages nothing; one that averages
+PAST = ("a forward pass through the wrapper goes before each backward pass: was a second backward pass made after two forward "
+        "passes, or the wrapped module called directly (model.module(x) instead of model(x))? Use no_sync() for backward passes "
+        "that shall only add to the gradients of this rank")
+
+
+class _BackwardEnd:
+    """The autograd engine calls it at the end of a backward pass, or drops it where an exception ended the pass."""
+
+    def __init__(self, steps, task):
+        self.steps, self.task, self.is_done = steps, task, False
+
+    def __call__(self):
+        self.is_done = True
+        self.steps.backward_ended(self.task)
+
+    def __del__(self):
+        if not self.is_done:
+            self.steps.backward_broke(self.task)
+
+
+class _Steps:
+    """Which gradients are ready in the step under way. None of a module's methods is called here."""
+
+    def __init__(self, communicator, names, parameters, is_static, options):
+        self._communicator, self._names, self._parameters, self._options = communicator, names, parameters, options
+        self.reducer = _gradients.Reducer(communicator, names, parameters, **options)
+        self.is_renewed = False
+        self.is_static = is_static  # each step has the hooks of the first one, of which a parameter may have several
+        self._state, self._finished = IDLE, 0
+        self._expected = None  # how often each parameter's hook fires in a step of a static graph, once known
+        self._clear()
+        self._nodes = [self._hook(index, parameter) for index, parameter in enumerate(parameters)]
+
+    def _clear(self):
+        self._ready = bytearray(len(self._parameters))
+        self._ready_count = 0
+        self._fired = [0] * len(self._parameters)
+        self._order = {}  # parameters whose hooks fired, by the last time
+        self._tasks, self._whole_tasks = set(), set()
+
+    def _hook(self, index, parameter):
+        """On the node that accumulates, after the hooks of others: what they did to the gradient is averaged, too. The tensor holds
+        the node weakly."""
+        with torch.enable_grad():
+            node = parameter.view_as(parameter).grad_fn.next_functions[0][0]
+        steps = weakref.ref(self)
+
+        def accumulated(*_):
+            alive = steps()
+            if alive is not None:
+                alive.accumulated(index)
+        node.register_hook(accumulated)
+        return node
+
+    # ---- Forward ----
+
+    def open(self, is_synced):
+        """Before a backward pass. All ranks renew the layout at the same step, from rank 0's order in the first one."""
+        if self._state == OPEN and self._ready_count:
+            self.reducer.begin()  # raises, as the backward pass has not ended or failed
+        if not is_synced:
+            self._state = LOCAL
+            return
+        if self._finished == 1 and not self.is_renewed:
+            self._renew()
+        if torch._C._current_graph_task_id() < 0:  # in a backward pass a checkpoint makes its forward pass again
+            self._clear()
+        self.reducer.begin()
+        self._state = OPEN
+
+    def _renew(self):
+        """Views of the former reducer stay as they are, for who has kept one."""
+        order = self._communicator.numbers_of_first(self.reducer.order())
+        self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=order, **self._options)
+        self.is_renewed = True
+
+    def watch(self, outputs):
+        """The first gradient of a backward pass is that of an output."""
+        steps = weakref.ref(self)
+
+        def began(_):
+            alive = steps()
+            if alive is not None and alive._state == OPEN:
+                alive._queue(is_whole=True)
+        for tensor in outputs:
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(began)
+
+    # ---- Backward ----
+
+    def accumulated(self, index):
+        """The gradient of a parameter has been added up, for this backward pass or one segment of a checkpoint."""
+        if self._state == LOCAL:
+            return
+        if self._state == IDLE:
+            raise RuntimeError(f"shoal: the gradient of {self._names[index]} became ready outside a step: {PAST}")
+        self._queue(is_whole=False)
+        self._fired[index] += 1
+        if self.is_static:
+            self._order.pop(index, None)
+            self._order[index] = True
+            if self._expected is None or self._fired[index] != self._expected[index]:
+                return
+        self._mark(index)
+
+    def _queue(self, is_whole):
+        """Asks for a call at the end of this graph task: of the whole backward pass, or of a reentrant checkpoint's segment."""
+        task = torch._C._current_graph_task_id()
+        if is_whole:
+            self._whole_tasks.add(task)
+        if task not in self._tasks:
+            self._tasks.add(task)
+            Variable._execution_engine.queue_callback(_BackwardEnd(self, task))
+
+    def _mark(self, index):
+        gradient, view = self._parameters[index].grad, self.reducer.views[index]
+        if gradient is None:  # autograd passed on an undefined one
+            view.zero_()
+        elif gradient is not view:
+            self._check(index, gradient)
+            if gradient.stride() == view.stride() and not gradient.is_conj() and not gradient.is_neg():
+                view = gradient
+            else:
+                with torch.no_grad():
+                    view.copy_(gradient)
+        if not self._ready[index]:
+            self._ready[index] = 1
+            self._ready_count += 1
+        self.reducer.ready(index, view)
+
+    def _check(self, index, gradient):
+        parameter = self._parameters[index]
+        if gradient.layout is torch.strided and gradient.dtype is parameter.dtype and gradient.device == parameter.device:
+            return
+        text = (f"the gradient of {self._names[index]} is a tensor of {gradient.layout}, {gradient.dtype} on {gradient.device}, "
+                f"but must be dense, {parameter.dtype} on {parameter.device}")
+        self.reducer.fail(_native.ERR_ARGUMENT, text)
+        raise TypeError(f"shoal: {text}")
+
+    # ---- The end of backward ----
+
+    def backward_ended(self, task):
+        is_whole = task in self._whole_tasks
+        self._tasks.discard(task)
+        self._whole_tasks.discard(task)
+        if self._state != OPEN:
+            return
+        if self._ready_count == len(self._parameters) or (is_whole and self._is_for_parameters()):
+            self._finish()
+
+    def _is_for_parameters(self):
+        """torch.autograd.grad() of an output gives no parameter a gradient, and the step goes on."""
+        return any(self._fired) or self._options["allows_unused"]
+
+    def backward_broke(self, task):
+        self._tasks.discard(task)
+        self._whole_tasks.discard(task)
+        if self._state == OPEN:
+            self.reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
+
+    def _finish(self):
+        """Only now a missing gradient is known to be missing. What .grad holds is averaged where the backward pass gave nothing: it
+        was left there by a no_sync() or by the step before."""
+        self._state = IDLE
+        if self.is_static:
+            self._finish_static()
+        if self._options["allows_unused"]:
+            for index, parameter in enumerate(self._parameters):
+                if not self._ready[index] and parameter.grad is not None:
+                    self._mark(index)
+        self.reducer.finish()
+        self._finished += 1
+        for index, parameter in enumerate(self._parameters):
+            view = self.reducer.views[index]
+            if parameter.grad is not view and (self._ready[index] or self.reducer.is_used(index)):
+                parameter.grad = view
+
+    def _finish_static(self):
+        if self._expected is None:
+            self._expected = self._fired
+            for index in self._order:
+                self._mark(index)
+        for index, (fired, expected) in enumerate(zip(self._fired, self._expected)):
+            if fired != expected:
+                text = (f"static_graph=True, but the gradient of {self._names[index]} became ready {fired} times in this step and "
+                        f"{expected} times in the first one")
+                self.reducer.fail(_native.ERR_STATE, text)
+                raise RuntimeError(f"shoal: {text}")
+
+
+class _ReducerStandIn:
+    """What other libraries ask of torch's Reducer."""
+
+    def __init__(self, module):
+        self._module = weakref.ref(module)
+
+    def prepare_for_backward(self, outputs):
+        """A step begins although the forward pass was made inside no_sync()."""
+        self._module()._open(True, outputs)
+
+    def _rebuild_buckets(self):
+        return False
+
+    def _set_static_graph(self):
+        pass
+
+    def _delay_all_reduce(self):
+        pass
+
+
+class _LoggerStandIn:
+    def __init__(self, module):
+        self._module = weakref.ref(module)
+
+    def _set_static_graph(self):
+        pass
+
+    def _get_ddp_logging_data(self):
+        return self._module()._get_ddp_logging_data()
+
+
+def _parameters_of(module, ignored):
+    """Names and tensors, each tensor once."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and name not in ignored:
+            found[name] = parameter
+    return list(found), list(found.values())
+
+
+class DistributedDataParallel(torchs.DistributedDataParallel):
+    """torch.nn.parallel.DistributedDataParallel for modules on the CPU, over a group whose back-end is "shoal". Its arguments are
+    torch's; those that it cannot serve raise an error that says what to write. compression is of what travels between hosts:
+    "none", "fp16", "bf16" or "int8"."""
+
+    def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
+                 process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
+                 gradient_as_bucket_view=False, static_graph=False, delay_all_reduce_named_params=None,
+                 param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
+                 bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, *, compression="none"):
+        torch.nn.Module.__init__(self)
+        Joinable.__init__(self)
+        _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
+                mixed_precision=mixed_precision, bucket_cap_mb_list=bucket_cap_mb_list)
+        if device_ids or output_device is not None:
+            raise ValueError(f"shoal: device_ids={device_ids} and output_device={output_device} name GPUs, but this module is on "
+                             "the CPU: leave both out")
+        if compression not in _gradients.COMPRESSIONS:
+            raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
+        self.module = module
+        self.process_group = _group_of(process_group, device_mesh)
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
+        self.gradient_as_bucket_view, self.compression, self.dim = gradient_as_bucket_view, compression, dim
+        self.forward_sync_buffers = first(forward_sync_buffers, broadcast_buffers, True)
+        if not isinstance(getattr(type(self), "broadcast_buffers", None), property):  # in older versions of torch
+            self.broadcast_buffers = self.forward_sync_buffers
+        self.bucket_bytes_cap = int(first(bucket_cap_mb, BUFFER_MIB) * MIB)
+        self._set_what_others_read()
+        self._begin()
+        if init_sync:
+            dist._verify_params_across_processes(self.process_group, self._module_parameters, None)
+            _sync_module_states(self, first(None if forward_sync_buffers is None else True, broadcast_buffers, True))
+
+    def _set_what_others_read(self):
+        """Attributes of torch's class that its methods, or other libraries, look at."""
+        self.device, self.device_type = torch.device("cpu"), "cpu"
+        self.device_ids = self.output_device = self.mixed_precision = None
+        self.is_multi_device_module, self.require_backward_grad_sync, self.require_forward_param_sync = False, True, True
+        self.broadcast_bucket_size = BROADCAST_BYTES
+        self._use_python_reducer = self._delay_all_reduce_all_params = False
+        self._delay_all_reduce_params, self._comm_hooks, self._lazy_init_ran = [], [], True
+
+    def _begin(self):
+        """A collective call. The reducer compares the parameters of all ranks."""
+        names, parameters = _parameters_of(self.module, self.parameters_to_ignore)
+        _check_parameters(names, parameters)
+        group = self.process_group
+        self._module_parameters = parameters
+        self._assign_modules_buffers()
+        timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+        communicator = _gradients.Communicator(dist.distributed_c10d._get_process_group_store(group), group.rank(), group.size(),
+                                               timeout, "gradients")
+        options = {
+            "buffer_bytes": self.bucket_bytes_cap, "first_buffer_bytes": min(MIB, self.bucket_bytes_cap),
+            "allows_unused": int(self.find_unused_parameters or self.static_graph),
+            "compression": _gradients.COMPRESSIONS[self.compression],
+            "timeout_ms": _communicator.milliseconds(timeout),
+        }
+        self._steps = _Steps(communicator, names, parameters, self.static_graph, options)
+        self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
+
+    # ---- A step ----
+
+    @torch._disable_dynamo(recursive=False)
+    def forward(self, *inputs, **kwargs):
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            if self.will_sync_module_buffers():
+                self._sync_buffers()
+            with self._inside_ddp_forward():  # so that torch.compile divides the module's graph
+                outputs = self.module(*inputs, **kwargs)
+            is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
+            self.require_forward_param_sync = is_synced
+            if torch.is_grad_enabled():
+                self._open(is_synced, outputs)
+            return outputs
+
+    def _open(self, is_synced, outputs):
+        self._steps.open(is_synced)
+        self._steps.watch(torchs._find_tensors(outputs))
+
+    # ---- Saved and copied ----
+
+    def __getstate__(self):
+        self._check_default_group()
+        state = dict(self.__dict__)
+        for name in ("process_group", "reducer", "logger", "_steps", "_module_parameters", "modules_buffers",
+                     "named_module_buffers"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state):
+        """All ranks do so together."""
+        self.process_group = _group_of(None, None)
+        torch.nn.Module.__setstate__(self, state)
+        self._begin()
+
+    # ---- What torch's class can do besides ----
+
+    def _set_static_graph(self):
+        if self._steps._finished or self._steps._ready_count:
+            raise RuntimeError("shoal: static_graph can be set before the first step only: pass static_graph=True")
+        if not self.static_graph:
+            warnings.warn("shoal: pass static_graph=True to DistributedDataParallel instead: the reducer is made again",
+                          stacklevel=2)
+            self.static_graph = True
+            self._begin()
+
+    def _get_ddp_logging_data(self):
+        stats = self._steps.reducer.stats()
+        told = {
+            "module_name": type(self.module).__name__, "backend_name": "shoal", "world_size": self.process_group.size(),
+            "rank": self.process_group.rank(), "iteration": self._steps._finished, "bucket_cap_bytes": self.bucket_bytes_cap,
+            "broadcast_buffers": int(self.forward_sync_buffers), "find_unused_parameters": int(self.find_unused_parameters),
+            "gradient_as_bucket_view": 1, "static_graph": int(self.static_graph), "can_set_static_graph": 0,
+            "has_rebuilt_buckets": int(self._steps.is_renewed), "num_parameter_tensors": len(self._module_parameters),
+            "comm_hook": "" if self.compression == "none" else self.compression,
+        }
+        if stats:
+            told.update((name, getattr(stats, name)) for name, _ in stats._fields_ if name != "struct_bytes")
+        return told
+
+    def register_comm_hook(self, state, hook):
+        raise NotImplementedError("shoal: shoal.torch.DistributedDataParallel takes no communication hook: write compression="
+                                  "\"fp16\", \"bf16\" or \"int8\", or use torch.nn.parallel.DistributedDataParallel for a hook of "
+                                  "your own")
+
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        self.register_comm_hook(None, comm_hook_type)
+
+    def _register_buffer_comm_hook(self, state, hook, comm_hook_location=None):
+        self.register_comm_hook(state, hook)
+
+    def _register_fused_optim(self, optim, *args, optim_params=None, **kwargs):
+        self.register_comm_hook(None, optim)
+
+    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+        raise NotImplementedError("shoal: shoal.torch.DistributedDataParallel has no join(): give all ranks as many batches "
+                                  "(DistributedSampler does, and DataLoader with drop_last=True), or use "
+                                  "torch.nn.parallel.DistributedDataParallel")
+
+    def join_hook(self, **kwargs):
+        self.join()
+
+    def _update_process_group(self, new_process_group):
+        raise NotImplementedError("shoal: the group cannot be changed: make a new DistributedDataParallel of the same module")
+
+
+def first(*values):
+    """The first that is not None."""
+    return next(value for value in values if value is not None)
+
+
+def _refuse(**options):
+    for name, value in options.items():
+        if value:
+            raise NotImplementedError(f"shoal: shoal.torch.DistributedDataParallel has no {name}: leave it out, or use "
+                                      "torch.nn.parallel.DistributedDataParallel")
+
+
+def _group_of(group, mesh):
+    """The process group, if Shoal serves it."""
+    import shoal.torch
+    if group is not None and mesh is not None:
+        raise ValueError("shoal: give process_group or device_mesh, not both")
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise ValueError(f"shoal: device_mesh has {mesh.ndim} dimensions: pass the one of data parallelism, such as mesh[\"dp\"]")
+        group = mesh.get_group()
+    group = first(group, dist.group.WORLD, False)
+    if not group:
+        raise RuntimeError('shoal: there is no process group yet: call torch.distributed.init_process_group("shoal") first')
+    backends = dict(pair.split(":", 1) for pair in str(dist.get_backend_config(group)).split(",") if ":" in pair)
+    backend = backends.get("cpu", "none")
+    if backend not in shoal.torch._registered:
+        raise ValueError(f"shoal: tensors of the CPU in this process group are {backend}'s, and shoal.torch.DistributedDataParallel "
+                         'needs "shoal": write torch.distributed.init_process_group("shoal"), "cpu:shoal,cuda:nccl" beside NCCL, or '
+                         'process_group=torch.distributed.new_group(backend="shoal")')
+    return group
+
+
+def _check_parameters(names, parameters):
+    if not parameters:
+        raise RuntimeError("shoal: DistributedDataParallel is not needed when a module doesn't have any parameters that require a "
+                           "gradient")
+    for name, parameter in zip(names, parameters):
+        if parameter.device.type != "cpu":
+            raise ValueError(f"shoal: parameter {name} is on {parameter.device}, but shoal.torch.DistributedDataParallel serves the "
+                             "CPU: use torch.nn.parallel.DistributedDataParallel over a group \"cpu:shoal,cuda:nccl\"")
+        if parameter.dtype not in _gradients.TYPES:
+            raise TypeError(f"shoal: parameter {name} is of {parameter.dtype}, but gradients are averaged of "
+                            f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}: convert it, or freeze it "
+                            "with requires_grad_(False)")
+
+
+def _sync_module_states(ddp, has_buffers):
+    """Rank 0's parameters and buffers on every rank."""
+    tensors = [tensor.detach() for name, tensor in ddp.module.named_parameters() if name not in ddp.parameters_to_ignore]
+    if has_buffers:
+        tensors += [buffer.detach() for buffer in ddp.modules_buffers]
+    if tensors:
+        dist._broadcast_coalesced(ddp.process_group, tensors, BROADCAST_BYTES, 0)

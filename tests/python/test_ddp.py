@@ -1,0 +1,463 @@
+#!/usr/bin/env python3
+"""shoal.torch.DistributedDataParallel: the gradients of torch's own class over the same group, and of one process with the whole
+batch; each error; saved, copied and inspected as torch's."""
+import copy
+import io
+import warnings
+
+import ranks
+import torch
+import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch.distributed as dist
+from ranks import Case, expect
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+BATCH = 24  # divisible by every number of ranks and of micro-batches
+warnings.filterwarnings("ignore")
+
+
+def ours(module, **options):
+    import shoal.torch
+    return shoal.torch.DistributedDataParallel(module, **options)
+
+
+# ---- Models ----
+
+
+def plain(dtype=torch.float32):
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+
+
+class Shared(nn.Module):
+    """One weight serves at both ends."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(torch.tanh(self.first(x))))
+
+
+def frozen():
+    model = plain()
+    model[2].requires_grad_(False)
+    return model
+
+
+class Mixed(nn.Module):
+    """Parameters of three types, of which one is a scalar and one is empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 8), nn.Linear(8, 8).double()
+        self.third, self.scale = nn.Linear(8, 4).bfloat16(), nn.Parameter(torch.tensor(0.5))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x):
+        x = self.second(torch.tanh(self.first(x)).double())
+        return self.third(x.bfloat16()).float() * self.scale + self.empty.sum()
+
+
+class Convolutions(nn.Module):
+    """Weights in channels_last, whose gradients have their strides."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 5, 2), nn.Linear(5, 4)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        x = x.view(-1, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+        return self.last(self.convolution(x).flatten(1))
+
+
+class Checkpointed(nn.Module):
+    """Each layer is computed again in the backward pass."""
+
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.layers, self.is_reentrant = nn.ModuleList([nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 4)]), is_reentrant
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for layer in self.layers:
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=self.is_reentrant))
+        return x
+
+
+class Branches(nn.Module):
+    """One of two branches is used; the other has no gradient then. A third one is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.never = nn.Linear(12, 4), nn.Linear(12, 4), nn.Linear(2, 2)
+
+    def forward(self, x, is_left=True):
+        return (self.left if is_left else self.right)(x)
+
+
+def seeded(make):
+    torch.manual_seed(1)
+    return make()
+
+
+MODELS = {
+    "plain": plain, "shared": Shared, "frozen": frozen, "mixed": Mixed, "channels_last": Convolutions,
+    "checkpointed": lambda: Checkpointed(False), "checkpointed reentrant": lambda: Checkpointed(True),
+    "float16": lambda: plain(torch.float16), "float64": lambda: plain(torch.float64),
+}
+
+
+# ---- Steps ----
+
+
+def batch(step=0):
+    generator = torch.Generator().manual_seed(2 + step)
+    return torch.randn(BATCH, 12, generator=generator), torch.randn(BATCH, 4, generator=generator)
+
+
+def share(world, tensor):
+    """The part of a batch that is this rank's."""
+    return tensor.chunk(world.size)[world.rank]
+
+
+def loss_of(model, x, y, *more):
+    dtype = next(model.parameters()).dtype
+    return nn.functional.mse_loss(model(x.to(dtype), *more), y.to(dtype))
+
+
+def close(mine, theirs, tolerance, *told):
+    worst = (mine.double() - theirs.double()).abs().max().item() if mine.numel() else 0.0
+    expect(mine.shape == theirs.shape and worst <= tolerance, *told, f"differs by {worst}, of which {tolerance} is allowed")
+
+
+def compare(model, other, tolerance=1e-5):
+    for (name, mine), theirs in zip(model.named_parameters(), other.parameters()):
+        close(mine.detach(), theirs.detach(), tolerance, name)
+        expect((mine.grad is None) == (theirs.grad is None), name, mine.grad, theirs.grad)
+        if mine.grad is not None:
+            close(mine.grad, theirs.grad, tolerance, name + ".grad")
+
+
+def train(world, model, steps=3, to_none=True, **optimizing):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **optimizing)
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=to_none)
+        loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+        optimizer.step()
+
+
+def tolerance_of(model):
+    return max({torch.float16: 3e-3, torch.bfloat16: 2e-2}.get(each.dtype, 1e-5) for each in model.parameters())
+
+
+def model_case(name, make):
+    def body(world):
+        """Against one process that has the whole batch, and against torch's class, to whose bits an average of two must agree."""
+        model = ours(seeded(make))
+        theirs = nn.parallel.DistributedDataParallel(seeded(make), static_graph="reentrant" in name)
+        alone = seeded(make)
+        x, y = batch()
+        loss_of(alone, x, y).backward()
+        for each in (model, theirs):
+            loss_of(each, share(world, x), share(world, y)).backward()
+        compare(model.module, alone, tolerance_of(alone))
+        compare(model.module, theirs.module, 0 if world.size < 3 else tolerance_of(alone))
+        for each in (model, theirs):
+            train(world, each)
+        compare(model.module, theirs.module, 0 if world.size < 3 else 20 * tolerance_of(alone))
+    return Case(f"as torch's: {name}", body, sizes=(1, 2, 3))
+
+
+def form_case(name, options, to_none=True, **optimizing):
+    def body(world):
+        model, theirs = ours(seeded(plain), **options), nn.parallel.DistributedDataParallel(seeded(plain))
+        for each in (model, theirs):
+            train(world, each, to_none=to_none, **optimizing)
+        compare(model.module, theirs.module, 1e-6)
+    return Case(f"form: {name}", body, sizes=(1, 2, 3))
+
+
+FORMS = (
+    ("zero_grad(set_to_none=False)", {}, False, {}),
+    ("many buffers", {"bucket_cap_mb": 0.0005}, True, {}),
+    ("find_unused_parameters", {"find_unused_parameters": True}, True, {}),
+    ("find_unused_parameters, gradients kept", {"find_unused_parameters": True}, False, {}),
+    ("static_graph", {"static_graph": True}, True, {}),
+    ("gradient_as_bucket_view", {"gradient_as_bucket_view": True}, True, {}),
+    ("compression on one host", {"compression": "int8"}, True, {}),
+    ("fused optimizer", {}, True, {"fused": True}),
+    ("foreach optimizer", {}, True, {"foreach": True}),
+    ("foreach optimizer, gradients kept", {}, False, {"foreach": True}),
+)
+
+
+def begins_as_rank_0(world):
+    """Parameters and buffers are rank 0's, whatever the others had."""
+    torch.manual_seed(world.rank)
+    module = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8))
+    with torch.no_grad():
+        module[1].running_mean.fill_(world.rank + 5.0)
+    model = ours(module)
+    torch.manual_seed(0)
+    expected = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8))
+    for mine, theirs in zip(model.module.parameters(), expected.parameters()):
+        expect(torch.equal(mine, theirs), "not rank 0's")
+    expect(module[1].running_mean.eq(5).all(), module[1].running_mean)
+    x, _ = batch()
+    model(share(world, x)).sum().backward()  # each has its own means now
+    model(share(world, x))  # brings rank 0's, then adds this rank's part
+    model.eval()
+    model(share(world, x))
+    means = [torch.empty(8) for _ in range(world.size)]
+    dist.all_gather(means, module[1].running_mean)
+    expect(all(torch.equal(mean, means[0]) for mean in means), means)
+
+
+def no_sync(world):
+    model = ours(seeded(plain))
+    for round in range(3):  # the views move after the first
+        model.zero_grad(set_to_none=round == 1)
+        x, y = (share(world, tensor).chunk(2) for tensor in batch(round))
+        with model.no_sync():
+            (loss_of(model, x[0], y[0]) / 2).backward()
+        local = model.module[0].weight.grad.clone()
+        others = [torch.empty_like(local) for _ in range(world.size)]
+        dist.all_gather(others, local)
+        expect(world.size == 1 or not torch.equal(others[0], others[1]), "no_sync averaged")
+        (loss_of(model, x[1], y[1]) / 2).backward()
+        alone = seeded(plain)
+        loss_of(alone, *batch(round)).backward()
+        compare(model.module, alone)
+
+
+def adds_to_averages(world):
+    """Without zero_grad the gradients of a second step come on top of the average, as in torch's class."""
+    model, theirs = ours(seeded(plain)), nn.parallel.DistributedDataParallel(seeded(plain))
+    for each in (model, theirs):
+        for step in range(3):
+            loss_of(each, *(share(world, tensor) for tensor in batch(step))).backward()
+    compare(model.module, theirs.module, 1e-6)
+
+
+def keeps_gradients(world):
+    """A gradient that the program has kept stays readable when the buffers are made anew, and when the module has gone."""
+    model = ours(seeded(plain))
+    loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
+    kept = [parameter.grad for parameter in model.parameters()]
+    values = [gradient.clone() for gradient in kept]
+    for step in range(1, 4):
+        model.zero_grad()
+        loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+    later = [parameter.grad for parameter in model.parameters()]
+    expected = [gradient.clone() for gradient in later]
+    dist.barrier()
+    del model
+    for gradient, value in zip(kept + later, values + expected):
+        expect(torch.equal(gradient, value), "changed")
+
+
+def unused(world):
+    """Used on one rank: all get the average, to which the others gave zeros. Used nowhere: nothing is written."""
+    model = ours(seeded(Branches), find_unused_parameters=True)
+    for step in range(3):
+        model.zero_grad()
+        x, y = batch(step)
+        alone = seeded(Branches)
+        parts = list(zip(x.chunk(world.size), y.chunk(world.size)))
+        (sum(loss_of(alone, *part, rank % 2 == 0) for rank, part in enumerate(parts)) / world.size).backward()
+        loss_of(model, *parts[world.rank], world.rank % 2 == 0).backward()
+        compare(model.module, alone)
+    for parameter in model.module.never.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    model.zero_grad()
+    loss_of(model, *parts[world.rank]).backward()
+    expect(model.module.never.weight.grad is None and model.module.right.weight.grad is None, "written to an unused one")
+
+
+def several_models(world):
+    models = [ours(seeded(plain)), ours(seeded(Shared))]
+    for step in range(3):
+        x, y = batch(step)
+        for model in models:
+            model.zero_grad()
+        sum(loss_of(model, share(world, x), share(world, y)) for model in models).backward()
+        for model, make in zip(models, (plain, Shared)):
+            alone = seeded(make)
+            loss_of(alone, x, y).backward()
+            compare(model.module, alone)
+
+
+def two_forwards_one_backward(world):
+    model, alone = ours(seeded(plain)), seeded(plain)
+    x, y = batch()
+    for each, part in ((model, lambda tensor: share(world, tensor)), (alone, lambda tensor: tensor)):
+        (loss_of(each, part(x), part(y)) + each(part(x)).square().mean()).backward()
+    compare(model.module, alone)
+    with torch.no_grad():
+        model(x)
+    torch.autograd.grad(model(x).sum(), model.module[0].weight)  # gives no .grad, so no step
+    model.zero_grad()
+    loss_of(model, share(world, x), share(world, y)).backward()
+    alone.zero_grad()
+    loss_of(alone, x, y).backward()
+    compare(model.module, alone)
+
+
+# ---- Saved, copied, inspected ----
+
+
+def saved_and_copied(world):
+    model = ours(seeded(plain))
+    expect(isinstance(model, nn.parallel.DistributedDataParallel), "programs test for torch's class")
+    train(world, model)
+    state = model.state_dict()
+    expect(list(state) == ["module." + name for name in model.module.state_dict()], list(state))
+    bare = seeded(plain)
+    bare.load_state_dict(model.module.state_dict())
+    other = ours(plain())
+    other.load_state_dict(state)
+    compare_values(other.module, bare)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for copied in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        compare_values(copied.module, model.module)
+        copied.zero_grad()
+        model.zero_grad()
+        x, y = batch(7)
+        for each in (copied, model):
+            loss_of(each, share(world, x), share(world, y)).backward()
+        compare(copied.module, model.module, 1e-6)
+
+
+def compare_values(one, other):
+    for (name, mine), theirs in zip(one.named_parameters(), other.parameters()):
+        expect(torch.equal(mine, theirs), name)
+
+
+def what_others_read(world):
+    model = ours(seeded(plain))
+    told = model._get_ddp_logging_data()
+    expect(told["world_size"] == world.size and not told["can_set_static_graph"], told)
+    expect(model.require_backward_grad_sync and not model.static_graph and model.device_ids is None, "attributes")
+    expect(not model.reducer._rebuild_buckets(), "buckets are the engine's")
+    x, y = (share(world, tensor) for tensor in batch())
+    with model.no_sync():  # as Accelerate does where the last batch comes unexpectedly
+        outputs = model(x)
+    model.reducer.prepare_for_backward([outputs])
+    nn.functional.mse_loss(outputs, y).backward()
+    alone = seeded(plain)
+    loss_of(alone, *batch()).backward()
+    compare(model.module, alone)
+    expect(model._get_ddp_logging_data()["iteration"] == 1, "steps")
+
+
+# ---- Errors ----
+
+
+def message_of(kinds, function, *words):
+    try:
+        function()
+    except kinds as error:
+        expect(all(word in str(error) for word in words), *words, "are not in:", error)
+        return str(error)
+    raise AssertionError(f"no error, where one says {words}")
+
+
+def backwards_without_forward(world):
+    model = ours(seeded(plain))
+    x, y = (share(world, tensor) for tensor in batch())
+    one, two = loss_of(model, x, y), loss_of(model, x, y)
+    one.backward()
+    message_of(RuntimeError, two.backward, "4.", "two forward passes", "no_sync()")
+    message_of(RuntimeError, lambda: model.module(x).sum().backward(), "model.module(x)")
+    model.zero_grad()
+    loss_of(model, x, y).backward()  # nothing is lost
+    alone = seeded(plain)
+    loss_of(alone, *batch()).backward()
+    compare(model.module, alone)
+
+
+def missing_gradient(world):
+    """All ranks are told in the same step, also those that are not to blame."""
+    model = ours(seeded(Branches))
+    x, y = (share(world, tensor) for tensor in batch())
+    message_of(RuntimeError, loss_of(model, x, y).backward, "never.weight", "rank")
+
+
+def broken_backward(world):
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("on purpose")
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.second(Breaks.apply(x) if world.rank == 0 else x)
+
+    model = ours(seeded(Model))
+    x, y = (share(world, tensor) for tensor in batch())
+    loss = loss_of(model, x, y)
+    if world.rank == 0:
+        message_of(ValueError, loss.backward, "on purpose")
+    else:
+        message_of(RuntimeError, loss.backward, "an exception ended the backward pass", "rank 0")
+    message_of(RuntimeError, lambda: model(x), "an exception ended the backward pass")
+
+
+def different_models(world):
+    def make():
+        return nn.Linear(12, 4 if world.rank == 0 else 5)
+    if world.size > 1:
+        message_of(RuntimeError, lambda: ours(make()), "weight", "48", "60")
+
+
+def sparse_gradient(world):
+    model = ours(nn.Embedding(4, 3, sparse=True))
+    message_of((TypeError, RuntimeError), lambda: model(torch.tensor([1])).sum().backward(), "weight", "sparse")
+
+
+def changed_static_graph(world):
+    model = ours(seeded(Branches), static_graph=True)
+    x, y = (share(world, tensor) for tensor in batch())
+    loss_of(model, x, y, True).backward()
+    message_of(RuntimeError, loss_of(model, x, y, False).backward, "static_graph=True", "times in this step")
+
+
+def wrong_arguments(world):
+    gloo = dist.new_group(backend="gloo")
+    message_of(ValueError, lambda: ours(plain(), process_group=gloo), "gloo", 'init_process_group("shoal")')
+    message_of(ValueError, lambda: ours(plain(), device_ids=[0]), "device_ids")
+    message_of(ValueError, lambda: ours(plain(), compression="zip"), "zip", "none, fp16, bf16, int8")
+    message_of(RuntimeError, lambda: ours(nn.Tanh()), "not needed")
+    message_of(TypeError, lambda: ours(nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.float8_e5m2))])), "float8_e5m2",
+               "parameter 0")
+    message_of(NotImplementedError, lambda: ours(plain(), bucket_cap_mb_list=[1, 2]), "bucket_cap_mb_list")
+    model = ours(plain())
+    message_of(NotImplementedError, lambda: model.register_comm_hook(None, print), "compression=")
+    message_of(NotImplementedError, lambda: model.join(), "DistributedSampler")
+
+
+CASES = [model_case(*row) for row in MODELS.items()]
+CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
+CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
+    begins_as_rank_0, no_sync, adds_to_averages, keeps_gradients, unused, several_models, two_forwards_one_backward,
+    saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
+    changed_static_graph, wrong_arguments)]
+CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
+
+if __name__ == "__main__":
+    ranks.run(CASES)
