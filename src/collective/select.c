@@ -5,8 +5,7 @@
 #include "collective/collective.h"
 #include "collective/rounds.h"
 
-/* ---- When an entry fits
- * ----------------------------------------------------------------------------------------------------- */
+/* ---- When an entry fits -------------------------------------------------------------------------------------------------- */
 
 /* Two or three ranks, and a root whose output is not shared: handing it slices costs more than it saves. */
 static bool is_root_best(const struct shoal_selection *selection, const struct shoal_view *view, int root)

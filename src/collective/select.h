@@ -69,8 +69,8 @@ const struct shoal_tuning_override *shoal_select_next_override(const struct shoa
 /* The first of them whose entry can serve the call, NULL: none. */
 const struct shoal_tuning_override *shoal_select_override(const struct shoal_selection *selection);
 
-/* The entry for a call that is not direct, with the operands in view. Never NULL for collectives. *rule_out, where it is not
- * NULL, is the tuning override that chose it, or NULL. */
+/* The entry for a call that is not direct, with the operands in view. Never NULL for collectives. *override_out, where it is
+ * not NULL, is the tuning override that chose it, or NULL. */
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
                                                 int root, const struct shoal_tuning_override **override_out);
 

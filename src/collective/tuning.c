@@ -33,8 +33,7 @@ SHOAL_PRINTF(2, 3) static enum shoal_status refuse(const struct reader *reader, 
     return SHOAL_ERR_ARGUMENT;
 }
 
-/* ---- One tuning override
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- One tuning override ------------------------------------------------------------------------------------------------- */
 
 static void list_kinds(char *text, size_t bytes)
 {

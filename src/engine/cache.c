@@ -174,8 +174,7 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     return SHOAL_OK;
 }
 
-/* ---- Peer sets
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- Peer sets ----------------------------------------------------------------------------------------------------------- */
 
 static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {

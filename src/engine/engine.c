@@ -746,7 +746,7 @@ static bool retire_done(struct shoal_engine *engine)
 {
     bool did = false;
     while (engine->active_head && engine->active_head->state == SHOAL_REQUEST_DONE &&
-           shoal_engine_is_flushed(engine)) { /* nobody may drive afterwards */
+           shoal_engine_is_flushed(engine)) { /* no thread may make progress afterwards */
         struct shoal_request *request = engine->active_head;
         engine->active_head = request->next;
         if (engine->start_next == request)

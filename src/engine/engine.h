@@ -189,7 +189,7 @@ struct shoal_engine {
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
     uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
-    uint16_t *nearest;    /* [size] scratch: find_missing has it */
+    uint16_t *nearest;    /* [size] scratch: failure_find_missing has it */
 
     struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */

@@ -322,7 +322,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
     return SHOAL_OK;
 }
 
-/* A send is done when it needs this process no more: nobody may drive afterwards. */
+/* A send is done when it needs this process no more: no thread may make progress afterwards. */
 static void messages_leave(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->message_phase = LEAVING;

@@ -430,8 +430,7 @@ static void sources_stay_registered_when_the_process_forks(void **state)
     destroy(&sources.world);
 }
 
-/* ---- Increments that overtake each other
- * ------------------------------------------------------------------------------------- */
+/* ---- Increments that overtake each other --------------------------------------------------------------------------------- */
 
 #define INCREMENTS_MANY 300
 #define PUMPS 500

@@ -467,8 +467,7 @@ void shoal_network_channel_close(struct shoal_network *network, struct shoal_net
     drop_waiting(network, channel->comm);
 }
 
-/* ---- Counters that writes increment
- * ------------------------------------------------------------------------------------------ */
+/* ---- Counters that writes increment -------------------------------------------------------------------------------------- */
 
 /* Names are drawn at random, so that a stranger can only guess them: one of 65,535 indexes, and the age of the first owner.
  * Each later owner of the same counters has the next age. */

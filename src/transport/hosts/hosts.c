@@ -8,7 +8,7 @@
 #include "base/clock.h"
 
 /* At most INCREMENTS_UNDER_WAY increments of a counter may be under way when another is posted, because an immediate tells only
- * RAISES of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
+ * INCREMENTS of them apart. An increment that has left arrives before later ones; later ones may overtake one that has not. */
 #define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
 #define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
 /* A peer is told of completed operations after so many at the latest, while it does not know that its last record was used:
@@ -102,7 +102,7 @@ struct hosts {
     unsigned *under_way;     /* [slots] of all ranks, writes that have not left; and of all messages */
     unsigned owed;           /* signals, to all ranks */
     unsigned char *loads;    /* the memory of all loads and of what they count */
-    enum shoal_status error; /* what went wrong where it could not be told, on whichever thread drove */
+    enum shoal_status error; /* what went wrong where it could not be told, on whichever thread */
     char error_text[SHOAL_LOG_TEXT_MAX];
     atomic_bool is_aborted; /* by this rank */
 };

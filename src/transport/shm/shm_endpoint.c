@@ -125,8 +125,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
     free(endpoint);
 }
 
-/* ---- Messages between endpoints
- * ---------------------------------------------------------------------------------------------- */
+/* ---- Messages between endpoints ------------------------------------------------------------------------------------------ */
 
 /* Grows an array by one element; NULL and the array untouched when there is no memory. */
 static void *shm_endpoint_grow(void *array, size_t count, size_t element_bytes)
