@@ -169,7 +169,7 @@ static enum shoal_status exchange_addresses(struct shoal_context *context, struc
         (!bootstrap->has_secret && bootstrap->rank == 0 && shoal_auth_random(own.key, sizeof own.key) != SHOAL_OK))
         return shoal_log_fail(&context->log, SHOAL_ERR_SYSTEM, "hosts", "no random bytes from the kernel (%m)");
     const enum shoal_status status =
-        shoal_bootstrap_exchange(bootstrap, &context->log, "door", &own, addresses, sizeof own, timeout_ms);
+        shoal_bootstrap_exchange(bootstrap, &context->log, "endpoints", &own, addresses, sizeof own, timeout_ms);
     explicit_bzero(own.key, sizeof own.key);
     SHOAL_TRY(status);
     for (int r = 0; r < bootstrap->size; r++) {

@@ -27,7 +27,8 @@ STRANGER = os.environ.get("SHOAL_STRANGER", "")
 EXACT_S = 90  # far above what it takes: a hang is ended
 START_S = 30
 # From a fault to the last survivor's last words. The README promises 10 (membership.c asserts that what is waited for adds up
-# to less than 9), this is with the delays of a busy machine; deadlines, which must not be what tells of a fault, are far longer.
+# to less than 9), this is with the delays of a busy machine; deadlines, which must not be what tells of a fault, are far
+# longer.
 TOLD_S = 15
 GRACE_S = 15
 SOME_GROUPS = ["rows", "megabytes", "roots", "messages", "exchanges", "asynchronous", "groups", "bits"]  # half the time of all
