@@ -46,12 +46,9 @@ static bool is_plan_for(const struct shoal_cached_plan *cached, const struct sho
     return cached->entry == entry && cached->root == request->call.root && memcmp(cached->shared, shared, bytes) == 0;
 }
 
-static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const struct shoal_request *request,
-                                           const struct shoal_algorithm *entry, const uint8_t *shared)
+/* It is used now: it goes to the front. NULL is allowed. */
+static struct shoal_cached_plan *take_from(struct shoal_engine *engine, struct shoal_cached_plan **link)
 {
-    struct shoal_cached_plan **link = &engine->plans;
-    while (*link && !is_plan_for(*link, request, entry, shared, 2 * (size_t)engine->size))
-        link = &(*link)->next;
     struct shoal_cached_plan *cached = *link;
     if (!cached || cached == engine->plans)
         return cached;
@@ -59,6 +56,15 @@ static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const st
     cached->next = engine->plans;
     engine->plans = cached;
     return cached;
+}
+
+static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const struct shoal_request *request,
+                                           const struct shoal_algorithm *entry, const uint8_t *shared)
+{
+    struct shoal_cached_plan **link = &engine->plans;
+    while (*link && !is_plan_for(*link, request, entry, shared, 2 * (size_t)engine->size))
+        link = &(*link)->next;
+    return take_from(engine, link);
 }
 
 /* Marks whose operands the plan names. */
@@ -134,9 +140,10 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
 bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    struct shoal_cached_plan *cached = engine->plans;
-    while (cached && !is_guess(engine, request, &selection, cached))
-        cached = cached->next;
+    struct shoal_cached_plan **link = &engine->plans;
+    while (*link && !is_guess(engine, request, &selection, *link))
+        link = &(*link)->next;
+    struct shoal_cached_plan *cached = take_from(engine, link);
     if (!cached)
         return false;
     cached->users++;
