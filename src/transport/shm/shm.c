@@ -147,16 +147,37 @@ static void *shm_reach(struct shoal_transport *transport, int peer, shoal_locati
 }
 
 /* As operations go round in a staging buffer they would touch its pages one after the other, and each first touch costs as much
- * as copying the page twice. So few ranks enter them in their page tables at once; a peer's as far as they are there. */
+ * as copying the page twice. So few ranks enter them in their page tables at once; a peer's as far as they are there: to read
+ * one that is not makes it, before the peer has looked whether there is memory for it, and near this rank's core. */
 #define MAPPED_RANKS_MAX 4
+
+#if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
+static void map_present(char *begin, size_t bytes)
+{
+    unsigned char is_there[512];
+    const size_t most = sizeof is_there * SHOAL_PAGE;
+    size_t pages = sizeof is_there;
+    for (size_t at = 0; at < bytes && pages == sizeof is_there; at += most) {
+        const size_t count = (shoal_min_size(bytes - at, most) + SHOAL_PAGE - 1) / SHOAL_PAGE;
+        if (mincore(begin + at, count * SHOAL_PAGE, is_there) != 0)
+            return;
+        for (pages = 0; pages < count && is_there[pages] & 1;)
+            pages++;
+        (void)madvise(begin + at, pages * SHOAL_PAGE, MADV_POPULATE_READ);
+    }
+}
+#endif
 
 static void map_staging(const struct shm *shm)
 {
 #if defined(MADV_POPULATE_READ) && defined(MADV_POPULATE_WRITE)
+    const size_t bytes = shm->slots * shm->staging_stride;
     for (int r = 0; r < shm->transport.size && shm->transport.size <= MAPPED_RANKS_MAX; r++) {
-        const bool is_own = r == shm->transport.rank;
         char *begin = (char *)((uintptr_t)shm->seats[r].staging / SHOAL_PAGE * SHOAL_PAGE);
-        (void)madvise(begin, shm->slots * shm->staging_stride, is_own ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+        if (r == shm->transport.rank)
+            (void)madvise(begin, bytes, MADV_POPULATE_WRITE);
+        else
+            map_present(begin, bytes);
     }
 #else
     (void)shm;
