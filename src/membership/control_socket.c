@@ -147,7 +147,9 @@ int shoal_control_socket_error(int fd)
 int64_t shoal_control_socket_unanswered_ms(int fd)
 {
     struct tcp_info info;
-    socklen_t bytes = sizeof info;
-    const bool is_known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == TCP_ESTABLISHED;
+    socklen_t bytes = sizeof info; /* an emulator may hand on less */
+    const bool is_known = getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+                          bytes >= offsetof(struct tcp_info, tcpi_last_ack_recv) + sizeof info.tcpi_last_ack_recv &&
+                          info.tcpi_state == TCP_ESTABLISHED;
     return is_known ? (int64_t)info.tcpi_last_ack_recv : -1;
 }

@@ -23,7 +23,7 @@ struct model {
     size_t count;
     struct shoal_parameter parameters[PARAMETERS_MAX];
     uint32_t order[PARAMETERS_MAX];
-    char names[PARAMETERS_MAX][24];
+    char names[PARAMETERS_MAX][40];
     struct shoal_gradient_layout_options options;
 };
 
