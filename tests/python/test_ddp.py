@@ -4,6 +4,7 @@ batch; each error; saved, copied and inspected as torch's."""
 import copy
 import io
 import warnings
+import weakref
 
 import ranks
 import torch
@@ -86,6 +87,20 @@ class Checkpointed(nn.Module):
         for layer in self.layers:
             x = torch.tanh(checkpoint(layer, x, use_reentrant=self.is_reentrant))
         return x
+
+
+class TwiceCheckpointed(nn.Module):
+    """A layer is in two segments, so that its gradients come in two parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = torch.tanh(checkpoint(self.layer, x, use_reentrant=True))
+        return self.last(x)
 
 
 class Branches(nn.Module):
@@ -309,6 +324,104 @@ def two_forwards_one_backward(world):
     compare(model.module, alone)
 
 
+def static_graph_with_segments(world):
+    model, theirs = (kind(seeded(TwiceCheckpointed), static_graph=True) for kind in (ours, nn.parallel.DistributedDataParallel))
+    for each in (model, theirs):
+        train(world, each)
+    compare(model.module, theirs.module, 1e-6)
+    refused = ours(seeded(TwiceCheckpointed))
+    x, y = (share(world, tensor) for tensor in batch())
+    message_of(RuntimeError, loss_of(refused, x, y).backward, "layer", "twice")
+
+
+def complex_gradients(world):
+    for dtype, tolerance in ((torch.complex64, 1e-5), (torch.complex128, 1e-12)):
+        make = lambda: nn.Sequential(nn.Linear(12, 7, dtype=dtype), nn.Linear(7, 4, dtype=dtype))  # noqa: B023
+        model, alone = ours(seeded(make)), seeded(make)
+        for step in range(3):
+            x = batch(step)[0].to(dtype)
+            for each, part in ((model, share(world, x)), (alone, x)):
+                each.zero_grad()
+                each(part).abs().square().mean().backward()
+        for mine, theirs in zip(model.parameters(), alone.parameters()):
+            close(torch.view_as_real(mine.grad), torch.view_as_real(theirs.grad), tolerance, dtype)
+
+
+def hooks_of_others(world):
+    """What they do to a gradient is averaged, whether they were there before the wrapper or came later."""
+    module, alone = seeded(plain), seeded(plain)
+
+    def double(parameter):
+        parameter.grad.mul_(2)
+    module[0].weight.register_post_accumulate_grad_hook(double)
+    model = ours(module)
+    module[2].weight.register_post_accumulate_grad_hook(double)
+    for step in range(3):
+        model.zero_grad()
+        alone.zero_grad()
+        x, y = batch(step)
+        loss_of(model, share(world, x), share(world, y)).backward()
+        loss_of(alone, x, y).backward()
+        for layer in (0, 2):
+            alone[layer].weight.grad.mul_(2)
+        compare(module, alone)
+
+
+def ignored(world):
+    module = seeded(plain)
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
+    model = ours(module)
+    x, y = (share(world, tensor) for tensor in batch())
+    loss_of(model, x, y).backward()
+    alone = seeded(plain)
+    loss_of(alone, x, y).backward()
+    close(module[0].weight.grad, alone[0].weight.grad, 0, "an ignored parameter was averaged")
+
+
+def compiled(world):
+    """The graph is divided, so that gradients do not all come at the end."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(nn.parallel.DistributedDataParallel._active_ddp_module)
+        return torch._dynamo.backends.debugging.aot_eager(graph, inputs)
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(600, 600) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return x
+
+    torch._dynamo.reset()
+    model, eager = ours(seeded(Deep), bucket_cap_mb=1), ours(seeded(Deep))
+    faster = torch.compile(model, backend=backend)
+    x = torch.randn(2, 600, generator=torch.Generator().manual_seed(world.rank))
+    for _ in range(3):
+        for each in (faster, eager):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        compare(model.module, eager.module)
+    expect(len(graphs) > 1 and all(each is model for each in graphs), "not divided at the module's buffers", len(graphs))
+
+
+def made_and_dropped(world):
+    """The memory of a module that goes goes with it, at whatever time the ranks drop it."""
+    module = seeded(plain)
+    for _ in range(20):
+        model = ours(module)
+        for step in range(2):
+            model.zero_grad()
+            loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+        steps, memory = weakref.ref(model._steps), weakref.ref(model._steps.reducer._handle)
+        model.zero_grad()
+        del model
+        expect(steps() is None and memory() is None, "kept by something")
+
+
 # ---- Saved, copied, inspected ----
 
 
@@ -456,7 +569,8 @@ def wrong_arguments(world):
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
-    begins_as_rank_0, no_sync, adds_to_averages, keeps_gradients, unused, several_models, two_forwards_one_backward,
+    begins_as_rank_0, no_sync, adds_to_averages, keeps_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments,
+    complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]

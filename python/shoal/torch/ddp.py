@@ -15,6 +15,7 @@ adds into it and nothing is copied. docs/python.md says more.
 """
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 
@@ -146,6 +147,9 @@ class _Steps:
             Variable._execution_engine.queue_callback(_BackwardEnd(self, task))
 
     def _mark(self, index):
+        if self._ready[index]:
+            self._fail(f"the gradient of {self._names[index]} became ready twice in one backward pass, as where a segment of a "
+                       "reentrant checkpoint is used twice: pass static_graph=True, or use_reentrant=False to the checkpoint")
         gradient, view = self._parameters[index].grad, self.reducer.views[index]
         if gradient is None:  # autograd passed on an undefined one
             view.zero_()
@@ -156,19 +160,21 @@ class _Steps:
             else:
                 with torch.no_grad():
                     view.copy_(gradient)
-        if not self._ready[index]:
-            self._ready[index] = 1
-            self._ready_count += 1
+        self._ready[index] = 1
+        self._ready_count += 1
         self.reducer.ready(index, view)
+
+    def _fail(self, text, status=_native.ERR_STATE, kind=RuntimeError):
+        """On all ranks."""
+        self.reducer.fail(status, text)
+        raise kind(f"shoal: {text}")
 
     def _check(self, index, gradient):
         parameter = self._parameters[index]
         if gradient.layout is torch.strided and gradient.dtype is parameter.dtype and gradient.device == parameter.device:
             return
-        text = (f"the gradient of {self._names[index]} is a tensor of {gradient.layout}, {gradient.dtype} on {gradient.device}, "
-                f"but must be dense, {parameter.dtype} on {parameter.device}")
-        self.reducer.fail(_native.ERR_ARGUMENT, text)
-        raise TypeError(f"shoal: {text}")
+        self._fail(f"the gradient of {self._names[index]} is a tensor of {gradient.layout}, {gradient.dtype} on "
+                   f"{gradient.device}, but must be dense, {parameter.dtype} on {parameter.device}", _native.ERR_ARGUMENT, TypeError)
 
     # ---- The end of backward ----
 
@@ -178,7 +184,9 @@ class _Steps:
         self._whole_tasks.discard(task)
         if self._state != OPEN:
             return
-        if self._ready_count == len(self._parameters) or (is_whole and self._is_for_parameters()):
+        if is_whole and self._is_for_parameters():
+            self._finish()
+        elif self._ready_count == len(self._parameters) and not self._whole_tasks:
             self._finish()
 
     def _is_for_parameters(self):
@@ -215,10 +223,8 @@ class _Steps:
                 self._mark(index)
         for index, (fired, expected) in enumerate(zip(self._fired, self._expected)):
             if fired != expected:
-                text = (f"static_graph=True, but the gradient of {self._names[index]} became ready {fired} times in this step and "
-                        f"{expected} times in the first one")
-                self.reducer.fail(_native.ERR_STATE, text)
-                raise RuntimeError(f"shoal: {text}")
+                self._fail(f"static_graph=True, but the gradient of {self._names[index]} became ready {fired} times in this "
+                           f"step and {expected} times in the first one")
 
 
 class _ReducerStandIn:
@@ -320,23 +326,31 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             "compression": _gradients.COMPRESSIONS[self.compression],
             "timeout_ms": _communicator.milliseconds(timeout),
         }
+        _leave_forward_to_python()
         self._steps = _Steps(communicator, names, parameters, self.static_graph, options)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
 
     # ---- A step ----
 
-    @torch._disable_dynamo(recursive=False)
     def forward(self, *inputs, **kwargs):
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            if self.will_sync_module_buffers():
-                self._sync_buffers()
+            self._before_forward()
             with self._inside_ddp_forward():  # so that torch.compile divides the module's graph
                 outputs = self.module(*inputs, **kwargs)
-            is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
-            self.require_forward_param_sync = is_synced
-            if torch.is_grad_enabled():
-                self._open(is_synced, outputs)
+            self._after_forward(outputs)
             return outputs
+
+    @torch._disable_dynamo
+    def _before_forward(self):
+        if self.will_sync_module_buffers():
+            self._sync_buffers()
+
+    @torch._disable_dynamo
+    def _after_forward(self, outputs):
+        is_synced = torch.is_grad_enabled() and self.require_backward_grad_sync
+        self.require_forward_param_sync = is_synced
+        if torch.is_grad_enabled():
+            self._open(is_synced, outputs)
 
     def _open(self, is_synced, outputs):
         self._steps.open(is_synced)
@@ -407,6 +421,14 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _update_process_group(self, new_process_group):
         raise NotImplementedError("shoal: the group cannot be changed: make a new DistributedDataParallel of the same module")
+
+
+@functools.lru_cache(maxsize=None)
+def _leave_forward_to_python():
+    """torch.compile goes on with what forward calls, as it does with that of torch's class, whose file it leaves out. The import
+    takes seconds, which the first forward pass of torch's class takes for it, too."""
+    from torch._dynamo import decorators
+    decorators.skip(DistributedDataParallel.forward)
 
 
 def first(*values):
