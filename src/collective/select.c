@@ -78,8 +78,8 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define ROUNDS_WHEN "several hosts, up to SHOAL_DIRECT_BYTES per host, where that halves the records"
 
 static const struct shoal_algorithm entries[] = {
-    {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL,
-     "up to 1/4 to 1 of SHOAL_DIRECT_BYTES", "n written, p*n read per rank; one exchange"},
+    {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to 1/4 to 1 of SHOAL_DIRECT_BYTES",
+     "n written, p*n read per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL, ROUNDS_WHEN,
      "log2(H)*n sent and received per rank, in log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,

@@ -891,5 +891,3 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
     }
     return must_leave;
 }
-
-

@@ -441,7 +441,3 @@ enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)
         SHOAL_TRY(shm_link_accept_one(meeting, missing));
     return SHOAL_OK;
 }
-
-
-
-
