@@ -3,6 +3,7 @@
 batch; each error; saved, copied and inspected as torch's."""
 import copy
 import io
+import os
 import warnings
 import weakref
 
@@ -566,6 +567,36 @@ def wrong_arguments(world):
     message_of(NotImplementedError, lambda: model.join(), "DistributedSampler")
 
 
+# ---- Several hosts, and ranks that end ----
+
+
+def compression(world):
+    """Between hosts: close to the average, and not it. Replicas stay equal."""
+    os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
+    dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
+    alone = seeded(plain)
+    loss_of(alone, *batch()).backward()
+    for kind, most in (("fp16", 1e-3), ("bf16", 1e-2), ("int8", 5e-2)):  # blocks of 256 elements hold several small tensors
+        model = ours(seeded(plain), compression=kind)
+        loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
+        expect(model._get_ddp_logging_data()["comm_hook"] == kind, "told")
+        mine, theirs = (torch.cat([each.grad.flatten() for each in one.parameters()]) for one in (model, alone))
+        error = ((mine - theirs).norm() / theirs.norm()).item()
+        expect(1e-6 < error < most, kind, "errs by", error)
+        others = [torch.empty_like(mine) for _ in range(world.size)]
+        dist.all_gather(others, mine)
+        expect(all(torch.equal(other, others[0]) for other in others), kind, "differs between ranks")
+
+
+def rank_ends(world):
+    """In the backward pass: the others' backward() names it."""
+    model = ours(seeded(plain))
+    loss = loss_of(model, *(share(world, tensor) for tensor in batch()))
+    if world.rank == 1:
+        model.module[0].weight.register_hook(lambda _: os._exit(3))
+    message_of(RuntimeError, loss.backward, "rank 1")
+
+
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
@@ -574,6 +605,8 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
+CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
+CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]
 
 if __name__ == "__main__":
     ranks.run(CASES)
