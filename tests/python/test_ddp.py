@@ -539,6 +539,8 @@ def different_models(world):
         return nn.Linear(12, 4 if world.rank == 0 else 5)
     if world.size > 1:
         message_of(RuntimeError, lambda: ours(make()), "weight", "48", "60")
+        sizes = (12, 4) if world.rank == 0 else (4, 12)
+        message_of(RuntimeError, lambda: ours(nn.Linear(*sizes, bias=False)), "weight", "[4, 12] on rank 0", "[12, 4] on rank 1")
 
 
 def sparse_gradient(world):

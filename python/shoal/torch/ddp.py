@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -89,21 +90,20 @@ class _Steps:
     # ---- Forward ----
 
     def open(self, is_synced):
-        """Before a backward pass. All ranks renew the layout at the same step, from rank 0's order in the first one."""
+        """Before a backward pass."""
         if self._state == OPEN and self._ready_count:
             self.reducer.begin()  # raises, as the backward pass has not ended or failed
         if not is_synced:
             self._state = LOCAL
             return
-        if self._finished == 1 and not self.is_renewed:
-            self._renew()
         if torch._C._current_graph_task_id() < 0:  # in a backward pass a checkpoint makes its forward pass again
             self._clear()
         self.reducer.begin()
         self._state = OPEN
 
     def _renew(self):
-        """Views of the former reducer stay as they are, for who has kept one."""
+        """All ranks, at the end of the first step, from the order that rank 0 saw in it. Gradients stay where they are until the
+        program lets go of them, so that one that it has kept can always be read."""
         order = self._communicator.numbers_of_first(self.reducer.order())
         self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=order, **self._options)
         self.is_renewed = True
@@ -215,6 +215,8 @@ class _Steps:
             view = self.reducer.views[index]
             if parameter.grad is not view and (self._ready[index] or self.reducer.is_used(index)):
                 parameter.grad = view
+        if not self.is_renewed:
+            self._renew()
 
     def _finish_static(self):
         if self._expected is None:
@@ -298,7 +300,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._set_what_others_read()
         self._begin()
         if init_sync:
-            dist._verify_params_across_processes(self.process_group, self._module_parameters, None)
+            _compare_shapes(self.process_group, *_parameters_of(module, self.parameters_to_ignore))
             _sync_module_states(self, first(None if forward_sync_buffers is None else True, broadcast_buffers, True))
 
     def _set_what_others_read(self):
@@ -476,6 +478,23 @@ def _check_parameters(names, parameters):
             raise TypeError(f"shoal: parameter {name} is of {parameter.dtype}, but gradients are averaged of "
                             f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}: convert it, or freeze it "
                             "with requires_grad_(False)")
+
+
+def _compare_shapes(group, names, parameters):
+    """The reducer compares names, types and numbers of elements."""
+    shapes = [list(parameter.shape) for parameter in parameters]
+    digest = torch.tensor([zlib.crc32(str(shapes).encode())])
+    digests = [torch.empty_like(digest) for _ in range(group.size())]
+    dist.all_gather(digests, digest, group=group)
+    if all(torch.equal(each, digest) for each in digests):
+        return
+    told = [None] * group.size()
+    dist.all_gather_object(told, shapes, group=group)
+    for index, name in enumerate(names):
+        for rank, theirs in enumerate(told):
+            if theirs[index] != told[0][index]:
+                raise RuntimeError(f"shoal: models differ: parameter {name} has the shape {told[0][index]} on rank 0 and "
+                                   f"{theirs[index]} on rank {rank}: build the same model on all ranks")
 
 
 def _sync_module_states(ddp, has_buffers):
