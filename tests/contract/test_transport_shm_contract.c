@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 #include <pthread.h>
@@ -14,6 +15,7 @@
 
 #define SHARED_MAX 8
 #define TIMEOUT_MS 10000
+#define STAGING_BYTES ((size_t)1 << 16)
 
 struct shared {
     int rank;
@@ -62,7 +64,7 @@ static enum shoal_status make_rank(struct inner *inner, struct maker *maker)
                                               .size = world->size,
                                               .peers = peers,
                                               .slots = SHOAL_DEPTH_MAX,
-                                              .slot_bytes = (size_t)1 << 16,
+                                              .slot_bytes = STAGING_BYTES,
                                               .counter_start = world->counter_start,
                                               .timeout_ms = TIMEOUT_MS};
     SHOAL_TRY(connect_endpoint(inner, maker, peers));
@@ -134,8 +136,38 @@ static void destroy(struct contract_world *world)
     free(inner);
 }
 
+/* ---- Pages of staging buffers ---- */
+
+static bool has_pages(struct contract_world *world, int rank)
+{
+    unsigned char pages[STAGING_BYTES / SHOAL_PAGE];
+    struct shoal_transport *transport = world->ranks[rank];
+    bool has = false;
+    assert_int_equal(mincore(transport->ops->staging(transport, rank, 0), STAGING_BYTES, pages), 0);
+    for (size_t i = 0; i < sizeof pages; i++)
+        has |= pages[i] & 1;
+    return has;
+}
+
+/* The peer looks by itself whether there is memory for its own. */
+static void a_staging_buffer_gets_its_pages_from_its_rank_alone(void **state)
+{
+    struct contract_world world = {.factory = *state, .size = 2};
+    assert_true(make(&world));
+    struct shoal_transport *first = world.ranks[0], *second = world.ranks[1];
+    assert_int_equal(first->ops->reserve_staging(first, SHOAL_DEPTH_MAX, STAGING_BYTES), SHOAL_OK);
+    assert_false(has_pages(&world, 1));
+    assert_int_equal(second->ops->reserve_staging(second, SHOAL_DEPTH_MAX, STAGING_BYTES), SHOAL_OK);
+    memset(second->ops->staging(second, 1, 0), 1, 1);
+    assert_true(has_pages(&world, 1));
+    destroy(&world);
+}
+
 int main(void)
 {
-    const struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
-    return contract_run(&factory) > 0;
+    struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
+    const struct CMUnitTest pages[] = {
+        cmocka_unit_test_prestate(a_staging_buffer_gets_its_pages_from_its_rank_alone, &factory),
+    };
+    return contract_run(&factory) + cmocka_run_group_tests_name("transport_shm, pages", pages, NULL, NULL) > 0;
 }
