@@ -58,6 +58,7 @@ static void send_notice(struct shoal_reducer *reducer, const struct notice *noti
 {
     struct shoal_request **requests = calloc((size_t)reducer->size, sizeof *requests);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
+    const uint64_t until_ns = fusion_now_ns() + NOTICE_SEND_MS * UINT64_C(1000000);
     options.timeout_ms = NOTICE_SEND_MS;
     for (int peer = 0; requests && peer < reducer->size; peer++) {
         if (peer != reducer->rank && shoal_send_post(reducer->notice, notice, sizeof *notice, SHOAL_UINT8, peer, NOTICE_TAG,
@@ -65,8 +66,8 @@ static void send_notice(struct shoal_reducer *reducer, const struct notice *noti
             requests[peer] = NULL;
     }
     for (int peer = 0; requests && peer < reducer->size; peer++) {
-        /* Until its own deadline: as long as it is under way it reads the notice, which is the caller's. */
-        if (requests[peer] && shoal_request_wait(requests[peer], SHOAL_FOREVER) != SHOAL_OK)
+        const uint64_t now_ns = fusion_now_ns(), left_ns = now_ns < until_ns ? until_ns - now_ns : 0;
+        if (requests[peer] && shoal_request_wait(requests[peer], (uint32_t)(left_ns / 1000000)) != SHOAL_OK)
             continue; /* the abort reaches it anyway, with a text that says less */
     }
     for (int peer = 0; requests && peer < reducer->size; peer++)
