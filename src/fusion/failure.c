@@ -4,12 +4,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fusion/reducer.h"
 
 #define NOTICE_TAG 1
 #define NOTICE_SEND_MS 1000
 #define NOTICE_TAKE_MS 3000
+#define CAUSE_MS 3000
+#define CAUSE_POLL_MS 5
 
 /* What a rank sends to the others. */
 struct notice {
@@ -87,15 +90,40 @@ static bool take_notice(struct shoal_reducer *reducer, int from, struct notice *
     return true;
 }
 
+/* Polls, as a rank that has nothing posted on the communicator learns of its failure from the progress thread alone. */
+static void pause_briefly(struct shoal_reducer *reducer)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += CAUSE_POLL_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    fusion_lock(reducer);
+    (void)pthread_cond_timedwait(&reducer->changed, &reducer->lock, &until);
+    fusion_unlock(reducer);
+}
+
+/* The communicator of the reducer names the first cause. One of the compressor's may break before it, when a rank that knows the
+ * cause has freed it already; then the other soon breaks, too. */
+static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *cause_out)
+{
+    bool is_known = shoal_last_failure(reducer->context, reducer->comm, cause_out) == SHOAL_OK;
+    if (is_known || !fusion_compressor_failure(reducer, cause_out))
+        return is_known;
+    for (int ms = 0; ms < CAUSE_MS && !is_known; ms += CAUSE_POLL_MS) {
+        pause_briefly(reducer);
+        is_known = shoal_last_failure(reducer->context, reducer->comm, cause_out) == SHOAL_OK;
+    }
+    return is_known || fusion_compressor_failure(reducer, cause_out);
+}
+
 /* What the communicator says, and what the rank at fault says where it aborted it. Only one thread does this. */
 static void settle_failure(struct shoal_reducer *reducer, bool is_own)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
     struct notice notice;
     char text[sizeof cause.text];
-    const bool is_known =
-        shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK || fusion_compressor_failure(reducer, &cause);
-    if (!is_known || (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
+    if (!find_cause(reducer, &cause) || (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
         return; /* the own text stands */
     const bool is_told = cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != reducer->rank &&
                          take_notice(reducer, cause.rank, &notice);
