@@ -103,8 +103,8 @@ static void pause_briefly(struct shoal_reducer *reducer)
     fusion_unlock(reducer);
 }
 
-/* The communicator of the reducer names the first cause. One of the compressor's may break before it, when a rank that knows the
- * cause has freed it already; then the other soon breaks, too. */
+/* The communicator of the reducer names the first cause. One of the compressor's may break before it, when a rank that knows
+ * the cause has freed it already; then the other soon breaks, too. */
 static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *cause_out)
 {
     bool is_known = shoal_last_failure(reducer->context, reducer->comm, cause_out) == SHOAL_OK;
