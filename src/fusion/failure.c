@@ -14,13 +14,7 @@
 #define CAUSE_MS 3000
 #define CAUSE_POLL_MS 5
 
-/* What a rank sends to the others. */
-struct notice {
-    int32_t status;
-    char operation[96];
-    char text[412];
-};
-_Static_assert(sizeof(struct notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
+_Static_assert(sizeof(struct fusion_notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
 
 static void keep(char *to, size_t bytes, const char *from)
 {
@@ -57,7 +51,7 @@ void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const 
         keep(reducer->failure.operation, sizeof reducer->failure.operation, operation);
 }
 
-static void send_notice(struct shoal_reducer *reducer, const struct notice *notice)
+static void send_notice(struct shoal_reducer *reducer, const struct fusion_notice *notice)
 {
     struct shoal_request **requests = calloc((size_t)reducer->size, sizeof *requests);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
@@ -79,7 +73,7 @@ static void send_notice(struct shoal_reducer *reducer, const struct notice *noti
 }
 
 /* Where two ranks are at fault at once, the one whose abort came first is the cause for all. */
-static bool take_notice(struct shoal_reducer *reducer, int from, struct notice *notice_out)
+static bool take_notice(struct shoal_reducer *reducer, int from, struct fusion_notice *notice_out)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     options.timeout_ms = NOTICE_TAKE_MS;
@@ -121,7 +115,7 @@ static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *caus
 static void settle_failure(struct shoal_reducer *reducer, bool is_own)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
-    struct notice notice;
+    struct fusion_notice notice;
     char text[sizeof cause.text];
     if (!find_cause(reducer, &cause) || (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
         return; /* the own text stands */
@@ -171,7 +165,7 @@ static void describe(struct shoal_reducer *reducer, long parameter, const char *
 enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
 {
     char text[FUSION_TEXT_MAX];
-    struct notice notice = {.status = (int32_t)status};
+    struct fusion_notice *notice = &reducer->sent; /* for good: a send may end after this function */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -180,14 +174,15 @@ enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status s
     const bool is_first = claim(reducer, status);
     if (is_first) {
         describe(reducer, parameter, text);
-        keep(notice.operation, sizeof notice.operation, reducer->failure.operation);
-        snprintf(notice.text, sizeof notice.text, "%.*s", (int)sizeof notice.text - 1, reducer->failure.text);
+        notice->status = (int32_t)status;
+        keep(notice->operation, sizeof notice->operation, reducer->failure.operation);
+        snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, reducer->failure.text);
         reducer->is_own_fault = true; /* nobody else settles it */
     }
     fusion_unlock(reducer);
     if (!is_first)
         return fusion_failure_status(reducer);
-    send_notice(reducer, &notice);
+    send_notice(reducer, notice);
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
     publish(reducer, true);

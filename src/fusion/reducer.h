@@ -64,10 +64,18 @@ struct fusion_slot {
 
 /* ---- The reducer --------------------------------------------------------------------------------------------------------- */
 
+/* What a rank at fault sends to the others. */
+struct fusion_notice {
+    int32_t status;
+    char operation[96];
+    char text[412];
+};
+
 struct shoal_reducer {
     struct shoal_context *context;
     struct shoal_comm *comm;   /* of buffers, and of what is agreed between steps */
     struct shoal_comm *notice; /* on which ranks tell each other what failed */
+    struct fusion_notice sent; /* over it, by this rank; with the lock until it was sent */
     struct shoal_reducer_options options;
     char name[24];
     int rank, size;
