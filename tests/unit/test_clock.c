@@ -57,9 +57,11 @@ static void an_anchor_tells_a_jump(void **state)
         anchor.ticks += turn ? hour : -hour;
         const uint64_t off_ns = shoal_clock_anchor_move(&anchor);
         assert_true(off_ns > 3599 * SHOAL_NS_PER_S && off_ns < 3601 * SHOAL_NS_PER_S);
-        assert_true(shoal_clock_anchor_move(&anchor) < SHOAL_NS_PER_MS);
+        assert_true(shoal_clock_anchor_move(&anchor) < SHOAL_NS_PER_S);
+        /* Ticks may be ahead of the clock by what a tick's length is estimated wrongly. */
         const uint64_t now_ns = shoal_clock_anchor_time_ns(&anchor, shoal_clock_ticks());
-        assert_true(now_ns - anchor.ns < SHOAL_NS_PER_S && shoal_clock_ns() - now_ns < SHOAL_NS_PER_S);
+        assert_true(now_ns + SHOAL_NS_PER_S - anchor.ns < 2 * SHOAL_NS_PER_S);
+        assert_true(shoal_clock_ns() + SHOAL_NS_PER_S - now_ns < 2 * SHOAL_NS_PER_S);
     }
 }
 
