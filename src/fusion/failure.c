@@ -84,7 +84,7 @@ static bool take_notice(struct shoal_reducer *reducer, int from, struct fusion_n
     return true;
 }
 
-/* Polls, as a rank that has nothing posted on the communicator learns of its failure from the progress thread alone. */
+/* A rank that has nothing posted on the communicator is not told of its failure, so it has to ask. */
 static void pause_briefly(struct shoal_reducer *reducer)
 {
     struct timespec until;

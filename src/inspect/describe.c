@@ -42,6 +42,8 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out ? failure_out->struct_bytes : 0, "SHOAL_FAILURE_INIT"));
     if (comm) {
         shoal_progress_lock(&comm->context->progress);
+        if (!comm->engine->is_in_progress) /* nothing else looks where nothing is posted; a callback's caller has looked */
+            shoal_engine_heed_failure(comm->engine);
         const bool is_broken = comm->engine->is_broken;
         if (is_broken)
             failure = comm->engine->failure;

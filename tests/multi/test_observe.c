@@ -140,6 +140,31 @@ static void abort_from_rank_1(struct world *world)
     exit(0); /* there is nothing left to finalize */
 }
 
+/* All but rank 1 have nothing posted: they learn of the abort because they ask. */
+static void idle_ranks_ask(struct world *world)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    enum shoal_status status = SHOAL_PENDING;
+    OK(world, shoal_barrier(world->comm, NULL));
+    CHECK(world, shoal_last_failure(world->context, world->comm, &failure) == SHOAL_PENDING, "a failure before the abort");
+    world->board[world->rank] = 1;
+    for (int r = 0; world->rank == 1 && r < world->size; r++) {
+        while (!world->board[r])
+            usleep(1000);
+    }
+    if (world->rank == 1)
+        shoal_comm_abort(world->comm);
+    for (int ms = 0; ms < 30000 && status == SHOAL_PENDING; ms++) {
+        usleep(1000);
+        status = shoal_last_failure(world->context, world->comm, &failure);
+    }
+    CHECK(world, status == SHOAL_OK && failure.status == SHOAL_ERR_ABORTED && failure.rank == 1, "%s: %s, rank %d: %s",
+          shoal_status_name(status), shoal_status_name(failure.status), failure.rank, failure.text);
+    shoal_comm_free(world->comm);
+    shoal_context_destroy(world->context);
+    exit(0);
+}
+
 /* One file per rank, by pattern; the line on the communicator says what a reader wants to know. */
 static void check_files(void)
 {
@@ -173,5 +198,9 @@ int main(void)
     snprintf(recorder_file, sizeof recorder_file, "SHOAL_RECORDER_FILE=%s/flight.%%r", folder);
     world_run(&(struct world_options){"abort_reaches_all", 2, files, abort_from_rank_1, NULL});
     check_files();
+    world_run(&(struct world_options){"idle_ranks_ask_for_a_failure", 3, NULL, idle_ranks_ask, NULL});
+    memset(world_board(), 0, 4 * sizeof(uint64_t));
+    world_divide(2);
+    world_run(&(struct world_options){"idle_ranks_ask_for_a_failure, 2 hosts", 4, NULL, idle_ranks_ask, NULL});
     return world_finish();
 }

@@ -901,6 +901,7 @@ static void killed_body(struct world *world)
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, 16);
     job.options.compression = world->arg ? *(const enum shoal_compression *)world->arg : SHOAL_COMPRESS_NONE;
+    job.options.keeps_layout = 1; /* else a slow rank may still be in the exchange at the begin of the second step */
     OK(world, create(&job));
     OK(world, step_with(&job, FAULTS, false));
     world->board[world->rank] = (uint64_t)getpid();
