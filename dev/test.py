@@ -275,8 +275,10 @@ def report(name, test, result, options, total):
           f"{seconds:.1f} s, CPU {cpu:.1f} s{reason}", flush=True)
     for skip in skips:
         print(f"       skipped: {skip}")
-    if count.failed:
-        total.failures += [f"FAILED {name}/{test['name']}{ending}: {failure}" for failure in failures_of(output)]
+    if count.failed:  # first what failed, as a log that is cut may lack the rest
+        failures = failures_of(output)
+        total.failures += [f"FAILED {name}/{test['name']}{ending}: {failure}" for failure in failures]
+        print("       " + "\n       ".join(failures), flush=True)
     if count.failed or options.verbose:
         print("    | " + "\n    | ".join(output.strip().splitlines()[-200:]), flush=True)
 
