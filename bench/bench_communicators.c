@@ -1,6 +1,6 @@
-/* What communicators of one host cost a rank: prints, as their number grows, descriptors, mappings, anonymous memory, and
- * memory of their segments and of flight recorders, when they are made, when each has summed 8 B, and when each has summed 4
- * MiB. A measurement, not a test: `build/bench/bench_communicators RANKS`. */
+/* Measures the cost per rank of communicators on one host: prints, as their number grows, descriptors, mappings, anonymous
+ * memory, and memory of their segments and of flight recorders, when they are made, when each has summed 8 B, and when each has
+ * summed 4 MiB. A measurement, not a test: `build/bench/bench_communicators RANKS`. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

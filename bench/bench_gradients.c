@@ -1,4 +1,4 @@
-/* What the gradient kernels do, in GB of gradients a second, beside memcpy: for each instruction set that this processor has,
+/* Measures the gradient kernels in GB of gradients per second, beside memcpy: for each instruction set that this processor has,
  * over buffers that fit in no cache. A measurement, not a test: `build/bench/bench_gradients`. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* What many ranks cost each of them: engines over the simulated transport, hosts of 8 ranks, all in this process. Prints for
- * some small operations what each takes of this processor's time per rank, and what an engine takes of memory. A measurement
- * and a check of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1
- * behind it for the first operation only. The time holds what the simulation itself takes. */
+/* Measures the cost per rank of large communicators: engines over the simulated transport, hosts of 8 ranks, all in this
+ * process. Prints the processor time per rank of some small operations, and the memory of an engine. A measurement and a check
+ * of the sums, not a test: `build/bench/bench_ranks 1024` (2,048 want 4 GiB of memory, 4,096 want 16), with 1 behind it for the
+ * first operation only. The time includes the simulation's own. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static uint64_t now_ns(void *arg)
     return shoal_sim_now_ns(arg);
 }
 
-/* Of this process: others may use the machine, too. */
+/* Processor time of this process, as others may use the machine, too. */
 static uint64_t processor_ns(void)
 {
     struct timespec now;

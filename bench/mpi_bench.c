@@ -40,7 +40,7 @@ struct bench {
     uint64_t fresh; /* inputs written so far; the pattern moves on with it */
 };
 
-/* What a collective does with its operands, and its call. */
+/* How a collective uses its operands, and its call. */
 struct row {
     const char *name;
     enum operand input, output;
@@ -221,13 +221,14 @@ static void operands_set(struct bench *bench, size_t count)
 
 /* ---- Inputs and results -------------------------------------------------------------------------------------------------- */
 
-/* What an element is: factor * ((k + turn) % 7) + lead. Sums are exact in any order, and a stale result never looks right. */
+/* An element is factor * ((k + turn) % 7) + lead. Sums are exact in any order, and a stale result never looks right. */
 struct formula {
     size_t factor, lead;
     uint64_t turn;
 };
 
-/* Of no more than `count`: where ranks share a core, one that rewrites its input keeps another from the timed operation. */
+/* Writes no more than `count` elements: where ranks share a core, one that rewrites its input keeps another from the timed
+ * operation. */
 static void block_build(float *block, size_t count, const struct formula *formula)
 {
     for (uint64_t k = 0; k < BLOCK && k < count; k++)
@@ -262,7 +263,8 @@ static void input_rewrite(struct bench *bench)
         pattern_write(bench->input + part * (size_t)bench->count, (size_t)bench->count, &formula);
 }
 
-/* Of an input in parts this rank gets its own; part i of an output is rank i's, a vector is all ranks' or root's. */
+/* Where the input is in parts, this rank gets its own part; part i of an output comes from rank i, a vector from all ranks or
+ * from root. */
 static int output_is_right(const struct bench *bench)
 {
     struct formula formula = {1, 0, bench->fresh + (bench->row->input == PARTS ? (uint64_t)bench->rank : 0)};

@@ -234,8 +234,8 @@ static void listen_until(struct ask_probe *probes, int count, struct pollfd *pol
     }
 }
 
-/* Waits for its end until the deadline, then ends it and all it started. Who still holds a pipe has been waited for already;
- * where that is only something it left behind, its own end counts. */
+/* Waits for its end until the deadline, then ends it and all it started. The holders of its pipes have been waited for already;
+ * where only a process that it left behind still holds one, its own end counts. */
 static void probe_end(struct ask_probe *probe, int64_t deadline_ms)
 {
     bool is_killed = probe->fds[ASK_OUT] >= 0 || probe->fds[ASK_ERR] >= 0;

@@ -138,7 +138,7 @@ struct crew {
     double kill_at;     /* when the rest are killed; 0: never */
 };
 
-/* Of the cores that this process may use, one. */
+/* Keeps one of the cores that this process may use. */
 static void core_keep(size_t rank)
 {
     cpu_set_t all, own;
@@ -247,7 +247,7 @@ int bench_crew_run(const struct bench_crew *wanted)
     return crew.code;
 }
 
-/* What a worker of `shoal bench COLLECTIVE` measures. */
+/* The measurement of a worker of `shoal bench COLLECTIVE`. */
 struct collective_task {
     const struct bench_options *options;
     struct bench_area *area;

@@ -1,4 +1,4 @@
-/* What the files of `shoal bench` share: the options, one line of results, and the page the local workers share for the bare
+/* Shared by the files of `shoal bench`: the options, one line of results, and the page the local workers share for the bare
  * cache-line exchange. It knows Shoal by its public header only. Everything here runs on the main thread of its process. */
 #ifndef SHOAL_TOOLS_BENCH_H
 #define SHOAL_TOOLS_BENCH_H
@@ -23,7 +23,7 @@ enum bench_collective {
 
 enum bench_operand { BENCH_NONE, BENCH_VECTOR, BENCH_PARTS };
 
-/* What a collective does with its operands. */
+/* How a collective uses its operands. */
 struct bench_kind {
     const char *name;
     enum bench_operand input, output;
@@ -106,8 +106,8 @@ bool bench_exchange_measure(struct bench_area *area, int rank, uint64_t number, 
 /* Reads and writes bytes at memory once, with ordinary stores. */
 void bench_memory_touch(void *memory, size_t bytes);
 
-/* What a buffer holds. The input of rank r is r % 8 + (k + turn) % 7: sums are exact in any order, and a stale result never
- * looks right. Each part of an operand in parts has a turn of its own. */
+/* The contents of a buffer. The input of rank r is r % 8 + (k + turn) % 7: sums are exact in any order, and a stale result
+ * never looks right. Each part of an operand in parts has a turn of its own. */
 struct bench_pattern {
     enum shoal_type type;
     enum shoal_op op;

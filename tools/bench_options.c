@@ -186,7 +186,7 @@ static bool operator_agrees(const struct bench_options *options)
     return true;
 }
 
-/* What no single option can tell. */
+/* Checks that need several options. */
 static bool options_agree(const struct bench_options *options)
 {
     const size_t element = shoal_type_bytes(options->type);

@@ -20,8 +20,8 @@ static void block_build(unsigned char *block, size_t count, const struct bench_p
         memcpy(block + done * element, block, done * element);
 }
 
-/* What a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few turns the
- * sign. */
+/* The value that a rank gives. Factors stay small in every type: all but rank 0's are 1 or -1, so that one too many or too few
+ * turns the sign. */
 static int64_t value_of(enum shoal_op op, int rank, int step)
 {
     if (op != SHOAL_PROD)

@@ -1,4 +1,4 @@
-/* What the files of `shoal bench step` share: the options, what came of the measurement. Main thread of its process. */
+/* Shared by the files of `shoal bench step`: the options and the results. Main thread of its process. */
 #ifndef SHOAL_TOOLS_BENCH_STEP_H
 #define SHOAL_TOOLS_BENCH_STEP_H
 
@@ -34,7 +34,8 @@ const char *bench_step_compression_name(int compression);
 /* By how much fewer bytes cross the network. */
 double bench_step_wire_ratio(int compression, int hosts);
 
-/* What one rank saw: numbers alone, so that ranks can send it as it is. Medians over the steps, counts of the last one. */
+/* The measurements of one rank: numbers alone, so that ranks can send it as it is. Medians over the steps, counts of the last
+ * one. */
 struct step_report {
     double step_us, backward_us, exposed_us;
     double cpu_s; /* of a step, all threads of the rank */

@@ -15,7 +15,7 @@ struct step_times step_result_times(const struct step_result *result, int rank)
     return (struct step_times){times, times + tensors};
 }
 
-/* Share of some time that the backward pass hides. Of no time it hides all. */
+/* The share of a time that the backward pass hides; 1 of a time of zero. */
 static double hidden(double exposed_us, double of_us)
 {
     return of_us > 0 ? fmax(0, 1 - exposed_us / of_us) : 1;

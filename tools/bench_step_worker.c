@@ -53,7 +53,7 @@ static enum shoal_status memory_fail(const struct stepper *stepper, size_t bytes
     return SHOAL_ERR_MEMORY;
 }
 
-/* Of all threads of the rank. */
+/* CPU time of all threads of the rank. */
 static double cpu_now_s(void)
 {
     struct timespec now;
@@ -169,8 +169,8 @@ static void gradients_fill(const struct stepper *stepper)
     }
 }
 
-/* What rounding may do. int8: the largest of a block is 15 at most; each rank's part and the sum are rounded once, by half of a
- * 127th, and so are their scales. */
+/* The largest error that rounding can cause. int8: the largest of a block is 15 at most; each rank's part and the sum are
+ * rounded once, by half of a 127th, and so are their scales. */
 static double error_most(const struct bench_step_options *options, double value)
 {
     switch (options->compression) {
@@ -273,7 +273,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of as many values as there are steps; they stay as they are. */
+/* A quantile of `values`, one per step. The values are not reordered. */
 static double quantile(const struct stepper *stepper, const double *values, double share)
 {
     const size_t count = (size_t)stepper->options->steps;

@@ -31,7 +31,7 @@ struct operand {
     size_t parts;
 };
 
-/* What is measured now. */
+/* The current measurement. */
 struct task {
     enum bench_collective collective;
     size_t count; /* elements of a vector or of one part */
@@ -183,7 +183,8 @@ static void input_rewrite(struct worker *worker, const struct task *task)
         bench_pattern_write(task->input.at + part * part_bytes, task->count, &pattern);
 }
 
-/* Of an input in parts this rank gets its own; part i of an output is rank i's, a vector is all ranks' or root's. */
+/* Where the input is in parts, this rank gets its own part; part i of an output comes from rank i, a vector from all ranks or
+ * from root. */
 static void output_verify(struct worker *worker, const struct task *task)
 {
     const struct bench_kind *kind = bench_kind(task->collective);

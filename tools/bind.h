@@ -19,7 +19,7 @@ enum bind_mode { BIND_SLICE, BIND_CORE, BIND_NONE };
 /* "slice", "core", "none", in the order of the modes; NULL ends them. */
 extern const char *const bind_words[];
 
-/* What the kernel calls a CPU, and the rest of these tools a core: one hardware thread. */
+/* One hardware thread: the kernel calls it a CPU, the rest of these tools a core. */
 struct bind_cpu {
     int id;
     int node;    /* NUMA */

@@ -157,8 +157,7 @@ static _Noreturn void doctor_run(struct doctor_options *doctor)
     }
     doctor_findings_fini(&findings);
     free(hosts.at);
-    /* What did not answer in time, and was given up, still runs: the endings of its libraries would free what it uses, or wait
-     * for its locks. */
+    /* A probe that was given up still runs: destructors of its libraries would free memory it uses, or wait for its locks. */
     _exit(tool_output_finish("doctor", code));
 }
 

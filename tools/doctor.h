@@ -41,7 +41,7 @@ void doctor_findings_print_json(const struct doctor_findings *findings, const st
 /* Reads a line of the latter, of one host; the texts lie in it. False: it is none. */
 bool doctor_finding_parse(char *line, struct doctor_finding *finding_out);
 
-/* Asks all hosts at once; each has timeout_ms. Who does not answer is a finding. */
+/* Asks all hosts at once; each has timeout_ms. A host that does not answer is a finding. */
 void doctor_hosts_ask(const struct ask_hosts *hosts, const struct doctor_options *options, struct doctor_findings *findings);
 
 #endif

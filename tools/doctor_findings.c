@@ -240,7 +240,7 @@ static bool level_find(const char *word, enum shoal_finding_level *level_out)
     return false;
 }
 
-/* What another host says goes to a terminal. */
+/* Text from another host goes to a terminal. */
 static void make_printable(char *text)
 {
     for (; *text; text++)
@@ -248,7 +248,7 @@ static void make_printable(char *text)
             *text = '?';
 }
 
-/* What a newer version adds is passed over. False: a level that is none. */
+/* Members that a newer version adds are passed over. False: an unknown level. */
 static bool member_take(const struct trace_json *json, struct doctor_finding *finding, bool *has_level)
 {
     if (json->kind != TRACE_TEXT)

@@ -61,7 +61,7 @@ static void probe_judge(struct ask_probe *probe, const struct doctor_options *op
     silence_tell(findings, host, why, *said ? said : printed);
 }
 
-/* Of what has to be the same everywhere, each variant is told as bad. */
+/* For a value that must be the same on all hosts, each variant is reported as bad. */
 static void variants_tell(struct doctor_findings *findings, const char *subject, enum shoal_finding_level level,
                           const char *advice)
 {

@@ -1,6 +1,6 @@
-/* What an element holds of a number: rounded or wrapped, combined and divided as <shoal/shoal.h> promises for its type. For
- * `shoal bench` and the tests, which compare results with it: so it is plain rather than fast, and shares nothing with the
- * library, whose ways of rounding are others. Reentrant. */
+/* The value of a number in an element's type: rounded or wrapped, combined and divided as <shoal/shoal.h> promises for the
+ * type. For `shoal bench` and the tests, which compare results with it: so it is plain rather than fast, and shares nothing
+ * with the library, whose ways of rounding are others. Reentrant. */
 #ifndef SHOAL_TOOLS_ELEMENTS_H
 #define SHOAL_TOOLS_ELEMENTS_H
 
@@ -38,7 +38,7 @@ static inline uint16_t element_float16(float x)
     return (uint16_t)(sign | (kept + up + (normal ? (exponent - (127 - 14)) << 10 : 0)));
 }
 
-/* What a variable of the integer type holds of a number. */
+/* A number as a variable of the integer type holds it. */
 static inline int64_t element_wrap(enum shoal_type type, int64_t number)
 {
     switch (type) {

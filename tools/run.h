@@ -1,4 +1,4 @@
-/* What the files of `shoal run` share. run.c waits and decides, run_options.c reads the command line, run_spawn.c starts
+/* Shared by the files of `shoal run`. run.c waits and decides, run_options.c reads the command line, run_spawn.c starts
  * workers, run_input.c feeds rank 0, run_output.c handles what they print. It needs libc only. One thread; all waiting is done
  * by the one poll() in run.c. */
 #ifndef SHOAL_TOOLS_RUN_H
@@ -50,7 +50,7 @@ bool run_relay_serve(struct run_relay *relay, const struct pollfd *from, const s
 /* Then it must look again from time to time: nothing tells when a launcher has come to the foreground. */
 bool run_relay_is_in_background(const struct run_relay *relay);
 
-/* What a worker must have back before it becomes the program. */
+/* State that a worker restores before it becomes the program. */
 struct run_inherited {
     sigset_t mask;
     struct sigaction on_pipe;

@@ -14,7 +14,7 @@
 
 enum { RUN_BLAME_TEXT_MAX = 640 };
 
-/* What one worker has said. Begins as zeros. */
+/* The messages of one worker. Begins as zeros. */
 struct run_blame {
     int own_pid;                   /* of the process that speaks; 0: it has logged nothing */
     bool has_failed;               /* it has logged that a communicator broke; the rest is of the last such line */

@@ -69,7 +69,7 @@ static struct piece text_piece(const struct run_text *text)
     return (struct piece){text->length ? text->bytes + text->start : "", text->length};
 }
 
-/* What a terminal would show of a line: the text after its last carriage return, if there is text after it. */
+/* The part of a line that a terminal would show: the text after its last carriage return, if there is any. */
 static struct piece line_shown(const struct run_text *line)
 {
     struct piece piece = text_piece(line);

@@ -1,6 +1,6 @@
-/* What workers print, on its way to the terminal, file or pipe that is the launcher's own: lines stay whole and get their rank
- * in front; a progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a
- * failure. Never blocks: what cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
+/* Passes the output of workers on to the launcher's terminal, file or pipe: lines stay whole and get their rank in front; a
+ * progress bar of rank 0 stays alive on a terminal; the last lines of each worker are kept for the report of a failure. Never
+ * blocks: output that cannot be written yet is queued, and while much is queued nothing more is read. One thread. */
 #ifndef SHOAL_TOOLS_RUN_OUTPUT_H
 #define SHOAL_TOOLS_RUN_OUTPUT_H
 

@@ -190,7 +190,7 @@ static int trouble_print(const struct run_options *options, int rank, int error)
     return RUN_EXIT_LAUNCHER;
 }
 
-/* What the shell would say, and the slip that is most often behind it. */
+/* Prints what the shell would say, and the most frequent mistake behind it. */
 static int exec_trouble_print(const struct run_options *options, int rank, int error)
 {
     const char *program = options->program[0];

@@ -24,7 +24,7 @@ static const struct command commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/* What some of them do beside that, with help of their own. */
+/* Further commands of some subcommands, with help of their own. */
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"sim step", "predict how long training steps take on many hosts, and the efficiency"},

@@ -1,4 +1,4 @@
-/* What the files of `shoal sim` share: the options, rows of answers, how they are printed and plotted. It knows Shoal by its
+/* Shared by the files of `shoal sim`: the options, rows of answers, how they are printed and plotted. It knows Shoal by its
  * public header only. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_SIM_H
 #define SHOAL_TOOLS_SIM_H

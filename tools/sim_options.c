@@ -325,7 +325,7 @@ static bool algorithm_check(const char *algorithm, const char *collective)
                             nearest ? "; did you mean " : "", nearest ? nearest : "", nearest ? "? It has" : "; it has", names);
 }
 
-/* What depends on several options. A barrier has no size. */
+/* Settings that depend on several options. A barrier has no size. */
 static bool options_finish(struct sim_options *options, const struct lists *lists)
 {
     char rule[sizeof options->algorithm];

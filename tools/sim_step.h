@@ -1,4 +1,4 @@
-/* What the files of `shoal sim step` share: the options, rows of answers. Everything here runs on the main thread. */
+/* Shared by the files of `shoal sim step`: the options, rows of answers. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_SIM_STEP_H
 #define SHOAL_TOOLS_SIM_STEP_H
 
@@ -23,7 +23,7 @@ struct sim_step_options {
     const char *plot; /* NULL: none */
 };
 
-/* What takes the most time that the backward pass does not hide. */
+/* The resource that takes most of the time that the backward pass does not hide. */
 enum sim_step_limit { SIM_STEP_BACKWARD, SIM_STEP_WIRE, SIM_STEP_HOSTS, SIM_STEP_COPIES, SIM_STEP_ORDER, SIM_STEP_LIMITS };
 
 struct sim_step_row {

@@ -145,7 +145,7 @@ static bool profiles_read(const struct tool_args *args, struct sim_step_options 
     return true;
 }
 
-/* What the defaults of the engine are. */
+/* The defaults of the engine. */
 enum { BUFFER_BYTES = 25 << 20, FLIGHT_BUFFERS = 4 };
 
 static bool options_finish(struct sim_step_options *options, const struct lists *lists, int *code_out)

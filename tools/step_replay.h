@@ -25,7 +25,7 @@ struct step_buffer {
     double done_us; /* copied back */
 };
 
-/* What it costs to sum a buffer. */
+/* The time that summing one buffer takes. */
 struct step_cost {
     double alone_us; /* from its beginning to the end on the last rank, with nothing else under way */
     double apart_us; /* from its beginning to that of the next, where many follow each other */

@@ -1,4 +1,4 @@
-/* What the subcommands of `shoal` share: reading options, numbers and sizes, the one line about a wrong argument, the nearest
+/* Shared by the subcommands of `shoal`: reading options, numbers and sizes, the one line about a wrong argument, the nearest
  * word to a mistyped one. It knows Shoal by its public header only. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_TOOL_H
 #define SHOAL_TOOLS_TOOL_H

@@ -88,7 +88,7 @@ struct trace {
     struct trace_words *words;
 };
 
-/* What kinds of operations mean for names and bytes. Sends, receives and drains are messages: each rank counts its own. */
+/* Names and bytes by kind of operation. Sends, receives and drains are messages: each rank counts its own. */
 bool trace_is_message(const struct trace_record *record);
 uint64_t trace_bytes(const struct trace_record *record);
 

@@ -90,7 +90,7 @@ static bool times_read(const struct trace_clock *clock, struct trace_record *rec
 
 /* ---- Alignment ----------------------------------------------------------------------------------------------------------- */
 
-/* What must be added to a clock according to one record. */
+/* The offset of a clock according to one record. */
 struct shift {
     size_t clock_at;
     int64_t ns;

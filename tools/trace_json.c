@@ -1,4 +1,4 @@
-/* JSON as the flight recorder writes it: one flat object per line. What is no JSON is refused, and so are nested values. */
+/* JSON as the flight recorder writes it: one flat object per line. All other text is refused, nested values too. */
 #include "trace.h"
 
 #include <string.h>
@@ -73,7 +73,7 @@ static size_t unicode_read(struct trace_json *json, char *to)
     return code_write(0x10000 + (((unsigned)high - 0xd800) << 10) + ((unsigned)low - 0xdc00), to);
 }
 
-/* At a backslash. Returns the bytes written, 0 when the escape is bad. What is written is never longer than what is read. */
+/* Called at a backslash. Returns the bytes written, 0 when the escape is bad. The output is never longer than the input. */
 static size_t escape_read(struct trace_json *json, char *to)
 {
     static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";

@@ -19,7 +19,7 @@ static int compare_signed(int64_t a, int64_t b)
 
 /* ---- Duplicates: a recorder may have been written several times ---------------------------------------------------------- */
 
-/* Of the same record the one that tells most comes first: an operation that was under way is done later. */
+/* Among copies of one record the most complete one comes first: an operation that was under way is done later. */
 static int by_identity(const void *a, const void *b)
 {
     const struct trace_record *x = a, *y = b;

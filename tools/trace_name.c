@@ -1,4 +1,4 @@
-/* What the kinds of operations are called and how much they carry. */
+/* The names of the kinds of operations, and how many bytes they carry. */
 #include "trace.h"
 
 #include <ctype.h>

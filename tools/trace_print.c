@@ -1,4 +1,4 @@
-/* The summary, for people and as JSON. What needs somebody's care comes first. */
+/* The summary, for people and as JSON. Faults come first. */
 #include "trace.h"
 
 #include <inttypes.h>

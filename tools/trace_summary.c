@@ -164,7 +164,7 @@ static void kind_fill(const struct trace *trace, struct trace_kind_sum *sum, con
     sum->p99 = percentile(values, count, 99);
 }
 
-/* Of what ended well. */
+/* Counts only operations that ended well. */
 static bool kinds_make(struct trace_summary *summary, int64_t *values)
 {
     const struct trace *trace = summary->trace;

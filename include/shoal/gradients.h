@@ -184,7 +184,7 @@ SHOAL_CALL shoal_reducer_create(struct shoal_context *context, struct shoal_comm
                                 const struct shoal_parameter *parameters, size_t parameter_count,
                                 const struct shoal_reducer_options *options, struct shoal_reducer **reducer_out);
 
-/* Frees the reducer, its communicators and its buffers; a local call. What is under way fails on the other ranks with
+/* Frees the reducer, its communicators and its buffers; a local call. Operations under way fail on the other ranks with
  * ERR_PEER_LOST. No other thread may be inside a call on it. NULL is allowed. */
 SHOAL_API void shoal_reducer_free(struct shoal_reducer *reducer);
 
@@ -219,12 +219,12 @@ SHOAL_CALL shoal_reducer_ready(struct shoal_reducer *reducer, size_t parameter, 
 SHOAL_CALL shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t parameter, void *gradient, size_t offset,
                                     size_t count);
 
-/* The parameter has no gradient in this step on this rank. With allows_unused only (ERR_STATE otherwise). What other ranks have
- * decides: where it is unused on all of them, no gradient is written; where any has one, all get the average, to which this
- * rank gave zeros. In a step after LOCAL steps that gave it a gradient, this stays. */
+/* The parameter has no gradient in this step on this rank. With allows_unused only (ERR_STATE otherwise). If it is unused on
+ * all ranks, no gradient is written; if any rank has one, all ranks get the average, to which this rank gave zeros. In a step
+ * after LOCAL steps that gave it a gradient, this stays. */
 SHOAL_CALL shoal_reducer_unused(struct shoal_reducer *reducer, size_t parameter);
 
-/* What came of a step; the same on all ranks. Begins as SHOAL_STEP_RESULT_INIT. */
+/* The result of a step; the same on all ranks. Begins as SHOAL_STEP_RESULT_INIT. */
 struct shoal_step_result {
     size_t struct_bytes;
     uint64_t step;               /* REDUCE steps of the reducer so far */
@@ -295,7 +295,7 @@ SHOAL_API void shoal_reducer_fail(struct shoal_reducer *reducer, enum shoal_stat
  * is one line. failure_out begins as SHOAL_FAILURE_INIT. PENDING: it has not failed. */
 SHOAL_CALL shoal_reducer_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure_out);
 
-/* ---- 6. What a step did -------------------------------------------------------------------------------------------------- */
+/* ---- 6. Measurements of a step ------------------------------------------------------------------------------------------- */
 
 /* The last REDUCE step on this rank. Times are microseconds. Begins as SHOAL_STEP_STATS_INIT. */
 struct shoal_step_stats {

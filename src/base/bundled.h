@@ -1,5 +1,5 @@
-/* Libraries that lie beside libshoal: a wheel carries what is loaded at run time, for machines that do not have it. What the
- * machine has goes first, so whoever loads a library looks here last. Any thread. */
+/* Libraries that lie beside libshoal: a wheel carries what is loaded at run time, for machines that do not have it. A library
+ * of the machine has precedence, so loaders look here last. Any thread. */
 #ifndef SHOAL_BASE_BUNDLED_H
 #define SHOAL_BASE_BUNDLED_H
 

@@ -1,6 +1,6 @@
-/* Log lines, and the text of the last error, a thread's and any thread's. One struct shoal_log per context; any thread.
- * A line reads "shoal: rank 2 (host:pid) [module] text". Who first knows of an error calls shoal_log_fail once, with the exact
- * cause; everybody above passes the status on in silence. */
+/* Log lines, and the text of the last error, a thread's and any thread's. One struct shoal_log per context; any thread. A line
+ * reads "shoal: rank 2 (host:pid) [module] text". The function that first knows of an error calls shoal_log_fail once, with the
+ * exact cause; its callers pass the status on in silence. */
 #ifndef SHOAL_BASE_LOG_H
 #define SHOAL_BASE_LOG_H
 

@@ -26,7 +26,7 @@ static const struct row rows[] = {
 #undef ROW
 };
 
-/* What a value may be beyond its kind. */
+/* The limits of a value, beyond its kind. */
 static const struct {
     const char *name;
     uint64_t least, most;
@@ -48,7 +48,7 @@ static const char *const moves[] = {"auto", "no", NULL};
 static const char *const dump_signals[] = {"no", "USR1", "USR2", NULL};
 static const char *const kernels[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
-/* What a text may be: one of `words`, then, after commas, any of `more`. */
+/* The texts that are allowed: one of `words`, then, after commas, any of `more`. */
 static const struct choice {
     const char *name;
     const char *const *words, *const *more;
@@ -253,7 +253,8 @@ static int find_former(const char *name)
     return -1;
 }
 
-/* What the environment says of a setting: under its present name, else under a former one, which is noted; NULL: nothing. */
+/* The value of a setting in the environment: under its present name, else under a former one, which is noted; NULL: it is not
+ * set. */
 static const char *find_value(struct shoal_settings *settings, const char *name)
 {
     const char *value = getenv(name);

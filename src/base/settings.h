@@ -78,7 +78,8 @@ void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)
 #define SHOAL_HASH_START UINT64_C(14695981039346656037)
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
-/* What ranks must agree on, as it travels: the values of the rows that say so, and the hash of the tuning overrides. */
+/* The settings that must be equal on all ranks, as they travel: the values of the rows that say so, and the hash of the tuning
+ * overrides. */
 #define SHOAL_SETTING_COUNT_AGREED(name, field, kind, preset, agreed, text) +agreed
 struct shoal_agreed {
     uint64_t values[1 SHOAL_SETTINGS_LIST(SHOAL_SETTING_COUNT_AGREED)];

@@ -16,7 +16,7 @@ struct shoal_address {
     socklen_t bytes;
 };
 
-/* What a host name means: IPv4 and IPv6, in the resolver's order, port 0. */
+/* The addresses of a host name: IPv4 and IPv6, in the resolver's order, port 0. */
 struct shoal_address_list {
     struct shoal_address at[SHOAL_ADDRESS_MAX];
     int count;

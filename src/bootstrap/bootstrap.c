@@ -74,7 +74,7 @@ void shoal_bootstrap_close(struct shoal_bootstrap *bootstrap)
 
 /* ---- agreement ---- */
 
-/* What each rank puts into a store that has no handshake. */
+/* The record that each rank puts into a store that has no handshake. */
 struct agreement {
     struct shoal_agreed settings;
     char version[16];

@@ -1,5 +1,5 @@
-/* Who we are: finds rank, size and a key-value store from the environment, an address or callbacks. The rest of Shoal sees only
- * (rank, size, store). Everything here is set-up: it may allocate, and wait up to its deadline. */
+/* Finds this process's rank, the number of ranks and a key-value store: from the environment, an address or callbacks. The rest
+ * of Shoal sees only (rank, size, store). Everything here is set-up: it may allocate, and wait up to its deadline. */
 #ifndef SHOAL_BOOTSTRAP_BOOTSTRAP_H
 #define SHOAL_BOOTSTRAP_BOOTSTRAP_H
 
@@ -8,7 +8,7 @@
 #define SHOAL_SECRET_BYTES 32
 #define SHOAL_BOOTSTRAP_PHASES_MAX 12
 
-/* What was done between two moments of coming together. */
+/* The times of one phase, between two exchanges. */
 struct shoal_bootstrap_phase {
     const char *name; /* static storage */
     uint64_t took_ns;
@@ -19,8 +19,8 @@ struct shoal_bootstrap {
     int size;
     const char *launcher; /* "torchrun or shoal run", "PMIx", "PMI-1", "srun", "address", "store", "single"; static storage */
     struct shoal_store store; /* the three callbacks; keys as in the public header */
-    /* What rank 0 has joined comes down by these: get of a rank nearer to it, set for those further away. NULL: the store
-     * itself for above, and nobody below. */
+    /* Joined values come down from rank 0 through these: get from a rank nearer to it, set for those further away. NULL: the
+     * store itself for above, and nobody below. */
     struct shoal_store above, below;
     bool has_secret; /* from SHOAL_SECRET, SHOAL_SECRET_FILE, or handed out by rank 0 through the store */
     unsigned char secret[SHOAL_SECRET_BYTES]; /* the secret, hashed to a key */
@@ -61,7 +61,7 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_store(const struct shoal_s
 
 /* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not
  * come within timeout_ms. A name is static, and may be used once per bootstrap. A rank sets one value and gets few, however
- * many ranks there are: rank 0 joins the values. What it finds wrong it tells to all. */
+ * many ranks there are: rank 0 joins the values. It reports any fault it finds to all ranks. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_exchange(struct shoal_bootstrap *bootstrap, struct shoal_log *log,
                                                           const char *name, const void *mine, void *all, size_t bytes,
                                                           uint32_t timeout_ms);

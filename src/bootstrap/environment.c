@@ -43,8 +43,8 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return hash;
 }
 
-/* What tells this job from one on neighbouring ports. Not the size and not the secret: where these differ, people want to read
- * that. */
+/* Distinguishes this job from one on neighbouring ports. Size and secret are left out: where these differ, an error should say
+ * so. */
 static uint64_t hash_job(const struct shoal_settings *settings, const char *const *names, size_t count)
 {
     uint64_t hash = hash_text(UINT64_C(14695981039346656037), settings->job_id);
@@ -208,7 +208,7 @@ struct recipe {
 static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SIZE", find_master};
 static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environment_find_step};
 
-/* Of a batch script, and of what it starts without srun, this is no task: it has SLURM_PROCID alone. */
+/* A batch script, and a process that it starts without srun, is no step's task: it has SLURM_PROCID alone. */
 bool shoal_step_is_present(void)
 {
     return variable(by_step.rank) && variable(by_step.size);

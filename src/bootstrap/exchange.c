@@ -24,7 +24,7 @@ struct exchange {
     uint64_t *warn_ns; /* when it says next for whom it waits; 0: never */
 };
 
-/* What rank 0 says when it has all values, or cannot have them. */
+/* Rank 0's answer when it has all values, or cannot have them. */
 struct result {
     uint32_t status;
     char cause[SHOAL_LOG_TEXT_MAX];

@@ -1,5 +1,5 @@
-/* Texts to bytes, in memory, with limits. What the TCP store's server and a job of one rank keep. Not shared between threads:
- * its owner locks. */
+/* Texts to bytes, in memory, with limits. The TCP store's server and a job of one rank keep their values here. Not shared
+ * between threads: its owner locks. */
 #ifndef SHOAL_BOOTSTRAP_KEY_TABLE_H
 #define SHOAL_BOOTSTRAP_KEY_TABLE_H
 

@@ -1,5 +1,5 @@
-/* What the environment says of a job, without joining it: for finding out beforehand what would go wrong. Opens and sends
- * nothing. Any thread. */
+/* Reads the description of a job from the environment without joining it, so that faults can be found beforehand. Opens and
+ * sends nothing. Any thread. */
 #ifndef SHOAL_BOOTSTRAP_LAUNCH_ENVIRONMENT_H
 #define SHOAL_BOOTSTRAP_LAUNCH_ENVIRONMENT_H
 

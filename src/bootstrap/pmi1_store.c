@@ -10,8 +10,8 @@
 #include "bootstrap/sources.h"
 
 /* PMI-1 is lines of text over the socket PMI_FD: "cmd=put kvsname=K key=A value=B\n" and an answer "cmd=put_result rc=0\n".
- * What is put shows after a barrier, so this source offers exchange and no store. Values are short texts: bytes go as
- * hexadecimal, in chunks. */
+ * Other ranks see a value only after a barrier, so this source offers exchange and no store. Values are short texts: bytes go
+ * as hexadecimal, in chunks. */
 #define LINE_MAX_BYTES 4096
 #define CHUNK_BYTES 256
 #define COMMAND_MS 10000

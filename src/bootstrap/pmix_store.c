@@ -13,11 +13,11 @@
 #include "bootstrap/sources.h"
 
 /* PMIx as Open MPI's mpirun and Slurm's srun offer it. A value belongs to the rank that put it, so a key names its rank:
- * "shoal/x/3" is rank 3's, a key that ends without a number rank 0's. What is put can be had at once (the server fetches it, no
- * fence). */
+ * "shoal/x/3" is rank 3's, a key that ends without a number rank 0's. A value can be read as soon as it was put (the server
+ * fetches it, no fence). */
 #define RETRY_MS 10
 #define FAREWELL_S 1
-/* What a server may take beyond what it was asked to wait; and to end. */
+/* Time a server may take beyond the wait it was asked for, and time it may take to end. */
 #define ANSWER_MS 10000
 #define FINALIZE_MS 5000
 
@@ -243,7 +243,7 @@ static enum shoal_status pmix_store_failure(const void *state)
 
 /* ---- opening and closing ---- */
 
-/* What the callback of a fence may still touch when nobody waits for it any more. */
+/* State that a fence's callback may still touch after its waiter has given up. */
 struct fence {
     pthread_mutex_t lock;
     pthread_cond_t changed;

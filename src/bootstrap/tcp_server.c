@@ -124,7 +124,7 @@ static int until_ms(uint64_t moment_ns, uint64_t now_ns)
     return (int)(ms < 1000000 ? ms : 1000000);
 }
 
-/* What is told apart by its pointer: the stop event, the listener (by their places in the server), or a session. */
+/* `whose` identifies the source of an event: the stop event or the listener (by their places in the server), or a session. */
 static bool server_await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
 {
     struct epoll_event event = {.events = events, .data.ptr = whose};

@@ -205,7 +205,7 @@ struct search {
     uint64_t begun_ns, warn_ns;        /* when it says what it waits for; 0: never */
 };
 
-/* What a Shoal job said tells more than silence, and silence more than that nobody listens. */
+/* An answer from a Shoal job is worth more than silence, and silence more than a refused connection. */
 static void note_reason(struct search *search, const char reason[SHOAL_TCP_REASON_MAX])
 {
     const enum shoal_tcp_verdict refusal = search->client->refusal;

@@ -19,7 +19,7 @@ struct shoal_tcp_tree {
     bool has_looked;                 /* for the one above */
 };
 
-/* The rank with its last digit in base 32 that is not 0 set to 0. Of rank > 0. */
+/* The rank with its last digit in base 32 that is not 0 set to 0. rank > 0. */
 int shoal_tcp_tree_parent(int rank);
 
 /* Serves those below, where there are any: they find the address in the root's store. Where this rank cannot or may not, they

@@ -1,4 +1,4 @@
-/* What travels between Shoal's own store (a thread of rank 0) and its clients (every rank, rank 0 too). One TCP connection per
+/* The messages between Shoal's own store (a thread of rank 0) and its clients (every rank, rank 0 too). One TCP connection per
  * rank; requests and replies alternate. Numbers are little-endian, as all processors Shoal runs on are.
  *
  *     frame:   head (16 bytes) | key (0..255 bytes) | value (0..64 KiB)
@@ -95,7 +95,7 @@ struct shoal_tcp_side {
 };
 
 #define SHOAL_TCP_FRAME_BYTES_MAX (sizeof(struct shoal_tcp_head) + SHOAL_KEY_BYTES_MAX + SHOAL_VALUE_BYTES_MAX)
-/* What a stranger may send. */
+/* The longest hello that is read from a stranger. */
 #define SHOAL_TCP_HELLO_BYTES_MAX 256
 _Static_assert(sizeof(struct shoal_tcp_side) <= SHOAL_TCP_HELLO_BYTES_MAX, "what a stranger may send");
 
@@ -106,7 +106,7 @@ struct shoal_tcp_challenge {
     struct shoal_agreed agreed;
 };
 
-/* What one side knows of itself before any connection. */
+/* One side's description of itself, known before any connection. */
 struct shoal_tcp_identity {
     struct shoal_tcp_side side; /* the nonce is filled per connection */
     unsigned char secret[SHOAL_SECRET_BYTES];
@@ -127,11 +127,11 @@ enum shoal_tcp_parsed { SHOAL_TCP_PARSED_MORE, SHOAL_TCP_PARSED_FRAME, SHOAL_TCP
 enum shoal_tcp_parsed shoal_tcp_frame_parse(const unsigned char *data, size_t bytes, size_t value_max,
                                             struct shoal_tcp_frame *frame_out);
 
-/* Copies a value, the hello byte for byte (proofs cover it). What another version leaves out is zero; false when the hello is
- * not there. */
+/* Copies a value, the hello byte for byte (proofs cover it). Fields that another version leaves out are zero; false when the
+ * hello is missing. */
 bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_side *side_out);
 
-/* What the server says to a hello, from the two alone. */
+/* The server's answer to a hello. It depends on the two hellos alone. */
 enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
 
 #define SHOAL_TCP_MIXED_ADVICE "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET alike on all its ranks"

@@ -120,8 +120,8 @@ static enum shoal_status make_offer(struct sharing *sharing, struct shoal_log *l
     return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random bytes from the kernel (%s)", strerror(errno));
 }
 
-/* What all ranks find alike: nothing listens there, or what listens speaks otherwise. After anything else some may have got a
- * secret, with which this rank could not prove itself. */
+/* Errors that all ranks see alike: nothing listens there, or the listener speaks another protocol. After anything else some may
+ * have got a secret, with which this rank could not prove itself. */
 static bool is_alike(int error)
 {
     return error == ECONNREFUSED || error == ECONNRESET || error == EPROTO;

@@ -23,7 +23,7 @@ static int run_length(const struct shoal_hosts *hosts, int first, int count, int
     return run == 0 ? before_end : count - before_end;
 }
 
-/* What is new in the round of that distance: so many blocks. */
+/* The number of new blocks in the round of that distance. */
 static int round_count(const struct shoal_hosts *hosts, int distance)
 {
     return distance < hosts->count - distance ? distance : hosts->count - distance;

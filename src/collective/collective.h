@@ -1,8 +1,7 @@
 /* The algorithms: each builder appends what one rank does for one chunk. They are arithmetic on ranks and blocks: no I/O, no
  * pointer, no byte count. All ranks must build from the same view (and root). Any thread; nothing is shared.
  *
- * Who may write which part of a staging buffer, and whose word says that it may, is the same in all algorithms, so that plans
- * may follow each other in a slot in any order:
+ * All algorithms share these rules for writing to staging buffers, so that plans may follow each other in a slot in any order:
  *   On one host, part 0 is a rank's own: it alone writes, and any rank that reaches it may read, and gives credit. Before its
  *   first write it waits for the credit of all that reach it, whatever ran before.
  *   Over several hosts, others than the rank write too, each after the rank's clear-to-send in the same chunk; see hosts.h. */

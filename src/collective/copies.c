@@ -1,8 +1,7 @@
-/* Collectives on one host that only move: broadcast, scatter, gather, all-gather, all-to-all. What goes from one rank to
- * another goes in one of three ways: the giver writes it into the taker's output, or the taker reads it from the giver's
- * input, where these are shared; else the giver copies it to its staging buffer and the taker copies it from there.
- * Cost: each byte is read and written once per taker; through staging buffers, by its giver once more for all takers
- * together. */
+/* Collectives on one host that only move: broadcast, scatter, gather, all-gather, all-to-all. Data goes from one rank to
+ * another in one of three ways: the giver writes it into the taker's output, or the taker reads it from the giver's input,
+ * where these are shared; else the giver copies it to its staging buffer and the taker copies it from there. Cost: each byte is
+ * read and written once per taker; through staging buffers, by its giver once more for all takers together. */
 #include "collective/collective.h"
 
 enum way { WRITTEN, READ, STAGED };

@@ -186,7 +186,7 @@ static bool carries(const struct shoal_hosts *hosts, int i)
     return own_number(hosts, i) < hosts->slices;
 }
 
-/* What other hosts wait for comes first. */
+/* Slices that other hosts wait for come first. */
 static void stage_slice(const struct shoal_hosts *hosts, int slice)
 {
     for (int i = 1; i <= hosts->count; i++) {

@@ -1,8 +1,8 @@
-/* What algorithms for several hosts have in common: where ranks run, who leads what between hosts, how staging buffers are
+/* The common part of algorithms for several hosts: where ranks run, which ranks lead between hosts, how staging buffers are
  * divided, and what a rank does inside its host before and after. Each algorithm itself decides what goes from host to host,
  * and when. Any thread.
  *
- * Slices. What crosses the network is partitioned into slices, and each slice into blocks, one for each of some hosts, the
+ * Slices. Data that crosses the network is partitioned into slices, and each slice into blocks, one for each of some hosts, the
  * blocks' owners. On each host a slice has one rail leader, local rank slice mod L of L. So all ranks of a host take part, and
  * hosts may have different numbers of ranks. Slices and blocks of a vector are equal ranges. Where there is a part for each
  * rank, the block of slice s and host h is the part of local rank s of host h; where that host has no such rank there is no
@@ -75,7 +75,7 @@ static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
     return hosts->start[host + 1] - hosts->start[host];
 }
 
-/* Of so many hosts: the largest power of two. Recursive doubling is theirs. */
+/* The largest power of two that is at most `count`: so many hosts take part in recursive doubling. */
 static inline int shoal_hosts_powers(int count)
 {
     int powers = 1;

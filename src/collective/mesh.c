@@ -200,7 +200,7 @@ static void scatter_slice(const struct shoal_hosts *hosts, int slice, bool is_ca
     }
 }
 
-/* What root's host carries over the network first, then the rest of what the rank takes. */
+/* First the blocks that root's host sends over the network, then the rank's other blocks. */
 static void scatter(const struct shoal_hosts *hosts)
 {
     const int stride = shoal_hosts_size(hosts, hosts->own);

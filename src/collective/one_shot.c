@@ -1,8 +1,8 @@
 /* All-reduce on one host in one exchange: each rank copies its whole vector into its staging buffer, and each reduces all of
- * them for itself, in the order of ranks, so that all get the same bits. What peers share does not matter: no operand of
- * theirs is named.
- * Cost, n bytes and p ranks: each rank reads n and writes n (the copy), then reads p n and writes n. Of what it reads (p - 1) n
- * come from the caches of others, where owners has 2 n (p - 1) / p: the same for two ranks, and then one exchange less. */
+ * them for itself, in the order of ranks, so that all get the same bits. The plan does not depend on what peers share, because
+ * it reads none of their operands. Cost, n bytes and p ranks: each rank reads n and writes n (the copy), then reads p n and
+ * writes n. It reads (p - 1) n bytes from the caches of others, where owners reads 2 n (p - 1) / p: the same for two ranks, and
+ * then one exchange less. */
 #include "collective/collective.h"
 
 /* Its own contribution a rank takes from where it is. */

@@ -51,7 +51,8 @@ static struct shoal_ranks list_served(struct builder *builder, int host)
     return list_since(builder, start);
 }
 
-/* What a host among the powers holds before the round of that distance: of each of its group, and of who handed over to it. */
+/* The hosts whose data a host among the powers holds before the round of that distance: its group, and the hosts that handed
+ * over to one of them. */
 static struct shoal_ranks list_held(struct builder *builder, int host, int distance)
 {
     const int first = host / distance * distance;

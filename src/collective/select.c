@@ -50,7 +50,7 @@ static bool is_large_for_sockets(const struct shoal_selection *selection, const 
            selection->bytes >= RING_BLOCK * (size_t)selection->hosts;
 }
 
-/* Of entries that only tuning overrides choose. */
+/* For entries that only tuning overrides choose. */
 static bool is_never(const struct shoal_selection *selection, const struct shoal_view *view, int root)
 {
     (void)selection, (void)view, (void)root;

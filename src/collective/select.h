@@ -37,7 +37,7 @@ static inline bool shoal_algorithm_is_in_rounds(const struct shoal_algorithm *en
     return !entry->build && entry->where == SHOAL_WHERE_HOSTS;
 }
 
-/* What is asked of the table. */
+/* A question to the table. */
 struct shoal_selection {
     enum shoal_collective_type kind;
     int size;

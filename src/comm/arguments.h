@@ -1,5 +1,5 @@
-/* The arguments of calls: checked once, before anything is done. What is checked follows from its collective type's traits: who
- * has which operand, and which is in parts. Nothing is changed by a call that is refused. Any thread. */
+/* Checks the arguments of a call once, before anything is done. The traits of its collective type say which operands a rank has
+ * and which of them are in parts. A refused call changes nothing. Any thread. */
 #ifndef SHOAL_COMM_ARGUMENTS_H
 #define SHOAL_COMM_ARGUMENTS_H
 

@@ -8,10 +8,10 @@
  *     gather    all-gather inside the host, float32              n / L -> n
  *
  * Each stage has a communicator of its own, on which buffers follow each other by index: so ranks agree on an order, however
- * the stages of different buffers overlap. What is computed between stages, the compressor's thread does.
+ * the stages of different buffers overlap. The compressor's thread computes between stages.
  *
- * What quantizing cuts off is added to the same element in the next step: `sent_error` by who sends a part, `sum_error` by who
- * owns the sum. Both begin at zero with each layout. */
+ * The error of quantizing is added to the same element in the next step: `sent_error` by the sender of a part, `sum_error` by
+ * the owner of the sum. Both begin at zero with each layout. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -390,7 +390,8 @@ void fusion_compressor_begin_step(struct shoal_reducer *reducer)
     }
 }
 
-/* Of the later stages first: what is nearest to its end. With the lock, which it lets go of. False: nothing is due. */
+/* Later stages come first, as their buffers are nearest to their end. With the lock, which it lets go of. False: nothing is
+ * due. */
 static bool run_one(struct shoal_reducer *reducer)
 {
     struct fusion_compressor *compressor = reducer->compressor;

@@ -111,7 +111,8 @@ static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *caus
     return is_known || fusion_compressor_failure(reducer, cause_out);
 }
 
-/* What the communicator says, and what the rank at fault says where it aborted it. Only one thread does this. */
+/* Takes the cause from the communicator, and from the notice of the rank at fault where that rank aborted it. Only one thread
+ * does this. */
 static void settle_failure(struct shoal_reducer *reducer, bool is_own)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;

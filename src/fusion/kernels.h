@@ -1,4 +1,4 @@
-/* What is computed on gradients on their way into a buffer and out of it: one pass over memory each.
+/* The computations on gradients on their way into a buffer and out of it: one pass over memory each.
  *
  * Written once (cpu/kernel_body.h) and compiled for each instruction set; no result depends on which one runs. Reentrant. */
 #ifndef SHOAL_FUSION_KERNELS_H
@@ -16,7 +16,7 @@ typedef void (*shoal_gradient_move_fn)(void *dest, const void *source, size_t co
 typedef void (*shoal_gradient_narrow_fn)(uint16_t *dest, const float *source, size_t count, float factor);
 typedef void (*shoal_gradient_widen_fn)(float *dest, const uint16_t *source, size_t count, float factor);
 
-/* Of each block of SHOAL_GRADIENT_BLOCK values, the last one may be shorter: u = source + error (NULL: none), scale = the
+/* For each block of SHOAL_GRADIENT_BLOCK values (the last one may be shorter): u = source + error (NULL: none), scale = the
  * largest |u| / 127, values = u / scale to nearest even, and, where error is given, error = u - values * scale. NaN or infinity
  * in a block makes its scale NaN, its error zero. */
 #define SHOAL_GRADIENT_BLOCK ((size_t)256)

@@ -3,7 +3,7 @@
 
 #include "fusion/reducer.h"
 
-/* Who puts out holds is_putting_out, so this is one thread. */
+/* Only the thread that set is_putting_out calls this. */
 static void put_part(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part, double factor,
                      double *squared)
 {

@@ -255,7 +255,7 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
     snprintf(reducer->name, sizeof reducer->name, "%.23s", reducer->options.name ? reducer->options.name : "gradients");
 }
 
-/* What a rank may lack, when all have agreed on what to make. */
+/* Allocates everything that may fail on one rank alone, after all ranks have agreed on the layout. */
 static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     enum shoal_status status = allocate(reducer);
@@ -300,7 +300,7 @@ static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *
     return agree(reducer, parameters, count);
 }
 
-/* What the caller gave is not kept. */
+/* The caller's pointers are not kept. */
 static void forget_arguments(struct shoal_reducer_options *options)
 {
     static const struct shoal_gradient_layout given;

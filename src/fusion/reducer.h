@@ -1,4 +1,4 @@
-/* What a reducer holds, and what its files call in each other. See the public header.
+/* The reducer's struct, and the functions that its files call in each other. See the public header.
  *
  *     ready (any thread) -> pack -> the buffer's last one? -> flow.c posts full buffers in index order
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
@@ -64,7 +64,7 @@ struct fusion_slot {
 
 /* ---- The reducer --------------------------------------------------------------------------------------------------------- */
 
-/* What a rank at fault sends to the others. */
+/* Sent by a rank at fault to the others. */
 struct fusion_notice {
     int32_t status;
     char operation[96];
@@ -176,7 +176,7 @@ SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, s
 
 /* ---- agree.c: collective on `comm` ---- */
 
-/* What this rank makes of its arguments: status and text. Returns the status that all ranks agree on; its text is
+/* Collects each rank's verdict on its arguments: status and text. Returns the status that all ranks agree on; its text is
  * reported. */
 SHOAL_MUST_USE enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
                                               enum shoal_status status, const char *text);

@@ -1,4 +1,4 @@
-/* What the last step did, kept until the next one ends. */
+/* The measurements of the last step, kept until the next one ends. */
 #include <stdlib.h>
 #include <string.h>
 

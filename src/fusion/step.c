@@ -498,7 +498,7 @@ static double square_root(double x)
     return y;
 }
 
-/* What the whole step gives, when all buffers are in. */
+/* The result of the whole step, when all buffers are in. */
 static enum shoal_status conclude(struct shoal_reducer *reducer, struct shoal_step_result *result)
 {
     result->step = reducer->steps + 1;

@@ -40,7 +40,7 @@ struct notice {
 _Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
 _Static_assert(LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX <= SHOAL_CONTROL_NOTICE_MAX, "a message of survivors is one notice");
 
-/* What survivors have said is said again after so long, as notices may be lost where there are too many. */
+/* Interval after which survivors repeat their messages, because notices are dropped when there are too many. */
 #define REPEAT_NS SHOAL_NS_PER_S
 
 struct left {
@@ -189,7 +189,7 @@ static void describe(struct shoal_membership *membership, int rank, char *text, 
         shoal_membership_process_describe(&membership->processes[rank], text, bytes);
 }
 
-/* What others have written since the last time. */
+/* Reads the messages that others have written since the last call. */
 static void read_boards(struct shoal_membership *membership)
 {
     struct shoal_survivors *survivors = &membership->survivors;

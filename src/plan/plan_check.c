@@ -249,7 +249,7 @@ static size_t length_of(const struct check *check, const struct operation *opera
     return lengths ? lengths[from * check->size + to] : operation->units;
 }
 
-/* Of a staging buffer that is not divided into places. */
+/* The units of one part of a staging buffer that is not divided into places. */
 static size_t part_units(const struct operation *operation, int size)
 {
     const bool is_cut = operation->shape->is_input_cut || operation->shape->is_output_cut;
@@ -578,7 +578,8 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
 
 /* ---- All ranks in turn --------------------------------------------------------------------------------------------------- */
 
-/* What starting tells a rank: that those of its host and its peers have posted the operation, and so written its input. */
+/* Records what a rank knows once it starts: the ranks of its host and its peers have posted the operation, so their inputs are
+ * written. */
 static void start_operation(const struct check *check, int rank, int number)
 {
     const struct shoal_view *view = check->operations[number].question->view;

@@ -520,7 +520,7 @@ static void check_taken(struct harness *h, struct input *input)
     assert(status == SHOAL_OK);
 }
 
-/* What is put by an increment that was counted is not put again. */
+/* A put whose increment was counted is never repeated. */
 static void check_parts(struct harness *h, struct input *input)
 {
     const enum shoal_status status = h->transport->ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES);

@@ -323,7 +323,7 @@ static double error_of_sum(struct world *world, int forgets_error, int results_i
     return sqrt(wrong / squared);
 }
 
-/* Two rounds of quantizing err by 1 % in each step. What was cut off comes later, or never. */
+/* The two roundings of a step have an error of about 1 %. With feedback it is made up for in later steps. */
 static void error_body(struct world *world)
 {
     const double kept = error_of_sum(world, 0, 0), forgotten = error_of_sum(world, 1, 1);

@@ -33,7 +33,8 @@
 #define RANKS_MAX 20
 #define LINES_BYTES 16384
 #define NOTICES_MAX 1024
-/* What takes some milliseconds, on a busy machine. Found by silence it took SHOAL_CONTROL_UNREACHABLE_MS. */
+/* The most that an exchange of some milliseconds takes on a busy machine. A loss that is found by silence takes
+ * SHOAL_CONTROL_UNREACHABLE_MS. */
 #define SOON_MS 4500
 
 /* What the exchange needs; shared with forked ranks. */
