@@ -1,7 +1,7 @@
 #include "collective/collective_type.h"
 
-/* Of a broadcast, a scatter or an all-to-all no output is reached: root, or a giver in place, would have to write where the
- * taker may still be reading what was there before. */
+/* In a broadcast, a scatter and an all-to-all no rank writes into another's output: root, or a giver in place, would have to
+ * write where the taker may still be reading. */
 static const struct shoal_collective_traits rows[SHOAL_COLLECTIVE_END] = {
     [SHOAL_COLLECTIVE_NONE] = {.name = "none"},
     [SHOAL_COLLECTIVE_ALLREDUCE] = {"all-reduce", {.is_reduced = true}, true, true},

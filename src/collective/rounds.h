@@ -40,7 +40,7 @@ struct shoal_rounds {
 /* How many rounds a rank takes at most. */
 int shoal_rounds_count(int hosts);
 
-/* Of one rank. False: no memory. */
+/* Makes the rounds of one rank. False: no memory. */
 SHOAL_MUST_USE bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *view, int rank);
 void shoal_rounds_fini(struct shoal_rounds *rounds);
 

@@ -247,7 +247,7 @@ static size_t add_range(struct range *ranges, size_t used, const void *begin, si
     return used;
 }
 
-/* Of the ranges before in memory, the one that ends last, and the one that does so among those of other tensors. */
+/* Among the ranges that begin earlier in memory, the one that ends last, and the one of another tensor that ends last. */
 struct furthest {
     const struct range *first, *other;
 };

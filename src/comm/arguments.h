@@ -5,7 +5,7 @@
 
 #include "comm/context.h"
 
-/* What a call says beyond struct shoal_call: lengths and places of parts, or several tensors. The user's arrays. */
+/* The arguments of a call beyond struct shoal_call: lengths and places of parts, or several tensors. The user's arrays. */
 struct shoal_extra {
     const size_t *given, *given_at; /* of the input's parts */
     const size_t *taken, *taken_at; /* of the output's parts */

@@ -49,7 +49,7 @@ enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_cal
     return calls_run(comm, &(struct batch){call, 1, false, 0});
 }
 
-/* Of a call that was not posted. */
+/* Frees a call that was not posted. */
 static enum shoal_status drop(const struct batch *batch, enum shoal_status status)
 {
     shoal_layout_free(batch->calls->layout);

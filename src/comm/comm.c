@@ -11,7 +11,7 @@
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-/* What every rank of a new world tells the others, besides how to reach it. */
+/* Sent by every rank of a new world to the others, besides its addresses. */
 struct agreement {
     uint64_t number; /* rank 0's counts */
     struct shoal_agreed settings;
@@ -29,7 +29,7 @@ static uint32_t operation_timeout(const struct shoal_context *context, const str
     return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.timeout_ms;
 }
 
-/* What a communicator is made of. */
+/* The ingredients of a communicator. */
 struct recipe {
     const char *name;
     const char *launcher; /* who joined the ranks, for the log */
@@ -216,8 +216,8 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
     return status;
 }
 
-/* Once in a context, and on one rank: all have the same environment, mostly. What does not read like a setting may be the
- * program's own. */
+/* Once in a context, and on one rank, because most jobs have one environment on all ranks. A variable that does not look like a
+ * setting may be the program's own. */
 static void name_unknown_variables(struct shoal_context *context)
 {
     char name[SHOAL_SETTING_NAME_MAX];

@@ -1,4 +1,4 @@
-/* What one rank holds. See the public header. Only src/comm knows this struct. */
+/* The state of one rank. See the public header. Only src/comm knows this struct. */
 #ifndef SHOAL_COMM_CONTEXT_H
 #define SHOAL_COMM_CONTEXT_H
 

@@ -1,5 +1,5 @@
-/* Who the ranks of a world are, and how each is reached: over shared memory on this host, over the network elsewhere. Set-up:
- * it waits, without the progress engine's lock. */
+/* Finds the ranks of a world and how to reach each: over shared memory on this host, over the network elsewhere. Set-up: it
+ * waits, without the progress engine's lock. */
 #ifndef SHOAL_COMM_MEMBERS_H
 #define SHOAL_COMM_MEMBERS_H
 

@@ -1,4 +1,4 @@
-/* What ranks compare when a reducer is made, and the one layout they agree on after the first step. All collective. */
+/* Compares the ranks' arguments when a reducer is made, and agrees on one layout after the first step. All collective. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What a buffer of float32 goes through where it is compressed between hosts. L ranks on each of H hosts; rank l of a host
- * owns part l of the buffer there, and exchanges it with the ranks l of the other hosts:
+/* The stages of a float32 buffer that is compressed between hosts. L ranks on each of H hosts; rank l of a host owns part l of
+ * the buffer there, and exchanges it with the ranks l of the other hosts:
  *
  *     scatter   reduce-scatter inside the host, float32          n -> n / L
  *     across    16 bit: all-reduce of the cast part              n / L

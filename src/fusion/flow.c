@@ -1,5 +1,5 @@
-/* Which buffer is posted when. On every rank operations go out in one order: the count of active ranks, the buffers by number,
- * the tail. A buffer waits for those before it and until bytes in flight allow it. */
+/* Posts the operations of a step. They go out in one order on every rank: the count of active ranks, the buffers by number, the
+ * tail. A buffer waits for those before it and until bytes in flight allow it. */
 #include <stdio.h>
 #include <time.h>
 

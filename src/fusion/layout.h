@@ -1,4 +1,4 @@
-/* Which parameter lies where in which buffer. See the public header. Constant once made; any thread.
+/* The place of each parameter in a buffer. See the public header. Constant once made; any thread.
  *
  *     buffer 0   | p7      | p6  | padding |     p5 of another type opens buffer 1
  *                0         64n   64m       a multiple of 64 * ranks

@@ -439,7 +439,8 @@ static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
     return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
-/* Which parameter of the lowest rank: all ranks ask, because all have seen in the tail that there is one. */
+/* Finds the first such parameter of the lowest rank. All ranks call this, because all have seen in the tail that there is
+ * one. */
 static enum shoal_status name_nonfinite(struct shoal_reducer *reducer, struct shoal_step_result *result)
 {
     const struct shoal_options options = fusion_options(reducer);

@@ -673,7 +673,7 @@ static void spread(const struct inquiry *inquiry, uint16_t *host)
         host[rank] = (uint16_t)((long)rank * inquiry->hosts / inquiry->question->ranks);
 }
 
-/* What a program that was built before the field was there does not have. */
+/* Programs that were built before the field existed have a shorter struct. */
 #define QUESTION_BYTES_LEAST offsetof(struct shoal_question, hosts)
 
 static enum shoal_status answer(const struct shoal_question *question, FILE *out,

@@ -1,4 +1,4 @@
-/* What would go wrong on this host, found without starting a job. */
+/* Finds faults of this host without starting a job. */
 #include "inspect/diagnose.h"
 
 #include <stdarg.h>
@@ -181,7 +181,7 @@ static void print_mib(uint64_t bytes, char text[32])
         snprintf(text, 32, "%llu MiB", (unsigned long long)(bytes / MIB));
 }
 
-/* Of the communicator of all ranks, which is the largest one. */
+/* Bytes of the staging buffers of the communicator of all ranks, the largest one. */
 static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
 {
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
@@ -252,7 +252,7 @@ static bool locks_memory(const char *provider)
     return provider && (strncmp(provider, "efa", 3) == 0 || strncmp(provider, "verbs", 5) == 0);
 }
 
-/* What operations lock of the caller's shared memory is not known here; without it they copy. */
+/* Operations also lock shared memory of the caller. Its size is unknown here; where it cannot be locked, they copy. */
 static void check_locked_memory(struct shoal_diagnosis *diagnosis)
 {
     struct rlimit limit;

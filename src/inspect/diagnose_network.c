@@ -32,7 +32,7 @@ static void print_address(const struct shoal_address *address, char text[SHOAL_A
     *strrchr(text, ':') = 0;
 }
 
-/* What hurts between hosts only. */
+/* The level of a finding that matters between hosts only. */
 static enum shoal_finding_level between_hosts(const struct shoal_diagnosis *diagnosis, enum shoal_finding_level level)
 {
     return diagnosis->is_far ? level : SHOAL_FINDING_NOTE;
@@ -170,7 +170,7 @@ static bool is_one_ours(const struct shoal_diagnosis *diagnosis, const struct sh
     return false;
 }
 
-/* Who writes $(hostname) into MASTER_ADDR names rank 0 by it. */
+/* Scripts that write $(hostname) into MASTER_ADDR name rank 0 by it. */
 void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis)
 {
     struct shoal_lookup lookup;

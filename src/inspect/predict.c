@@ -179,8 +179,8 @@ static uint64_t emptied_ps(const struct machine *machine, uint64_t window)
     return end[0] > *(end - 3 * window) ? end[0] - *(end - 3 * window) : 0;
 }
 
-/* What comes after the last `window` chunks that all have done, where the times of three windows in a row agree; else 0. Slots
- * repeat, and what repeats does so with them: a window is so many times the slots. */
+/* The time of the last `window` chunks that all ranks have done, where three windows in a row took equally long; else 0.
+ * Patterns repeat with the slots, so a window is a multiple of the number of slots. */
 static uint64_t settled_ps(const struct machine *machine, uint64_t window)
 {
     if (machine->finished_by_all <= 3 * window)
@@ -192,8 +192,8 @@ static uint64_t settled_ps(const struct machine *machine, uint64_t window)
     return is_steady && emptied_ps(machine, window) / 3 <= parts ? whole / 3 : 0;
 }
 
-/* What is left once times have settled: all chunks that have begun, the last one, which may be short, and so many that what is
- * left out are whole windows. */
+/* Once times have settled, keeps the chunks that have begun, the last one (which may be short) and as many others as make the
+ * chunks left out whole windows. */
 static void settle(struct machine *machine)
 {
     const uint64_t depth = machine->asked->depth, begun = machine->started_most + 1;
@@ -278,7 +278,7 @@ static void send(struct machine *machine, int rank, unsigned slot, const struct 
                                           shoal_cast_host(&machine->cast, act->peer), &message));
 }
 
-/* What the act does, once it has taken its time. */
+/* Carries out the act, after its time. */
 static void end_act(struct machine *machine, int rank, unsigned slot)
 {
     struct place *place = predict_place_of(machine, rank, slot);

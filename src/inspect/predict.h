@@ -41,7 +41,7 @@ struct shoal_model {
     bool is_one_machine;
 };
 
-/* What is asked: a call, machines, a model. Hosts have equal numbers of ranks, in a row. */
+/* A question: a call, machines, a model. Hosts have equal numbers of ranks, in a row. */
 struct shoal_case {
     struct shoal_model model;
     struct shoal_view view;
@@ -55,7 +55,7 @@ struct shoal_case {
     bool is_whole; /* every chunk is simulated, also when their times have settled */
 };
 
-/* What a rank does in all. */
+/* The whole work of a rank. */
 struct shoal_load {
     uint64_t work_bytes; /* read and written */
     uint64_t signals;
@@ -86,7 +86,7 @@ static inline uint64_t shoal_bytes_ps(size_t bytes, double ps_per_byte)
     return (uint64_t)((double)bytes * ps_per_byte);
 }
 
-/* What an adapter needs at least to let so much pass. */
+/* The least time in which an adapter passes so many bytes. */
 static inline double shoal_adapter_ps(const struct shoal_model *model, double bytes)
 {
     const double shaped_ps = bytes * model->wire_ps - (double)model->burst_ps, line_ps = bytes * model->line_ps;

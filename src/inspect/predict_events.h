@@ -1,5 +1,5 @@
-/* What happens next: a heap of events by time, those of one time in the order in which they were noted. An event is a number;
- * each is noted at most once at a time, so that room for all is made at the start. */
+/* The queue of events: a heap by time, events of one time in the order in which they were noted. An event is a number; each is
+ * noted at most once at a time, so that room for all is made at the start. */
 #ifndef SHOAL_INSPECT_PREDICT_EVENTS_H
 #define SHOAL_INSPECT_PREDICT_EVENTS_H
 

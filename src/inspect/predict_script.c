@@ -47,7 +47,7 @@ static enum shoal_status append_wait(struct shoal_script *script, int peer, uint
 
 /* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
 
-/* What the engine's find_span says of a block of equal parts. */
+/* The same result as the engine's find_span for a block of equal parts. */
 static size_t block_bytes(const struct shoal_case *asked, struct shoal_block block, size_t elements)
 {
     const int parts = shoal_shape_parts(asked->view.shape, block, asked->view.size);
@@ -137,7 +137,7 @@ static enum shoal_status script_meet(struct shoal_cast *cast, const uint8_t *pee
 
 /* ---- Direct: all travels beside the records ------------------------------------------------------------------------------ */
 
-/* Of an operand in parts a rank needs its own. */
+/* Where an operand is in parts, a rank needs its own part. */
 static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
 {
     const struct shoal_shape *shape = asked->view.shape;
@@ -147,7 +147,7 @@ static uint64_t direct_work_bytes(const struct shoal_case *asked, int rank)
     return shape->is_reduced ? (size + 1) * part : 2 * part * (shape->is_output_cut ? size : 1);
 }
 
-/* What a rank publishes is copied once, and goes to all. */
+/* Published data is copied once and goes to all ranks. */
 static enum shoal_status give_directly(struct shoal_cast *cast, int rank)
 {
     const struct shoal_case *asked = cast->asked;
@@ -184,7 +184,7 @@ static enum shoal_status build_direct(struct shoal_cast *cast, int rank)
 
 /* ---- In rounds ----------------------------------------------------------------------------------------------------------- */
 
-/* What goes beside a record to or from a host that holds those parts. */
+/* Bytes that travel beside an announcement to or from a host that holds those parts. */
 static uint64_t round_bytes(const struct shoal_case *asked, struct shoal_ranks held)
 {
     const uint64_t part = asked->count * asked->element_bytes;

@@ -6,7 +6,7 @@
 
 #include "inspect/predict.h"
 
-/* What travels for an announcement without data: struct shoal_network_announcement. */
+/* The size of an announcement without data: struct shoal_network_announcement. */
 #define SHOAL_RECORD_BYTES 56
 
 enum shoal_act_kind {
@@ -54,7 +54,7 @@ struct shoal_cast {
 SHOAL_MUST_USE enum shoal_status shoal_cast_init(struct shoal_cast *cast, const struct shoal_case *asked);
 void shoal_cast_fini(struct shoal_cast *cast);
 
-/* What each rank does over all chunks. */
+/* Sums up the work of each rank over all chunks. */
 void shoal_cast_load(struct shoal_cast *cast);
 
 static inline int shoal_cast_host(const struct shoal_cast *cast, int rank)

@@ -74,7 +74,7 @@ bool shoal_wire_sent(struct shoal_wire *wire, int host, int *rank_out, int *slot
 /* When the event of receiving has come: the message, which is the caller's until it gives it back. */
 uint32_t shoal_wire_received(struct shoal_wire *wire, int host);
 
-/* What all buckets lack, as the time in which they get it. */
+/* The time in which the buckets get all the bytes that they lack. */
 uint64_t shoal_wire_lacking(const struct shoal_wire *wire);
 
 void shoal_wire_release(struct shoal_wire *wire, uint32_t message);

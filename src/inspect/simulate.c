@@ -1,4 +1,5 @@
-/* What a call would take on machines that are not here: a question becomes a case of predict.h, its answer people's units. */
+/* Predicts the time of a call on machines that are not here: turns a question into a case of predict.h, and its answer into
+ * people's units. */
 #include <stdarg.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 #define RATE_LEAST 1e-2
 #define RATE_MOST 1e6
 
-/* Of a question from before there were token buckets. */
+/* The size of a question from before there were token buckets. */
 #define SIMULATION_BYTES_LEAST offsetof(struct shoal_simulation, burst_bytes)
 
 struct inquiry {

@@ -1,6 +1,6 @@
-/* The control tree: what every rank must hear soon, whatever the network provider reports and whoever computes. Which rank is
- * lost, and notices (opaque bytes: first causes of failures, aborts), flooded to all. Each rank has a TCP connection to its
- * parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
+/* The control tree carries what every rank must hear soon, whatever the network provider reports and whichever rank computes.
+ * Which rank is lost, and notices (opaque bytes: first causes of failures, aborts), flooded to all. Each rank has a TCP
+ * connection to its parent (rank - 1) / 2 and one to each child, and one thread that sleeps in poll().
  *
  *   lost      final: its connection closed without goodbye, its kernel did not acknowledge for 5 s, its watched process ended,
  *             or it could not be reached, or did not come, when the tree was mended. All others hear it within a second of
@@ -78,7 +78,7 @@ void shoal_control_close(struct shoal_control *control, bool in_good_order);
  * know. Duplicates pidfd; once per rank. Any thread. */
 void shoal_control_watch(struct shoal_control *control, int rank, int pidfd);
 
-/* What is lost with a notice, least first. */
+/* The worth of a notice, least first: the harm if it is lost. */
 enum shoal_control_weight { SHOAL_CONTROL_NEWS, SHOAL_CONTROL_OPINION, SHOAL_CONTROL_VERDICT, SHOAL_CONTROL_WEIGHT_END };
 
 /* Sends a notice to all other ranks. False when it is too long, there is no memory for it, or in a forked child. Any thread. */

@@ -162,7 +162,7 @@ bool shoal_control_link_is_told(struct shoal_control_core *core, const struct sh
 
 /* ---- handshake ---- */
 
-/* What cannot be sent at once is a peer's that does not read: after a second it ends. */
+/* If the verdict cannot be sent at once, the peer does not read: the link ends after a second. */
 static void close_soon(struct shoal_control_link *link, enum shoal_tcp_verdict verdict, uint64_t now_ns)
 {
     link->verdict = verdict;

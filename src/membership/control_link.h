@@ -8,7 +8,7 @@
 
 #define SHOAL_CONTROL_IN_BYTES 4096
 #define SHOAL_CONTROL_OUT_BYTES 8192
-/* What may be under way to a neighbour that has not said that it received it. Far below what its kernel takes: were its buffer
+/* Bytes that may be under way to a neighbour without its acknowledgement. Far below what its kernel takes: were its buffer
  * full, its kernel would seem dead though only its process is stopped. */
 #define SHOAL_CONTROL_WINDOW_BYTES 16384
 #define SHOAL_CONTROL_HEARTBEATS_BYTES 4096 /* beyond the window; then keep-alives of the kernel take over */
@@ -82,7 +82,7 @@ SHOAL_MUST_USE struct shoal_control_link *shoal_control_link_create(struct shoal
 /* The socket has been connected: says hello. */
 void shoal_control_link_greet(struct shoal_control_core *core, struct shoal_control_link *link, uint64_t now_ns);
 
-/* Marks it DEAD. What that means for the peer is the caller's to say. */
+/* Marks it DEAD. The caller decides what that means for the peer. */
 void shoal_control_link_end(struct shoal_control_core *core, struct shoal_control_link *link, enum shoal_control_cause cause);
 
 /* Logs a refusal, once of each kind. */

@@ -1,6 +1,6 @@
-/* What a rank knows of the world: one fact for each rank, and the last notices. Facts only ever get newer, and notices have
+/* A rank's knowledge of the world: one fact for each rank, and the last notices. Facts only ever get newer, and notices have
  * numbers, so the order in which they come from several neighbours does not matter. Each change has a number, each notice a
- * place: who tells others remembers how far it has told them. No sockets, no clock; its owner locks, but for is_lost. */
+ * place: a sender remembers how far it has told each neighbour. No sockets, no clock; its owner locks, but for is_lost. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_STATE_H
 #define SHOAL_MEMBERSHIP_CONTROL_STATE_H
 

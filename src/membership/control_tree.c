@@ -102,7 +102,7 @@ static void note_try(struct shoal_control *control, int error)
         attempt->refused_ns = shoal_clock_ns();
 }
 
-/* What the end of a link says of its peer. */
+/* Draws conclusions about a peer from the end of its link. */
 static void mourn(struct shoal_control *control, const struct shoal_control_link *link)
 {
     if (link->was_up && !link->is_shut && link->cause != SHOAL_CONTROL_NO_CAUSE) {
@@ -206,8 +206,8 @@ static void seek(struct shoal_control *control, int target, uint64_t now_ns)
     *attempt = (struct shoal_control_attempt){.target = target, .until_ns = now_ns + limit_ms * SHOAL_NS_PER_MS};
 }
 
-/* What the first parent says no to does not get better. A later one that answers, but whose process is silent, is not given
- * up: it is stopped, and another is sought meanwhile. */
+/* A refusal by the first parent is final. A later parent that answers, but whose process is silent, is not given up: it is
+ * stopped, and another is sought meanwhile. */
 static bool is_hopeless(const struct shoal_control *control, const struct shoal_control_link *link, uint64_t now_ns)
 {
     const struct shoal_control_attempt *attempt = &control->attempt;
@@ -308,9 +308,9 @@ static size_t count_unreleased(const struct shoal_control *control)
     return count;
 }
 
-/* Who stays lets a neighbour leave that is not its way any more; else it waits until the other side has nobody left who needs
- * the link. That holds for links down, and for the root's last link up: there are those who have not found their new parent
- * yet. */
+/* A rank that stays lets a neighbour leave as soon as its own way does not go through it; else it waits until no rank on the
+ * other side needs the link. The same holds for links down, and for the root's last link up, as some ranks may not have found
+ * their new parent yet. */
 static bool may_release(const struct shoal_control *control, const struct shoal_control_link *link)
 {
     if (shoal_control_state_life(&control->core.state, link->peer) != SHOAL_CONTROL_GONE)

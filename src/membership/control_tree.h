@@ -92,7 +92,7 @@ void shoal_control_tree_sweep(struct shoal_control *control);
 
 /* Sees to it that there is a way to the parent, or that it is sought. */
 void shoal_control_tree_find_parent(struct shoal_control *control, uint64_t now_ns);
-/* Who should have come to this rank and does not is lost. */
+/* A rank that should have come to this one and does not is lost. */
 void shoal_control_tree_await_orphans(struct shoal_control *control, uint64_t now_ns);
 /* Ends what seeks a rank that has ended. */
 void shoal_control_tree_drop_useless(struct shoal_control *control);

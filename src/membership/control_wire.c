@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* What each kind's value is, apart from a notice's data. */
+/* The size of each kind's value, without a notice's data. */
 static const size_t value_bytes[SHOAL_CONTROL_KIND_END] = {
     [SHOAL_CONTROL_HELLO] = sizeof(struct shoal_tcp_hello),
     [SHOAL_CONTROL_CHALLENGE] = sizeof(struct shoal_control_challenge),

@@ -1,4 +1,4 @@
-/* What travels on a connection of the control tree, in both directions. Numbers are little-endian.
+/* The messages on a connection of the control tree, in both directions. Numbers are little-endian.
  *
  *     frame:   head (8 bytes) | value (up to 2 KiB)
  *
@@ -84,7 +84,7 @@ struct shoal_control_notice_head {
 #define SHOAL_CONTROL_FRAME_BYTES_MAX \
     (sizeof(struct shoal_control_head) + sizeof(struct shoal_control_notice_head) + SHOAL_CONTROL_NOTICE_MAX)
 
-/* What each rank puts into the exchange. */
+/* Each rank's contribution to the exchange. */
 struct shoal_control_contact {
     uint64_t job; /* rank 0's counts */
     unsigned char address[16];

@@ -1,4 +1,4 @@
-/* Who is in the job, who of them is still there, and what all say when one is not.
+/* The members of a job: which ranks there are, which are still alive, and the one cause that all report when a rank is lost.
  *
  * A membership belongs to one world: the ranks that met once through a rendezvous (bootstrap/). Ranks here are the world's. A
  * communicator takes part with a struct shoal_membership_comm, whatever ranks it has.
@@ -72,7 +72,7 @@ struct shoal_membership_comm {
     struct shoal_membership_comm *next;
 };
 
-/* What came for the communicator before is handed over at once. */
+/* Notices that came for the communicator earlier are handed over at once. */
 void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm);
 /* After it no function of the communicator's part is called any more. */
 void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm);

@@ -1,5 +1,5 @@
 /* How the ranks of a world that are left agree on who they are, and on the last operation of each communicator that all of them
- * completed. Whoever makes a smaller communicator out of a broken one begins with that.
+ * completed. Shrinking a broken communicator begins with this agreement.
  *
  * Each survivor proposes a view: the ranks that it holds alive, and what it has completed. When all have proposed, one of them,
  * the coordinator, has them promise to follow it, decides, and the others adopt the decision. It stands when all ranks that are
@@ -30,13 +30,13 @@
 
 #define SHOAL_SURVIVORS_COMMS_MAX 64
 
-/* What a rank has completed of a communicator. */
+/* The last operation that a rank has completed on a communicator. */
 struct shoal_survivors_comm {
     uint64_t comm;
     uint64_t completed;
 };
 
-/* What a rank proposes, and what is decided. A communicator that nobody names is in no decision. */
+/* A view: proposed by a rank, or decided. A communicator that nobody names is in no decision. */
 struct shoal_survivors_view {
     unsigned char alive[SHOAL_RANKS_MAX / 8]; /* rank r: bit r % 8 of byte r / 8 */
     uint32_t comm_count;
@@ -80,7 +80,7 @@ size_t shoal_survivors_write(const struct shoal_survivors_message *message, int 
 /* False when the bytes are no message; then *message_out means nothing. */
 bool shoal_survivors_read(const unsigned char *data, size_t bytes, int size, struct shoal_survivors_message *message_out);
 
-/* What is known of a rank. */
+/* This rank's knowledge of another. */
 struct shoal_survivors_rank {
     bool has_ended;
     uint64_t proposed; /* the epoch of its view; 0: none */
@@ -89,7 +89,7 @@ struct shoal_survivors_rank {
     uint64_t promised;                      /* to this rank: the ballot */
 };
 
-/* What this rank has promised and adopted in one agreement. */
+/* This rank's promise and adopted view in one agreement. */
 struct shoal_survivors_vote {
     uint64_t promised;
     uint64_t adopted; /* the ballot of `decision`; 0: none */
@@ -123,7 +123,7 @@ SHOAL_MUST_USE bool shoal_survivors_propose(struct shoal_survivors *survivors, c
 /* Ends it for this rank: the next proposal is for the next epoch. Only when it is agreed, and nothing is owed. */
 void shoal_survivors_finish(struct shoal_survivors *survivors);
 
-/* A message of another rank. What does not fit in memory is as if lost. */
+/* A message of another rank. A message for which there is no memory is dropped. */
 void shoal_survivors_hear(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message);
 /* A rank is lost, or has left. Final. */
 void shoal_survivors_end(struct shoal_survivors *survivors, int rank);
@@ -135,7 +135,7 @@ bool shoal_survivors_take(struct shoal_survivors *survivors, struct shoal_surviv
 /* Has what this rank has said said again: something seems to be lost. */
 void shoal_survivors_repeat(struct shoal_survivors *survivors);
 
-/* What all have agreed on; NULL: nothing yet. Until the next call but these two. */
+/* The agreed view; NULL: none yet. Until the next call but these two. */
 const struct shoal_survivors_view *shoal_survivors_agreed(const struct shoal_survivors *survivors);
 /* The next rank from `first` on that the agreement under way waits for; -1: none. */
 int shoal_survivors_missing(const struct shoal_survivors *survivors, int first);

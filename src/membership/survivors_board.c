@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <string.h>
 
-/* Of the boards of this process: a thread may write for one world and another for a second. */
+/* Guards the boards of this process, as several threads may write, each for a world of its own. */
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
 void shoal_survivors_board_put(struct shoal_survivors_board *board, uint64_t world, int size,

@@ -46,7 +46,7 @@ struct shoal_record {
     uint8_t status;
 };
 
-/* Whose operations these are, so that the lines of all ranks can be put together. */
+/* The owner of these operations, so that the lines of all ranks can be put together. */
 struct shoal_recorder_identity {
     uint64_t comm;  /* the communicator's number: the same on all its ranks, another for each communicator */
     int size;       /* its ranks */

@@ -1,5 +1,5 @@
-/* What an endpoint was sent and did not take, by reason. The network counts (transport/fabric/network.h), the flight recorder
- * prints. Nothing that is counted here has changed anything else. */
+/* Messages that an endpoint received and rejected, by reason. The network counts (transport/fabric/network.h), the flight
+ * recorder prints. Nothing that is counted here has changed anything else. */
 #ifndef SHOAL_OBSERVE_REJECTIONS_H
 #define SHOAL_OBSERVE_REJECTIONS_H
 

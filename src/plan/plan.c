@@ -197,7 +197,7 @@ void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
         plan->signals_in[peer]++;
 }
 
-/* What is waited for, and what is announced as a credit, is counted in signals_in. */
+/* signals_in counts the signals that are waited for and those that are announced as credits. */
 void shoal_plan_find_peers(const struct shoal_plan *plan, const struct shoal_view *view, uint8_t *peers)
 {
     for (int peer = 0; peer < plan->size; peer++)

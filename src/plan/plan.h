@@ -84,8 +84,8 @@ struct shoal_step {
     uint32_t first_block;
 };
 
-/* What a collective does: who has which operand, and where its elements go. Everything but the choice of an algorithm follows
- * from this: the sizes of operands, the data of small operations, what the checker demands. */
+/* The shape of a collective: which operands each rank has, and where their elements go. Everything but the choice of an
+ * algorithm follows from this: the sizes of operands, the data of small operations, what the checker demands. */
 struct shoal_shape {
     bool root_gives;    /* only root has an input; else all have */
     bool root_takes;    /* only root gets an output; else all do */
@@ -128,7 +128,7 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
     *to_out = names_giver ? block.rank : part;
 }
 
-/* What algorithms know of the call, the machines and the operands. Plain data, the same on every rank. */
+/* The knowledge of algorithms about the call, the machines and the operands. Plain data, the same on every rank. */
 struct shoal_view {
     int size;
     const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store. NULL: all do */

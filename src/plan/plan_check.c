@@ -92,8 +92,8 @@ static void check_fini(struct check *check)
 
 /* ---- Components ---------------------------------------------------------------------------------------------------------- */
 
-/* What a rank puts to a peer leaves in order, as that hears of it in order; so that there are not too many components, in large
- * groups what it puts to all does. The epoch is that of the last put. */
+/* A rank's puts to one peer leave in order, as the peer hears of them in order. In large groups all its puts share one
+ * component, so that there are not too many. The epoch is that of the last put. */
 static uint32_t puts_to(const struct check *check, int rank, int peer)
 {
     return (uint32_t)(2 * check->size + rank * check->put_targets + peer % check->put_targets);
@@ -265,7 +265,7 @@ static size_t operand_cell(const struct check *check, const struct operation *op
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
 
-/* Of a block, or a run of them, that lies in a place. */
+/* The range of a block, or a run of blocks, that lies in a place. */
 static struct range place_range(const struct check *check, const struct operation *operation, const struct shoal_block *block,
                                 unsigned of, size_t length)
 {
@@ -274,7 +274,7 @@ static struct range place_range(const struct check *check, const struct operatio
     return (struct range){first, block->run ? block->run * stride : length};
 }
 
-/* Of blocks of an operand in a row: how long they are together. */
+/* The length of a run of an operand's blocks. */
 static size_t check_run_length(size_t count, unsigned index, unsigned run, unsigned of)
 {
     size_t last_length, first_length;
@@ -338,7 +338,7 @@ static enum shoal_status keep_read(struct check *check, struct cell *cell, struc
     return SHOAL_OK;
 }
 
-/* What is put to a peer (else NOBODY) is read until it has left. */
+/* The source of a put to a peer (else NOBODY) is read until the put has left. */
 static enum shoal_status read_cell(struct check *check, struct access now, const struct shoal_block *block, size_t at, int peer)
 {
     struct cell *cell = &check->cells[at];

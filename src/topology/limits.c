@@ -16,7 +16,7 @@ struct cgroup {
     bool is_v2;
 };
 
-/* What there is to know of a controller: its file that every group has, in version 1 and 2. */
+/* A controller, with the file that each of its groups has, in version 1 and 2. */
 struct controller {
     const char *name, *file_v1, *file_v2;
 };
@@ -181,7 +181,7 @@ static bool read_key(const char *path, const char *key, uint64_t *value_out)
     return found;
 }
 
-/* What one group's own limit leaves. */
+/* The memory that one group's own limit leaves. */
 static uint64_t group_left(const struct cgroup *group)
 {
     char path[1200];

@@ -1,4 +1,4 @@
-/* What this machine and its container leave to the process. Reads files of the kernel: for set-up, not for each call. Any
+/* The limits of this machine and its container for the process. Reads files of the kernel: for set-up, not for each call. Any
  * thread. */
 #ifndef SHOAL_TOPOLOGY_LIMITS_H
 #define SHOAL_TOPOLOGY_LIMITS_H
@@ -21,7 +21,7 @@ struct shoal_memory_limits shoal_topology_memory_limits(void);
 /* Cores that this process may use, by its affinity mask and its container's quota; at least 1. */
 int shoal_topology_cores(void);
 
-/* What the container's quota leaves of so many cores. */
+/* The number of these cores that the container's quota leaves. */
 int shoal_topology_quota_cores(int cores);
 
 /* How many processes of this container the kernel has killed for lack of memory; of the machine, where there is no container.

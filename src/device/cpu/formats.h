@@ -75,8 +75,8 @@ INLINE uint16_t bfloat16_round(f32_one x)
     return (uint16_t)(BFLOAT16_ROUND(f32_one_bits(x)) >> 16);
 }
 
-/* Of a pair, one is the low half of a 32-bit word and the other the high half: each half with zeros below it is the same number
- * as float32, so nothing needs to change its lane. */
+/* One element of a pair is the low half of a 32-bit word, the other the high half: each half with zeros below it is the same
+ * number as float32, so nothing needs to change its lane. */
 INLINE struct wide bfloat16_load(const char *from)
 {
     const u32_lanes memory = (u32_lanes)plain_load(from).low;

@@ -1,6 +1,6 @@
-/* Lanes: one element, or a vector of them, in the type it is computed in. Of each type there are here <lane>_one and
- * <lane>_lanes, and for both the three steps of a reduction: take, combine, finish. Not a header for others than the kernels: a
- * vector is as wide as the registers of the instruction set that the file is compiled for. Reentrant. */
+/* Lanes: one element, or a vector of them, in the type it is computed in. Each type has <lane>_one and <lane>_lanes, and for
+ * both the three steps of a reduction: take, combine, finish. Not a header for others than the kernels: a vector is as wide as
+ * the registers of the instruction set that the file is compiled for. Reentrant. */
 #ifndef SHOAL_DEVICE_CPU_LANES_H
 #define SHOAL_DEVICE_CPU_LANES_H
 
@@ -23,7 +23,7 @@
 typedef uint64_t bits VECTOR; /* a vector of lanes yet to be named */
 typedef bits bits_anywhere __attribute__((aligned(1), may_alias));
 
-/* What all functions share of one call. */
+/* The part of a call that all functions share. */
 struct work {
     void *const *dests;
     int dest_count;

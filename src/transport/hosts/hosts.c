@@ -19,7 +19,7 @@
 #define TELL_TAKEN (SHOAL_PACKET_QUEUE_BYTES / 4)
 /* So many packets of no bytes fill a queue. */
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
-/* What a message of a put carries. */
+/* The most bytes of a put in one message. */
 #define PART_BYTES ((size_t)16 << 10)
 /* The control tree knows better why a peer does not answer, and soon. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
@@ -33,7 +33,7 @@ struct counter {
     unsigned owed;        /* signals to there that wait for those before them to leave; counted as under way */
 };
 
-/* Of a put that comes in messages: how many are missing. */
+/* The number of missing messages of a put. */
 struct parts {
     uint16_t heard[INCREMENTS];
 };
@@ -45,7 +45,7 @@ struct packet {
     char data[];
 };
 
-/* What came beside a record, as large as the largest so far. */
+/* The data that came beside an announcement; as large as the largest so far. */
 struct payload {
     char *at;
     size_t bytes;
@@ -138,7 +138,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
-/* Of calls that cannot fail; the next one that can does. */
+/* Keeps an error of a call that cannot fail; the next call that can returns it. */
 static void hosts_note(struct hosts *hosts, enum shoal_status status)
 {
     if (status == SHOAL_OK || hosts->error != SHOAL_OK)
@@ -249,7 +249,7 @@ static uint64_t hosts_completed(struct shoal_transport *transport, int peer)
     if (is_local(hosts, peer))
         return hosts->local->ops->completed(hosts->local, hosts->local_of[peer]);
     const struct remote *remote = remote_of(hosts, peer);
-    /* Who has used all that it was sent needs nothing more of what this rank has completed. */
+    /* A peer that has used everything it was sent needs no further acknowledgement. */
     return remote->completed >= remote->last_sent ? hosts->completed : remote->completed;
 }
 
@@ -332,7 +332,7 @@ static struct shoal_fabric_source *add_source(struct hosts *hosts, const void *s
     return shoal_network_add_source(hosts->network, &holding);
 }
 
-/* What is put: where it lies, where that is registered, and who counts what is written from there. */
+/* The source of a put: its memory, its registration, and the counter of writes from there. */
 struct origin {
     const void *at;
     size_t bytes;
@@ -510,7 +510,7 @@ static bool hosts_is_expected(const struct counter *counter, uint64_t number)
     return number - counter->heard - 1 < INCREMENTS;
 }
 
-/* What comes out of order waits, as a bit, until those before it have come. False: it was heard before. */
+/* An increment that comes early waits, as a bit, until those before it have come. False: it was heard before. */
 static bool hear_increment(struct counter *counter, uint64_t number)
 {
     const uint64_t bit = UINT64_C(1) << (number - counter->heard - 1) % INCREMENTS;
@@ -691,7 +691,7 @@ static void hear_waits(const struct hosts *hosts, struct remote *remote, uint64_
         remote->waits = number;
 }
 
-/* What comes from the network is not trusted with more than its own content. */
+/* A message from the network is trusted with nothing but its own content. */
 static bool hosts_hear(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
                        const void *body, size_t bytes)
 {
@@ -760,7 +760,7 @@ static void hosts_fail(struct shoal_transport *transport, const struct shoal_fai
     hosts->local->ops->fail(hosts->local, &first);
 }
 
-/* What went wrong where it could not be told is told now. */
+/* Reports an error that could not be returned where it happened. */
 static void fail_noted(struct hosts *hosts)
 {
     struct shoal_failure failure = {.struct_bytes = sizeof failure,
@@ -886,8 +886,8 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
     return remote->completed >= sequence || atomic_load_explicit(&remote->left_completed, memory_order_acquire) >= sequence;
 }
 
-/* Who is told of a failure ends, and is lost too, perhaps before the failure is heard here: of ranks that were lost so close
- * together the first one is named. */
+/* A rank that hears of a failure ends and is lost, too, perhaps before this rank hears of the failure: among ranks that were
+ * lost so close together the first one is named. */
 #define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
@@ -932,7 +932,7 @@ static bool is_remote_lost(struct hosts *hosts, int rank, uint64_t sequence, str
     return true;
 }
 
-/* Of this host, the next lost rank from `first` on; size when there is none. */
+/* The next lost rank of this host from `first` on; size when there is none. */
 static int next_local_lost(struct hosts *hosts, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     int local = 0;
@@ -1042,7 +1042,8 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* What peers may still write to, until they hear of a failure, and what counts writes under way, outlives the communicator. */
+/* Memory that peers may still write to until they hear of a failure, and the counters of writes under way, outlive the
+ * communicator. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
