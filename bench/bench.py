@@ -211,7 +211,7 @@ class Shoal:
 
 
 class Peer:
-    """An MPI library. Of several settings the best is found once per size and then used: a peer is measured at its best.
+    """An MPI library. The best of several settings is found once per size and then used: a peer is measured at its best.
     wrapper(ranks): what stands before its program. compiler: the command, and what follows the source file."""
 
     def __init__(self, name, build, launch, settings, wrapper=pin, compiler=None):
@@ -632,7 +632,7 @@ def rounds_parse(text):
 
 
 def arguments_add(parser, which):
-    """What bench/bench_torch.py takes, too."""
+    """Options that bench/bench_torch.py takes, too."""
     parser.add_argument("suites", nargs="*", metavar="SUITE",
                         help=f"which to run, of those below; {which}")
     parser.add_argument("--rounds", type=rounds_parse, default=5, metavar="N",

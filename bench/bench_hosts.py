@@ -117,7 +117,7 @@ class Hosts:
 
 
 def openmpi_settings(collective, layout, cores):
-    """What mpirun is tried with at each size: its own choice; rings, which it does not take soon enough; on hosts with several
+    """Settings of mpirun tried at each size: its own choice; rings, which it does not take soon enough; on hosts with several
     ranks, its collectives for such. Where ranks share cores they must yield: else 64 B take a hundred times as long."""
     ring = {"allreduce": "4", "allgather": "4"}[collective]
     choices = [[], ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", f"coll_tuned_{collective}_algorithm", ring]]

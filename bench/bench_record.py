@@ -17,7 +17,7 @@ SHARED = ("ratio", "ratio_openmpi", "ratio_deepspeed", "peer", "wire")
 
 
 def common_of(points, library):
-    """What all results of a library have in common."""
+    """The common part of a library's results."""
     results = [point["results"][library] for point in points if library in point["results"]]
     return {name: value for name, value in results[0].items() if name != "bytes" and
             all(name in one and one[name] == value for one in results)} if len(results) > 1 else {}

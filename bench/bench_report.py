@@ -1,4 +1,4 @@
-"""What bench/bench.py makes of its measurements: a record, a Markdown table, a plot, and a judgement of each target.
+"""Reports of bench/bench.py's measurements: a record, a Markdown table, a plot, and a judgement of each target.
 
 Figures are joined only within one state of the machine: near (the two cores share a cache, an exchange takes under 100 ns), far
 (they do not, under 1 us) or crowded (one core for both ranks, or others use the machine). Runs that saw different states in one
@@ -293,7 +293,7 @@ def plot(record):
 
 @dataclass
 class Target:
-    """What a suite's figures must reach, from one size up to below another. least: no less than limit, else no more.
+    """The target of a suite's figures, from one size up to below another. least: no less than limit, else no more.
     case: of the case of this name only. beside: the peer without which nothing is wanted."""
     suite: str
     text: str

@@ -189,7 +189,7 @@ class Ranks:
         sys.exit("\n".join([f"bench: {self.name}: {why}", *told]))
 
     def measure(self, suite, size=None):
-        """What rank 0 says of a size, which all are told; without one, of the only thing they do."""
+        """Rank 0's result of a size, which all ranks get; without a size, of the only measurement."""
         for worker in self.workers if size else []:
             try:
                 worker.stdin.write(f"{size}\n".encode())
@@ -217,7 +217,7 @@ class ShoalRanks(Ranks):
 
 
 class Scene:
-    """What the ranks of this host need beside their command: the exchange of cache lines as a library, and areas to meet in."""
+    """Things that the ranks of this host need beside their command: the exchange of cache lines as a library, and areas to meet in."""
 
     def __init__(self, options):
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
@@ -283,7 +283,7 @@ def case(number, state, text, value):
 
 
 def results_of(suite, number, scene, contestants, *words):
-    """Of each contestant, in turn."""
+    """Results of each contestant, in turn."""
     turn, results = number % len(contestants), {}
     for one in contestants[turn:] + contestants[:turn]:
         with Ranks(one, suite, scene, words) as ranks:

@@ -56,7 +56,7 @@ class Area:
                     os.sched_yield()
 
     def exchange_ns(self):
-        """What a bare exchange of cache lines between ranks 0 and 1 takes."""
+        """The time of a bare exchange of cache lines between ranks 0 and 1."""
         self.exchanges += 1
         took = ctypes.c_double(-1)
         if not self.measure(ctypes.c_void_p(self.address), self.rank, ctypes.c_uint64(self.exchanges),
@@ -164,7 +164,7 @@ def result_check(task, collective):
 # ---- Timing ----------------------------------------------------------------------------------------------------------------
 
 def slowest(seconds):
-    """Of each entry, over all ranks."""
+    """The largest value of each entry over all ranks."""
     joined = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(joined, op=dist.ReduceOp.MAX)
     return joined.tolist()

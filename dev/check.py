@@ -57,7 +57,7 @@ def sources(folder):
 
 
 def module_of(path):
-    """Of a file's path below src/."""
+    """The module of a file, from its path below src/."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2 if folders[0] == "transport" else 1])
 

@@ -50,7 +50,7 @@ def refuse(token, reason):
 
 
 def preprocessed(text, folder, *options):
-    """What the preprocessor makes of C text that includes headers of a folder."""
+    """Preprocesses C text that includes headers of a folder."""
     compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))), None)
     if not compiler:
         raise Unreadable("dev/native.py needs a C compiler (CC, cc, gcc, clang) to expand the headers' macros")
@@ -124,7 +124,7 @@ def python_name(name):
 
 
 class Declarations:
-    """What headers declare, in their order; types as the expressions that Python has for them."""
+    """The declarations of headers, in their order; types as the expressions that Python has for them."""
 
     def __init__(self):
         self.constants = {}  # name in C: number; also those of enums
@@ -347,7 +347,7 @@ def definitions(declarations):
 def functions_text(declarations):
     functions = declarations.functions.items()
     lines = [wrapped(f'    "{name}": ({result}, [', arguments, "]),") for name, (result, arguments) in functions]
-    return "\n\n# What each function returns and takes.\nFUNCTIONS = {\n" + "".join(lines) + "}\n"
+    return "\n\n# The return type and the arguments of each function.\nFUNCTIONS = {\n" + "".join(lines) + "}\n"
 
 
 def names_of(declarations):

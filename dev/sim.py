@@ -101,12 +101,12 @@ they wait awake. All else is the model's default. `docs/performance.md` says wha
 
 
 def measured_of(record, size):
-    """What was measured of a size: one for each round."""
+    """The measurements of a size: one for each round."""
     return [point["results"]["shoal"] for point in record["points"] if point["bytes"] == size]
 
 
 def cpu_us(answer):
-    """Of all ranks: what they compute, send and hear."""
+    """CPU time of all ranks: computing, sending and hearing."""
     return answer["ranks"] * answer["time_us"] * (answer["working"] + answer["messaging"])
 
 

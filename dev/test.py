@@ -39,7 +39,7 @@ BUILDS = {
                 ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"],
                 {"unit", "sim", "contract", "threads", "fuzz", "emulated", "observe", "alone", "trace"}),
 }
-# What tests are built with: where one is missing when a build is configured, meson leaves them out, as `make build` needs none.
+# Tools that build tests: where one is missing when a build is configured, meson leaves them out, as `make build` needs none.
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
 # Builds for another processor: the folder that runs their programs under qemu, and the cases that qemu cannot run.
@@ -53,7 +53,7 @@ NOT_EMULATED = {
     "bootstrap_environment_passes_other_servers_by": FORKS_BESIDE_THREADS,
     "bootstrap_environment_warns_where_others_could_reach_it": FORKS_BESIDE_THREADS,
 }
-# What would say nothing new in a build: plans are arithmetic on small integers, the simulated transport has one thread. And what a
+# Tests that would say nothing new in a build: plans are arithmetic on small integers, the simulated transport has one thread. And what a
 # build has not: there is no libfabric in the sysroot for fabric_endpoint to open.
 NOT_AGAIN = {"aarch64": {"plan_check", "fabric_endpoint"}, "tsan": {"transport_sim_contract"}}
 SANITIZERS = {
@@ -160,7 +160,7 @@ def introspected(name, what):
 
 
 def targets_of(name):
-    """What ninja is to build: what the tests that run there say that they need; nothing: all."""
+    """Targets for ninja: those that the tests of this build need; none: all."""
     if name not in DECLARED:
         return []
     needed = {target for test in tests_of(name, "") for target in test["depends"]}
@@ -284,7 +284,7 @@ def report(name, test, result, options, total):
 
 
 class Plan:
-    """What is to run, in the order of the builds: one test after the other, LANES of those of BESIDE meanwhile, and the next build."""
+    """The tests to run, in the order of the builds: one test after the other, LANES of those of BESIDE meanwhile, and the next build."""
 
     def __init__(self, options, total):
         self.options, self.total = options, total

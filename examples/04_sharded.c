@@ -13,7 +13,7 @@
 #define STEPS 60
 #define RANKS_MAX 64
 
-/* What this rank wants parameter i to be. */
+/* The value that this rank wants parameter i to have. */
 static float target(int rank, size_t i)
 {
     return (float)i + (float)(rank % 3);

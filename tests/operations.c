@@ -122,7 +122,7 @@ static bool is_in_place(const struct operation_side *side, size_t tensor)
     return operation->place == PLACE_SAME;
 }
 
-/* Of a reduce-scatter the parts of the input follow each other. */
+/* In a reduce-scatter the parts of the input follow each other. */
 static enum operation_order order_of(const struct operation_side *side)
 {
     const struct operation *operation = &side->operation;
@@ -273,7 +273,7 @@ static void overwrite(const struct extent *extents, int byte)
         memset(extents[i].begin - EDGE_BYTES, byte, extents[i].bytes + 2 * EDGE_BYTES);
 }
 
-/* What a stretch holds: the same on who gives it and on who takes it. */
+/* The contents of a stretch: the same on the rank that gives it and the rank that takes it. */
 static struct reference_question ask(const struct operation_side *side, const struct stretch *stretch, bool is_output)
 {
     const struct operation *operation = &side->operation;
@@ -518,7 +518,7 @@ struct operation_arguments operation_open_arguments(const struct operation_side 
         abort();
     arguments.tensors = (struct shoal_tensor *)memory;
     list_tensors(side, arguments.tensors);
-    /* What a rank does not have is not looked at: whatever is passed for it. */
+    /* An operand that a rank does not have is ignored, whatever is passed for it. */
     void *const nothing = operation->salt % 2 ? NULL : (void *)(uintptr_t)1;
     for (size_t t = 0; t < tensors; t++) {
         if (!has_operand(operation, false, side->team.rank))

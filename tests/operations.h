@@ -59,7 +59,7 @@ struct operation {
     uint64_t salt;
 };
 
-/* What a kind is, in the words of shoal.h. */
+/* A kind in the words of shoal.h. */
 struct operation_row {
     const char *name;
     bool root_gives;    /* only root has an input */
@@ -111,7 +111,7 @@ size_t operation_room(const struct operation *operation, int size);
 struct operation_side operation_prepare(const struct operation *operation, const struct team *team, const struct areas *areas,
                                         size_t begin);
 
-/* What is passed to the call. */
+/* The arguments of the call. */
 struct operation_arguments {
     const void *input;
     void *output;

@@ -1,4 +1,4 @@
-/* What ranks give and what becomes of it, one period of elements at a time: from formulas, so that every rank can compute what
+/* The inputs of ranks and the results, one period of elements at a time: from formulas, so that every rank can compute what
  * every other one has.
  *
  * Integers, and all that is only moved, are any bits. Floats that are reduced are whole numbers so small that their sums and
@@ -26,7 +26,7 @@ struct reference {
     unsigned char bytes[REFERENCE_PERIOD * REFERENCE_ELEMENT_MAX];
 };
 
-/* What is asked for: `count` elements from number `first` on, of what is given for an operator, or of its result. */
+/* A question: `count` elements from number `first` on, of the inputs of an operator or of its result. */
 struct reference_question {
     enum shoal_type type;
     enum shoal_op op;
@@ -98,7 +98,7 @@ static inline size_t reference_elements(const struct reference_question *questio
     return question->count < REFERENCE_PERIOD ? question->count : REFERENCE_PERIOD;
 }
 
-/* What a rank gives. */
+/* The input of a rank. */
 static inline void reference_give(const struct reference_question *question, int rank, struct reference *reference_out)
 {
     struct reference_question plain = *question;
@@ -114,7 +114,7 @@ static inline void reference_give(const struct reference_question *question, int
     }
 }
 
-/* What the operator makes of what ranks[0] to ranks[size - 1] give; ranks NULL: 0 to size - 1. */
+/* The operator's result for the inputs of ranks[0] to ranks[size - 1]; ranks NULL: 0 to size - 1. */
 static inline void reference_reduce(const struct reference_question *question, const int *ranks, int size,
                                     struct reference *reference_out)
 {

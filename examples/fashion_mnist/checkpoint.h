@@ -5,7 +5,7 @@
 
 #include "network.h"
 
-/* What must be the same for training to go on where it stood, and how far it had come. */
+/* The values that must be the same for training to go on where it stood, and how far it had come. */
 struct checkpoint_header {
     char magic[8];
     uint64_t parameter_count;

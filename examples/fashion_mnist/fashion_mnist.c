@@ -47,7 +47,7 @@ static int close_loss_csv(struct run *run)
     return 0;
 }
 
-/* What a worker does on its own before training. Rank 0 makes or reads the first parameters; the others receive them later. */
+/* A worker's own preparation before training. Rank 0 makes or reads the first parameters; the others receive them later. */
 static int prepare(struct run *run, struct shoal_context *context, struct shoal_comm *comm)
 {
     struct trainer *trainer = &run->trainer;

@@ -1,6 +1,6 @@
-/* What went wrong on this worker, and how all workers come to know. A function that fails writes one line that names the cause
- * and what to do; fault_agree then makes every worker stop together, and exactly one of them print its line. Not for failures
- * of Shoal itself: those have been logged and reach every worker on their own. Main thread only. */
+/* An error on this worker, and how all workers learn of it. A function that fails writes one line that names the cause and what
+ * to do; fault_agree then makes every worker stop together, and exactly one of them print its line. Not for failures of Shoal
+ * itself: those have been logged and reach every worker on their own. Main thread only. */
 #ifndef TRAIN_FAULT_H
 #define TRAIN_FAULT_H
 

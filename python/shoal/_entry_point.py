@@ -1,4 +1,4 @@
-"""What torch calls while it is imported, in every process of the environment: quick, silent, and without the C library."""
+"""Called by torch while it is imported, in every process of the environment: quick, silent, and without the C library."""
 
 
 def register() -> None:

@@ -350,7 +350,7 @@ static void sources_that_are_freed_too_early_stay_until_all_is_complete(void **s
     destroy(&sources.world);
 }
 
-/* What is not kept loses its pages at once; but those that an adapter still reads. */
+/* A source that is not kept loses its pages at once, except those that an adapter still reads. */
 static void sources_that_are_freed_too_early_keep_their_pages_so_long(void **state)
 {
     struct sources sources;

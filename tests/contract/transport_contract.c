@@ -127,7 +127,7 @@ static const struct shoal_announcement *arrival(struct contract_world *world, in
     return at(world, rank)->ops->arrival(at(world, rank), peer, sequence);
 }
 
-/* Of a remote rank locations mean nothing. */
+/* The locations of a remote rank mean nothing. */
 static void assert_arrived(struct contract_world *world, int rank, int peer, uint64_t sequence, size_t bytes)
 {
     UNTIL(world, arrival(world, rank, peer, sequence) != NULL);
@@ -358,7 +358,7 @@ static bool are_peers(uint64_t n, int a, int b)
     return hash % (n / 60 % 2 ? 16 : 2) == 0;
 }
 
-/* Of some operations only one rank gives, and need not wait for the others. */
+/* In some operations only one rank gives, and need not wait for the others. */
 static bool gives(const struct contract_world *world, int rank, uint64_t n)
 {
     return n / 20 % 2 || n / 40 % (uint64_t)world->size == (uint64_t)rank;
@@ -409,7 +409,7 @@ static void end_meeting(struct contract_world *world, int rank, uint64_t n)
     complete(world, rank, n);
 }
 
-/* Who is told too late what others have completed waits for ever: nobody sends anything that is not asked for here. */
+/* A rank that is told too late what others have completed would wait for ever, because nobody sends anything unasked here. */
 static void operations_with_any_peers_do_not_stall(void **state)
 {
     struct contract_world world;
@@ -725,7 +725,7 @@ static size_t put_bytes(const struct round *round)
     return SLOT_BYTES / round->puts;
 }
 
-/* What the rank that receives sees of it: all puts up to the counter are there. */
+/* As the receiving rank sees it: all puts up to the counter are there. */
 static bool is_round_over(struct contract_world *world, const struct round *round)
 {
     const size_t bytes = put_bytes(round);
@@ -1000,7 +1000,7 @@ static bool all_hear_who_is_waited_for(struct contract_world *world, int rank, i
     return hear;
 }
 
-/* What was said last counts in the end, in whatever order it comes. */
+/* The last statement counts in the end, in whatever order statements come. */
 static void who_is_waited_for_is_heard(void **state)
 {
     struct contract_world world;

@@ -1,4 +1,4 @@
-/* What every transport must do, as a list of cmocka cases that run over any implementation. A factory makes `size` connected
+/* The contract of every transport, as a list of cmocka cases that run over any implementation. A factory makes `size` connected
  * transports in this process; the cases call them in turn from one thread, and poll with the factory's pump until what they
  * wait for is there. */
 #ifndef SHOAL_TESTS_TRANSPORT_CONTRACT_H

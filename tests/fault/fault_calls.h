@@ -1,5 +1,5 @@
 /* The calls that ranks make together, as one table, and a rank's operands for one of them: tests ask the same of every call.
- * What goes in and must come out is that of tests/operations.h. */
+ * Inputs and expected results are those of tests/operations.h. */
 #ifndef SHOAL_TESTS_FAULT_CALLS_H
 #define SHOAL_TESTS_FAULT_CALLS_H
 

@@ -29,7 +29,7 @@
 #define FAULT_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 #define FAULT_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* What a rank tells the parent. */
+/* A rank's report to the parent. */
 struct fault_result {
     pid_t pid;
     _Atomic uint64_t action_ns; /* when it did what its peers have to notice */
@@ -130,7 +130,7 @@ float *fault_floats(struct fault_rank *self, bool is_shared, size_t count);
 /* An all-reduce in place of value rank + 1, its result looked at; false after a failed check. */
 bool fault_allreduce_once(struct fault_rank *self, struct shoal_comm *comm, float *buffer, size_t count);
 
-/* What a process holds. */
+/* The resources that a process holds. */
 struct fault_holdings {
     int descriptors;
     int threads;

@@ -66,8 +66,8 @@ static bool wakes_victim(const struct fault_rank *self, const struct fault_scene
     return scene->how == FAULT_STOP && self->rank == (scene->victim == 0 ? 1 : 0);
 }
 
-/* What a rank does to its memory once it has freed the communicator, it alone does; also when a victim that was stopped goes
- * on after that. */
+/* Once a rank has freed the communicator, nobody else writes to its memory, even if a victim that was stopped goes on after
+ * that. */
 static void look_after_memory(struct fault_rank *self, struct fault_operands held[POSTED])
 {
     const struct fault_scene *scene = self->parameters;
@@ -259,7 +259,7 @@ static void body(struct fault_rank *self)
 
 /* ---- The parent's look --------------------------------------------------------------------------------------------------- */
 
-/* What the survivors are told. */
+/* The failure that survivors must report. */
 static const struct {
     const char *way;
     enum shoal_status status;

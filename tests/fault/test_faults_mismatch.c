@@ -131,7 +131,7 @@ static size_t find_most(const size_t *counts, int size, size_t most)
     return most;
 }
 
-/* Of parts the longest, of tensors all elements. */
+/* The count in the message: the longest part, or all elements of the tensors. */
 static size_t told_count(const struct operation *operation, const struct team *team)
 {
     const struct operation_side side = {*operation, *team, NULL, NULL};
@@ -228,7 +228,7 @@ static void body(struct fault_rank *self)
 
 /* ---- The parent ---------------------------------------------------------------------------------------------------------- */
 
-/* Of an all-to-all with parts of different lengths only a pair of ranks knows that they differ. */
+/* In an all-to-all with parts of different lengths only a pair of ranks knows that they differ. */
 static bool is_told_by_pair(const struct scene *scene)
 {
     return scene->call == FAULT_ALLTOALLV && (scene->odd == COUNT || scene->odd == LENGTHS);

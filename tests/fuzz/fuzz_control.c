@@ -38,7 +38,7 @@ static void fill_hello(struct shoal_tcp_hello *hello, uint32_t rank)
     strcpy(hello->version, "1.2.3");
 }
 
-/* What the parser says is within its limits, and means the same when it is built again. */
+/* The parser's results are within its limits, and mean the same when they are built again. */
 static void check_parser(const unsigned char *data, size_t bytes, bool is_member)
 {
     struct shoal_control_frame frame;
@@ -50,7 +50,7 @@ static void check_parser(const unsigned char *data, size_t bytes, bool is_member
     assert(shoal_control_frame_build(&frame, again) == frame.bytes && memcmp(again, data, frame.bytes) == 0);
 }
 
-/* What the control thread does with a piece of input, with all that is to be said sent at once. */
+/* Handles a piece of input as the control thread does, with all answers sent at once. */
 static void deliver(struct harness *h, int slot, const unsigned char *data, size_t bytes)
 {
     struct shoal_control_link *link = h->links[slot];

@@ -180,7 +180,7 @@ static unsigned sum(const unsigned char *bytes, size_t count)
     return result;
 }
 
-/* Of these one message changes only so much. */
+/* One message changes these only so much. */
 static void check_words(struct harness *h)
 {
     const struct shoal_transport_ops *ops = h->transport->ops;
@@ -257,7 +257,7 @@ static void hear(struct harness *h, const uint8_t *data, size_t bytes)
     hand_endpoint_hear(h->network, h->last, h->last_bytes, true);
 }
 
-/* What differs from peer 1's immediate: 1 is its first increment. */
+/* The difference to peer 1's immediate: 1 is its first increment. */
 static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
 {
     uint32_t immediate = 0;
@@ -288,7 +288,7 @@ static struct effects read_effects(struct harness *h)
     return effects;
 }
 
-/* What no session sealed, and what was heard before, is counted, and that is all. */
+/* A message that no session sealed, or that was heard before, is counted and changes nothing else. */
 static void hear_stranger(struct harness *h, const uint8_t *data, size_t bytes)
 {
     const uint64_t rejected = shoal_rejections_total(shoal_network_rejections(h->network));
@@ -562,7 +562,7 @@ static void check_records(struct harness *h, struct input *input)
     assert(payload[0] == 0x5A && ops->arrival(h->transport, 1, 2 + SHOAL_PAYLOADS));
 }
 
-/* Of what a peer says on whom it waits for, the last that it sent counts, if there is such a rank. */
+/* The last statement of a peer about the rank it waits for counts, if there is such a rank. */
 static void check_waits(struct harness *h, struct input *input)
 {
     static const uint64_t numbers[] = {2ull << 32 | 3, 1ull << 32 | 1, 3ull << 32 | (SIZE + 1), 4ull << 32 | UINT32_MAX};
@@ -572,7 +572,7 @@ static void check_waits(struct harness *h, struct input *input)
     assert(h->transport->ops->waits_for(h->transport, 1) == 2);
 }
 
-/* Of what strangers send nothing is kept; of what peers send too early, so much that it is more than they may. */
+/* Nothing that strangers send is kept. Early messages of peers are kept beyond the most that they may send. */
 static void check_unexpected(struct harness *h)
 {
     static uint8_t message[16384];
@@ -626,7 +626,7 @@ static void check_immediates(struct harness *h)
     assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 3);
 }
 
-/* Of what a process of the job says in the name of another rank nothing is taken. */
+/* A message in the name of another rank is ignored, even from a process of the job. */
 static void check_names(struct harness *h)
 {
     const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);

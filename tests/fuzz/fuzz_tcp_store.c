@@ -52,7 +52,7 @@ static bool is_open(const struct harness *h, int slot)
     return h->sessions[slot] && h->sessions[slot]->state < SHOAL_TCP_CLOSING;
 }
 
-/* What the server's thread does with a piece of input, with all replies sent at once. */
+/* Handles a piece of input as the server's thread does, with all replies sent at once. */
 static void deliver(struct harness *h, int slot, const void *data, size_t bytes)
 {
     struct shoal_tcp_session *session = h->sessions[slot];

@@ -9,7 +9,7 @@
 Layouts: 1x4, 2x1, 3x2 (hosts x ranks of each), 3+1 (ranks of each host), 4x2:rr (numbered in turns over the hosts).
 
 Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. Namespaces have no names: processes hold them, which end when
-this one does, however it ends. So runs cannot meet, and none leaves anything behind. Who is not root becomes so in a user
+this one does, however it ends. So runs cannot meet, and none leaves anything behind. A user who is not root becomes so in a user
 namespace of its own, where the kernel allows it.
 """
 import argparse
@@ -110,7 +110,7 @@ class Host:
         self.namespace = os.readlink(f"/proc/{self.pid}/ns/net")
 
     def enter(self):
-        """What to put before a command that shall run here and end with us."""
+        """The words to put before a command that shall run here and end with us."""
         return ["nsenter", "-t", str(self.pid), "--net", "--uts", "setpriv", "--pdeathsig", "KILL", "--"]
 
     def run(self, *command):
@@ -186,7 +186,7 @@ class Cluster:
             raise Impossible(f"no IPv6 addresses: {why}")
 
     def address(self, number):
-        """Of the host with this number, from 0."""
+        """The address of the host with this number, from 0."""
         return f"fd77::{number + 1}" if self.ipv6 else f"10.77.0.{number + 1}"
 
     def unplug(self, number):
@@ -201,7 +201,7 @@ class Cluster:
 # ---- Jobs ------------------------------------------------------------------------------------------------------------------
 
 def threads_of(pid):
-    """What each thread of a process is doing, and where it sleeps in the kernel, where that may be seen."""
+    """The state of each thread of a process, and where it sleeps in the kernel, where that may be seen."""
     told = []
     for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:

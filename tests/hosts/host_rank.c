@@ -70,7 +70,7 @@ static void every_row(struct world *world)
 
 #define MEGABYTES ((size_t)5 << 20)
 
-/* Of the larger operand, in each way; no whole number of chunks. */
+/* Megabytes of the larger operand, in each way; no whole number of chunks. */
 static void megabytes(struct world *world)
 {
     struct areas areas = world_open_areas(world, MEGABYTES + (1 << 20));

@@ -135,7 +135,7 @@ def copy_of_what_it_takes(folder):
 
 
 def exact_as_an_ordinary_user(word):
-    """Who is root of no more than a user namespace. Many fewer capabilities, and other owners of what ranks look into."""
+    """Ranks that are root of no more than a user namespace: many fewer capabilities, and other owners of what they look into."""
     if IS_INSIDE in os.environ:
         raise Skip("an ordinary user runs all of these already")
     python = python_for_nobody()
@@ -151,7 +151,7 @@ def exact_as_an_ordinary_user(word):
 # ---- Hosts are apart -------------------------------------------------------------------------------------------------------
 
 def memory_files(pid):
-    """What a process shares memory through: its descriptors and mappings of memfds, as inode numbers."""
+    """The shared memory of a process: its descriptors and mappings of memfds, as inode numbers."""
     mappings = Path(f"/proc/{pid}/maps").read_text()
     found = {int(inode) for inode in re.findall(r"^\S+ \S+ \S+ \S+ (\d+) +/memfd:", mappings, re.M)}
     for path in Path(f"/proc/{pid}/fd").iterdir():
@@ -569,7 +569,7 @@ def send(connection, data):
 
 
 def attack(address, ports):
-    """What strangers do: some connect and leave, some send rubbish, some a byte now and then, until we are killed. Says how
+    """The acts of strangers: some connect and leave, some send rubbish, some a byte now and then, until we are killed. Says how
     many got in."""
     slow, got_in, end = [], 0, time.monotonic() + CONNECTING_S
     for port, kind in [(int(port), kind) for kind in ("leave", "rubbish", "slow") for port in ports] * CONNECTIONS:
@@ -678,7 +678,7 @@ def start_strangers(cluster, captured):
 
 
 def rejections(folder):
-    """What each rank's flight recorder tells, by reason."""
+    """Each rank's rejections in its flight recorder, by reason."""
     told = {}
     for file in Path(folder).glob("flight.*"):
         for reason, count in re.findall(r'"rejected_(\w+)":(\d+)', file.read_text()):

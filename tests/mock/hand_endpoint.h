@@ -21,7 +21,7 @@ struct shoal_fabric_endpoint {
 
 extern struct shoal_fabric_endpoint hand_endpoint;
 
-/* What the network hears in one poll: a message, or (its first four bytes) the immediate of a write. */
+/* Makes the network hear one thing in its next poll: a message, or (its first four bytes) the immediate of a write. */
 void hand_endpoint_hear(struct shoal_network *network, const void *data, size_t bytes, bool is_message);
 
 #endif

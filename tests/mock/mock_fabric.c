@@ -1,6 +1,6 @@
 /* A libfabric that answers fi_getinfo as the machine named in SHOAL_MOCK_FABRIC would, and opens endpoints that reach each
  * other in one process: what Shoal makes of EFA and InfiniBand can be tried where there is neither. Loaded through
- * SHOAL_LIBFABRIC. What it answers is what the documents and sources of libfabric 1.17 to 2.6 say; it was never compared with
+ * SHOAL_LIBFABRIC. Its answers follow the documents and sources of libfabric 1.17 to 2.6; they were never compared with
  * hardware. */
 #include "mock_fabric.h"
 

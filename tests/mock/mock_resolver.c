@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What the name stands for, itself where MOCK_NAMES does not say. */
+/* The address of a name: the name itself where MOCK_NAMES does not say. */
 static const char *address_of(const char *name, char address[128])
 {
     const char *names = getenv("MOCK_NAMES");

@@ -1,5 +1,5 @@
-/* What becomes of all that is for one of the mock's endpoints. mock_hinder, which tests find by name, takes the number that the
- * endpoint's address begins with. */
+/* Delays, loses or passes all messages to one of the mock's endpoints. mock_hinder, which tests find by name, takes the number
+ * that the endpoint's address begins with. */
 #ifndef TESTS_MOCK_WAYS_H
 #define TESTS_MOCK_WAYS_H
 

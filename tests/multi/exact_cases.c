@@ -77,7 +77,7 @@ static size_t parts_of(enum operation_kind kind, int size)
     return row->is_input_cut || row->is_output_cut ? (size_t)size : 1;
 }
 
-/* What one rank may give beside its announcement. */
+/* The bytes that one rank may give beside its announcement. */
 static size_t direct_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;

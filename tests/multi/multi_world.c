@@ -207,7 +207,7 @@ void world_report(bool is_ok, const char *name)
     fflush(stdout);
 }
 
-/* Read by the leak checker where there is one. What libfabric keeps until the process ends is not the tests'. */
+/* Read by the leak checker where there is one. Memory that libfabric keeps until the process ends is no leak of the tests. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {

@@ -59,7 +59,7 @@ struct world_group {
 };
 
 struct world_group world_all(const struct world *world);
-/* Splits; colors and keys have an entry for each rank of the parent. Who became a member is compared with plain counting. */
+/* Splits; colors and keys have an entry for each rank of the parent. The members are compared with plain counting. */
 struct world_group world_split(struct world *world, const struct world_group *parent, const int *colors, const int *keys);
 struct team world_team(const struct world_group *group);
 

@@ -37,7 +37,7 @@ def call(*command, timeout=60, env=None, cwd=None):
 COUNTED = """mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && cd /sys/fs/cgroup || exit 77
 echo 0 | tee memory.current memory/memory.usage_in_bytes > /dev/null; echo oom_kill 0 | tee memory.events memory/memory.oom_control > /dev/null
 cd / && exec "$@" """
-# What the kernel does where it kills a process for lack of memory.
+# Counts a kill as the kernel does where it kills a process for lack of memory.
 COUNT_A_KILL = "cd /sys/fs/cgroup && echo oom_kill 1 | tee memory.events memory/memory.oom_control > /dev/null"
 
 

@@ -1,4 +1,5 @@
-/* What one rank does early, late or alone must not hold up the others, nor reach into what they have taken back. */
+/* Calls of one rank that are early, late or alone must not hold up the others, nor reach into memory that they have taken
+ * back. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,7 +194,7 @@ static void memory_kept_gives_way(struct world *world)
     shoal_comm_free(comm);
 }
 
-/* Who has not noticed yet that a communicator broke may still write to the memory of its operations. */
+/* A rank that has not noticed yet that a communicator broke may still write to the memory of its operations. */
 static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;

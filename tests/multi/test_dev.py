@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the front door does before a test runs: dev/test.py and the Makefile."""
+"""Tests of the front door, dev/test.py and the Makefile: all that happens before a test runs."""
 import importlib.util
 import os
 import pathlib

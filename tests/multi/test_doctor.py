@@ -147,7 +147,7 @@ def memory_that_does_not_suffice_is_told():
     told("warning", "memory", "are left", SHOAL_MEMORY_LIMIT="900000G")
 
 
-# What the kernel tells of the groups of a process (cgroups(7)): its line in /proc/self/cgroup, files, and what is told then.
+# The kernel's files about the groups of a process (cgroups(7)): its line in /proc/self/cgroup, files, and the expected finding.
 GROUPS = (
     ("0::/job/step\n", {"cpu.stat": "", "job/cpu.stat": "", "job/cpu.max": "100000 50000", "job/step/cpu.stat": "",
                         "job/step/cpu.max": "max 100000"}, "cores", "3 ranks share 2 cores"),

@@ -26,7 +26,7 @@ def free_port():
 
 
 def told(how, *identity):
-    """What rank 0 says of a rank 1 that ended so, while nobody waits for rank 1."""
+    """Rank 0's report of a rank 1 that ended so, while nobody waits for rank 1."""
     job = {"SHOAL_JOB_ID": "ended", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     victim, survivor = (subprocess.Popen([PROBE, str(how), *identity], env=environment(RANK=rank, **job), text=True,
                                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -1,6 +1,6 @@
 /* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory, in
- * place and apart, blocking and asynchronous, on communicators and their parts. What is called and what must come out is told
- * in operations.h. Random programs of them are test_programs.c's. */
+ * place and apart, blocking and asynchronous, on communicators and their parts. The calls and the expected results are
+ * described in operations.h. Random programs of them are test_programs.c's. */
 #include <stdio.h>
 #include <string.h>
 
@@ -51,7 +51,7 @@ static void run(const char *subject, int size, const char *const *settings, worl
     world_run(&options);
 }
 
-/* What is run, and with how many ranks. */
+/* The cases, with their numbers of ranks. */
 static const struct {
     const char *subject;
     world_body_fn body;

@@ -153,7 +153,7 @@ def accuracy_of(out):
 
 
 def compression_costs_no_accuracy(folder):
-    """Of gradients between two hosts of two workers: within half a point, and the same bits on all workers."""
+    """Compressed gradients between two hosts of two workers: within half a point, and the same bits on all workers."""
     accuracies = {}
     for compression in ("none", "int8"):
         code, out, err = run_on_hosts(4, 2, FASHION, "--epochs", "3", "--limit", "12000", "--compress", compression)

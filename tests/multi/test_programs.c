@@ -29,7 +29,7 @@ static const char *const settings[][4] = {
 };
 #define WORLDS (COUNT_OF(sizes) * COUNT_OF(settings))
 
-/* What ranks do together, and on which group. */
+/* One action of the ranks, and its group. */
 struct item {
     int group;
     bool is_exchange;

@@ -699,7 +699,7 @@ static void unequal_hosts_body(struct world *world)
     close_job(&job);
 }
 
-/* What one rank gives wrong is told on all of them. */
+/* A wrong argument of one rank is reported on all of them. */
 static void expect_refused(struct job *job, enum shoal_status status, const char *said)
 {
     expect_last(job->world, create(job), status, said);

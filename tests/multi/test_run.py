@@ -453,7 +453,7 @@ def success_beside_others_is_fine():
 
 
 def early_leavers_are_in_the_report():
-    """Who left with code 0 did not fail, but may be why another did."""
+    """A rank that left with code 0 did not fail, but may be why another did."""
     done = ordered("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { after 0; exit 0; }; after 1; exit 3", 3)
     equal(done.code, 3)
     report = [re.sub(r" \(pid \d+\)", "", line) for line in done.err.splitlines() if line.startswith("shoal run: rank")]
@@ -619,7 +619,7 @@ def workers_get_default_signals():
 
 
 def tests_hold_under_nohup():
-    """What this program was started with must not decide: nohup ignores SIGHUP, a shell's background SIGINT and SIGQUIT."""
+    """Signal dispositions that this program inherited must not decide: nohup ignores SIGHUP, a shell's background SIGINT and SIGQUIT."""
     ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
     done = subprocess.run([sys.executable, __file__, "signals_are_forwarded", "workers_get_default_signals"],
                           capture_output=True, text=True, timeout=DEADLINE_S,
@@ -692,7 +692,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
     def screen(self):
-        """What a person sees in the end: \\r goes to the line's begin, ESC [ K erases to its end."""
+        """The text a person sees in the end: \\r goes to the line's begin, ESC [ K erases to its end."""
         rows, column = [""], 0
         for part in re.findall(r"\r|\n|\x1b\[K|[^\r\n\x1b]+", self.text):
             row = rows[-1]
@@ -880,7 +880,7 @@ def verdict(number, test):
 
 
 def signals_default():
-    """What a launcher of this program has ignored or blocked, `shoal run` would rightly leave so."""
+    """`shoal run` rightly keeps signals ignored or blocked that a launcher of this program has ignored or blocked."""
     for number in signal.valid_signals():
         if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):  # those are Python's own
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

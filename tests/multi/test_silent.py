@@ -1,4 +1,4 @@
-"""What never answers while ranks join: a name server, the launcher's PMIx, a program at rank 0's port. Each is a clear error
+"""Services that never answer while ranks join: a name server, the launcher's PMIx, a program at rank 0's port. Each is a clear error
 within the time that was set.
 
 Prints TAP. SHOAL_PROBE names launcher_probe, SHOAL_TEST_RESOLVER and SHOAL_TEST_PMIX the mocks. Exit code 0: none failed."""

@@ -275,7 +275,7 @@ def hosts_send_less_where_gradients_are_compressed():
         expect((step["hosts"], step["compress"], step["errors"]) == (2, word, 0) and not any(row["errors"] for row in rows), step)
         expect([row["host"] for row in rows] == [0, 0, 1, 1] and len({row["bytes_network"] for row in rows}) == 1, rows)
         sent[word] = rows[0]["bytes_network"]
-        # Of two hosts each sends every byte once; the bound is of what is left of them.
+        # Each of two hosts sends every byte once; the bound holds for the bytes that are left.
         ratio = {"none": 1, "int8": 4 / (1 + 4 / 256)}.get(word, 2)
         expect(abs(step["wire_us"] - size * 8e-3 / 10 / ratio) < 1 and step["bound_us"] >= step["wire_us"], word, step)
     expect(size / 2 <= sent["none"] < 0.51 * size and sent["fp16"] == sent["bf16"], sent)

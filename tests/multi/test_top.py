@@ -259,7 +259,7 @@ def garbage_harms_nobody():
 
 
 def a_rank_that_is_none_is_not_told():
-    """Who uses shoal_watch may take a rank for an index."""
+    """A user of shoal_watch may take a rank for an index."""
     good = recorders_of_a_rank()
     expect(struct.unpack_from("<iii", good, 160) == (0, 2, 0), struct.unpack_from("<iii", good, 160))
     struct.pack_into("<Q", good, 6800, 7)

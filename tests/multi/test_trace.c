@@ -11,7 +11,7 @@
 #define CHUNKS_MAX 64
 #define TEXT_MAX 8192
 
-/* What ran for one operation, one text per chunk, in the form of shoal_plan_print. */
+/* The steps that ran for one operation, one text per chunk, in the form of shoal_plan_print. */
 struct trace {
     struct world *world;
     uint64_t sequence;
@@ -53,13 +53,13 @@ static void record(void *arg, uint64_t sequence, size_t chunk, const struct shoa
     CHECK(trace->world, trace->used[chunk] < TEXT_MAX, "the trace is too long");
 }
 
-/* Whose input and output are shared: one bit per rank each. */
+/* The ranks whose input and output are shared: one bit per rank each. */
 struct sharing {
     unsigned inputs;
     unsigned outputs;
 };
 
-/* What runs: `count` elements in each part, of a whole where there are none. */
+/* The operation: `count` elements in each part, or in all where there are no parts. */
 struct traced {
     enum shoal_collective_type kind;
     struct sharing sharing;
@@ -67,7 +67,7 @@ struct traced {
     size_t count;
 };
 
-/* What the run is compared with. */
+/* The expected text. */
 struct printed {
     const char *algorithm;
     char *text;

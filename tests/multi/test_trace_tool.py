@@ -262,7 +262,7 @@ def missing_ranks_and_cut_histories_are_named():
     expect(sums["absent"] == [{"communicator": "world", "ranks": [0]}, {"communicator": "world", "ranks": [2, 3, 4]},
                               {"communicator": "world", "ranks": [6]}], sums["absent"])
     expect(sums["cut"] == [{"communicator": "world", "rank": 1, "gone": 5, "operations": 7, "later": 0}], sums["cut"])
-    # Who is in no file is blamed by the words of the others: 1 us of waiting at most was seen of the 250.
+    # A rank without a file is blamed by the files of the others: they saw at most 1 us of the 250 us of waiting.
     expect(sums["ranks"][0] == {"communicator": "world", "rank": 3, "host": None, "pid": None, "operations": 0, "last_in": 2,
                                 "late_median_us": 0.5, "late_p99_us": 250.5, "late_worst_us": 250.5, "others_waited_us": 1.5}, sums)
     _, out, _ = folder.trace("flight")

@@ -51,7 +51,7 @@ GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|
 
 @dataclasses.dataclass
 class World:
-    """What a case is told on each rank."""
+    """The arguments of a case on each rank."""
     rank: int
     size: int
     shim: str
@@ -82,7 +82,7 @@ def use_python_with_torch():
 
 
 def prepare_environment():
-    """What a process that uses Shoal from this checkout needs; children inherit it."""
+    """The environment of a process that uses Shoal from this checkout; children inherit it."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("SHOAL_LIBRARY", str(TOP / "build/libshoal.so"))
     package = str(TOP / "python")
@@ -228,7 +228,7 @@ class Job:
 
 
 def told(job, verdicts):
-    """What the ranks of a failed case said."""
+    """The output of the ranks of a failed case."""
     text = []
     for rank, verdict in enumerate(verdicts):
         if verdict and verdict[0] == "fail":

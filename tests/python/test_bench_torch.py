@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/bench_torch.py: what it measures, writes down and says of it. What the figures are is no matter here."""
+"""bench/bench_torch.py: what it measures, writes down and says of it. The figures themselves do not matter here."""
 import contextlib
 import functools
 import io
@@ -55,7 +55,7 @@ def point(size, gloo, deepspeed=None, shoal=10):
 
 
 def judged(suite, points, left_out=None):
-    """What is printed of a suite with these points, by target; the exit code; the table."""
+    """The report of a suite with these points, by target; the exit code; the table."""
     record = {"suite": suite, "kind": "curve" if "bytes" in points[0] else "cases", "title": "", "what": "", "command": "",
               "shoal_command": "", "machine": {"cpu": "", "cores": 2, "kernel": ""}, "is_judged": True, "points": points,
               "left_out": left_out or {}}

@@ -349,7 +349,7 @@ def complex_gradients(world):
 
 
 def hooks_of_others(world):
-    """What they do to a gradient is averaged, whether they were there before the wrapper or came later."""
+    """Their changes to a gradient are averaged, whether they were there before the wrapper or came later."""
     module, alone = seeded(plain), seeded(plain)
 
     def double(parameter):

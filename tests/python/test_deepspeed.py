@@ -25,14 +25,14 @@ except ImportError as error:
 
 with contextlib.suppress(ImportError):  # it compiles functions, by each rank else; older versions have none
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
-# Of inference only: else each rank asks torch for it, which compiles it, into a folder of the user's.
+# Used by inference only: else each rank asks torch for it, which compiles it, into a folder of the user's.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 BATCH = 24
 STEPS = 4
 
 
 def layers():
-    """Of which each can be a stage."""
+    """Layers, each of which can be a stage."""
     torch.manual_seed(1)
     return [nn.Sequential(nn.Linear(12, 16), nn.Tanh()), nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
             nn.Sequential(nn.Linear(16, 16), nn.Tanh()), nn.Linear(16, 4)]

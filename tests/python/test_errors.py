@@ -361,7 +361,7 @@ def monitored_barrier_names_who_is_missing(world):
 
 
 def group_without_all(world):
-    """Who makes a group that another rank does not make is told who is missing."""
+    """A rank that makes a group that another does not make is told which one is missing."""
     os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "2000"
     dist.init_process_group(ranks.BACKEND, timeout=datetime.timedelta(seconds=3))
     if is_away(world, 1):
@@ -523,7 +523,7 @@ def work_kept_beyond_its_group(world):
 
 
 def failed_work_tells(world):
-    """What else a work says of its failure."""
+    """The other ways in which a work reports its failure."""
     store = distributed_c10d._get_default_store()
     if world.rank == 1:
         store.wait(["posted"])

@@ -136,7 +136,7 @@ def torchrun_starts_both():
 
 
 def commands_of(readme):
-    """What a README says to type to train, from its blocks of code."""
+    """The commands of a README that train, from its blocks of code."""
     blocks = re.findall(r"^```\n(.*?)^```", readme.read_text(), re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if line.startswith("shoal run")]
 

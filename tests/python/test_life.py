@@ -398,7 +398,7 @@ def a_store_that_is_not_rank_0s(world):
 
 
 def variables_win(world):
-    """Of torchrun's kind, also under mpirun: a wrapper script may have set them for reasons of its own."""
+    """Variables of torchrun's kind count under mpirun, too: a wrapper script may have set them for reasons of its own."""
     command = next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), None)
     if not command:
         raise Skip("no mpirun")
@@ -528,7 +528,7 @@ def groups_together(world):
 
 
 def split_by_torch(world):
-    """What torch.distributed.split_group calls, which torch refuses by itself on machines without an accelerator."""
+    """Calls what torch.distributed.split_group calls, because torch itself refuses it on machines without an accelerator."""
     if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
         raise Skip("only versions of torch with ProcessGroup.split_group ask for it, and only the shim in C++")
     group = dist.group.WORLD.split_group([0, 1], group_name="both")

@@ -21,7 +21,7 @@ HEADERS = TOP / "include/shoal"
 
 
 def compiled(program):
-    """What a C program that includes all headers prints, as lines."""
+    """The output of a C program that includes all headers, as lines."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         raise Skip("no C compiler")

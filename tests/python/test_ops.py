@@ -161,7 +161,7 @@ def splits(count, size):
 
 
 def sent(world, type_, table, rank, salt=0):
-    """What this rank gets from another one by such a table."""
+    """The elements that this rank gets from another one by such a table."""
     whole = numbers(rank, sum(table[rank]), type_, salt=salt)
     return whole.split(table[rank])[world.rank]
 
@@ -327,7 +327,7 @@ def works_dropped(world):
 
 
 def works_dropped_of_tensors_with_gaps(world):
-    """What arrives in a copy gets to the tensor, also when nobody waits for the work."""
+    """Data that arrives in a copy gets to the tensor, also when nobody waits for the work."""
     for turn in range(20):
         matrix = torch.full((50, 20), float(world.rank))
         dist.all_reduce(matrix[:, ::2], async_op=True)
@@ -665,7 +665,7 @@ def groups(world):
 
 
 def group_that_is_split(world):
-    """What torch does with a device mesh beside NCCL; who is not named has no group."""
+    """The use that torch makes of a device mesh beside NCCL; a rank that is not named has no group."""
     if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
         raise Skip("the shim in Python has no split" if world.shim == "python" else "this torch or back-end has no split")
     members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]

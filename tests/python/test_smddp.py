@@ -17,7 +17,7 @@ SHOAL = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
 ENVIRONMENT = dict(os.environ)
 SECONDS_MAX = 240  # importing torch takes long where other tests run beside
 
-# What both scripts train: each of two workers has half of a batch, and gets the weights that the whole batch gives.
+# Both scripts train this: each of two workers has half of a batch, and gets the weights that the whole batch gives.
 PROBLEM = """
 import torch
 torch.manual_seed(3)
@@ -51,7 +51,7 @@ rank, size, local_rank = dist.get_rank(), dist.get_world_size(), int(os.environ[
 assert dist.get_backend() == "smddp" and os.environ["SMDATAPARALLEL_LOCAL_RANK"] == str(local_rank)
 check(train(DDP(make_network()), inputs.chunk(size)[rank], targets.chunk(size)[rank]))
 
-# What the original documents.
+# Calls that the original documents.
 x = torch.full((5,), float(rank + 1))
 dist.all_reduce(x)
 assert x.tolist() == [3.0] * 5, x
@@ -63,7 +63,7 @@ dist.all_gather(parts, torch.full((5,), float(rank)))
 assert [part[0].item() for part in parts] == [0.0, 1.0], parts
 dist.barrier()
 
-# What the original refuses.
+# Calls that the original refuses.
 beside = dist.new_group(backend="gloo")
 dist.all_reduce(x.fill_(1), group=beside)
 assert x.tolist() == [2.0] * 5, x

@@ -48,7 +48,7 @@ struct world {
     char last_line[1400];
 };
 
-/* What is called, one after the other: collectives and groups of messages. The same on every rank. */
+/* A list of calls, one after the other: collectives and groups of messages. The same on every rank. */
 struct program {
     struct operation operations[CALLS_MAX];
     struct exchange exchanges[CALLS_MAX];
@@ -472,7 +472,7 @@ static void engine_stages_before_others_have_arrived(void **state)
     }
 }
 
-/* What small operations write in a slot goes round in it, and never beyond it. */
+/* Small operations write round a slot, and never beyond it. */
 static void engine_goes_round_in_a_slot(void **state)
 {
     static const char *const settings[] = {"SHOAL_DIRECT_BYTES=0", "SHOAL_DEPTH=2", "SHOAL_CHUNK_BYTES=32K", NULL};
@@ -986,7 +986,7 @@ static struct shoal_call draw_call(struct world *world, int r, uint64_t *random)
     return call;
 }
 
-/* Who gives meets only the root. */
+/* A giving rank meets only the root. */
 static struct shoal_call draw_gather(struct world *world, int r, uint64_t *random)
 {
     const int root = (int)reference_below(random, (size_t)world->size);
@@ -1161,7 +1161,7 @@ static void block(struct world *world, int r)
     atomic_store(&world->ranks[r].requests[0].awaited, 1);
 }
 
-/* What it said before it was stopped may be over. */
+/* A statement from before it was stopped may be out of date. */
 static void engine_blames_a_stopped_rank_and_no_deadlock(void **state)
 {
     const struct shoal_sim_options weather = {.seed = 21, .size = 3, .delay_ns_max = TICK_NS};
@@ -1292,7 +1292,8 @@ static void post_allreduce(struct world *world, int r, int index)
     post(world, r, index, &call);
 }
 
-/* Of two hosts of two, rank 3 does something else. Rank 0 is the first to give up; it waits for rank 1, which waits for 3. */
+/* On two hosts of two ranks, rank 3 calls something else. Rank 0 is the first to give up; it waits for rank 1, which waits for
+ * 3. */
 static void engine_names_the_end_of_a_chain(void **state)
 {
     static const uint16_t host[] = {0, 0, 1, 1};

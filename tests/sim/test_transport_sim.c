@@ -1,4 +1,4 @@
-/* What the simulated transport adds to the contract: one run per seed, disorder, loss, death and stopping, and breaches found.
+/* The simulated transport beyond the contract: one run per seed, disorder, loss, death and stopping, and breaches found.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -92,7 +92,7 @@ static void run_world(int size, int ranks_per_host, void (*body)(struct rank *ra
 
 /* ---- A peer that takes nothing ------------------------------------------------------------------------------------------- */
 
-/* What is for rank 2 stays under way. A message to rank 1 has nothing to do with it. */
+/* Messages for rank 2 stay under way. A message to rank 1 has nothing to do with it. */
 static void stalled_body(struct rank *rank)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;

@@ -1,4 +1,4 @@
-/* Which cores each worker of `shoal run` gets, on made-up machines; one test reads a made-up /sys. */
+/* The cores that each worker of `shoal run` gets, on made-up machines; one test reads a made-up /sys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -615,7 +615,7 @@ static void bootstrap_store_names_the_ranks_that_did_not_come(void **state)
     expect_line(ranks[0].lines, "ranks 1 to 2 and 4 to 5 of 6 did not come within 1000 ms");
 }
 
-/* Of the first exchange: each rank sets its value, rank 0 also what it joined, and how that went. */
+/* In the first exchange each rank sets its value, and rank 0 also the joined values and the verdict. */
 static void bootstrap_store_is_asked_little(void **state)
 {
     (void)state;
@@ -761,7 +761,7 @@ static void bootstrap_store_value_of_another_length_is_a_mismatch(void **state)
 
 /* ---- by the environment: each rank is a process ---- */
 
-/* What a child tells. Its status is its exit code. */
+/* A child's report. Its status is its exit code. */
 struct child {
     pid_t process;
     int lines_fd;

@@ -1,4 +1,4 @@
-/* Which clock ticks are of, and what they say of the time. */
+/* The source of clock ticks, and the time computed from them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -37,7 +37,7 @@
  * SHOAL_CONTROL_UNREACHABLE_MS. */
 #define SOON_MS 4500
 
-/* What the exchange needs; shared with forked ranks. */
+/* State of the exchange; shared with forked ranks. */
 struct meeting {
     atomic_int come;
     struct shoal_control_contact contacts[RANKS_MAX];
@@ -531,7 +531,7 @@ static void control_several_losses_at_once_are_heard(void **state)
     free_world(world);
 }
 
-/* Who waits for a goodbye in vain does so for SHOAL_CONTROL_FAREWELL_MS. */
+/* A rank that waits for a goodbye in vain does so for SHOAL_CONTROL_FAREWELL_MS. */
 static void expect_prompt(uint64_t before_ns)
 {
     assert_true(shoal_clock_ns() - before_ns < SHOAL_CONTROL_FAREWELL_MS * SHOAL_NS_PER_MS);
@@ -820,7 +820,7 @@ static void control_a_stopped_rank_is_alive_again(void **state)
     free_world(world);
 }
 
-/* Who decides for all must run. */
+/* The rank that decides for all must be running. */
 static void control_a_stopped_root_has_an_heir(void **state)
 {
     struct world *world = make_world(4);

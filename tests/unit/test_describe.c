@@ -1,4 +1,4 @@
-/* What a program asks the library about itself: structs that were not begun, questions that make no sense, tables. */
+/* The library's answers about itself: structs that were not begun, questions that make no sense, tables. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* Which libfabric is loaded, which of its providers is taken and why others are not; on machines that a mock describes. */
+/* The choice of libfabric and of its provider, and why others are not taken; on machines that a mock describes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

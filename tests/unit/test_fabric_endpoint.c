@@ -31,7 +31,7 @@ const char *__lsan_default_suppressions(void)
 #define WRITES 100
 #define WRITE_BYTES_MAX ((size_t)100000)
 
-/* What is written from. Some register it, so that it must not be copied. */
+/* The source of a write. Some register it, so that it must not be copied. */
 struct source {
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_fabric_memory memory;
@@ -115,7 +115,7 @@ static size_t write_bytes(uint32_t number)
     return number % 10 == 0 ? 0 : number % 10 == 1 ? WRITE_BYTES_MAX : 1 + number * 977 % WRITE_BYTES_MAX;
 }
 
-/* What was written has to be there by now. */
+/* Written bytes have to be there by now. */
 static void on_written(void *arg, uint32_t immediate)
 {
     struct end *end = arg;
@@ -393,7 +393,7 @@ static void fabric_copies_sources_that_are_not_registered_and_no_more_than_it_ha
     free(target);
 }
 
-/* What is told of it to people (shoal doctor) is what it is. */
+/* The figure that shoal doctor prints is the true one. */
 static void fabric_locks_what_it_says(void **state)
 {
     struct pair *pair = *state;

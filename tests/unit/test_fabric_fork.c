@@ -1,4 +1,4 @@
-/* What a child keeps of its parent's endpoints: nothing of theirs, all of others. */
+/* A forked child keeps nothing of its parent's endpoints, and every other descriptor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

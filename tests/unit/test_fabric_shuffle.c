@@ -17,7 +17,7 @@
 #define TURN_NS UINT64_C(10000)
 #define TURNS_MAX (SHOAL_FABRIC_SHUFFLE_TURNS + (unsigned)(SHOAL_FABRIC_SHUFFLE_NS / TURN_NS) + 1)
 
-/* What came out. Event n goes in as the n-th: a message, an immediate, a write that has left, in turn. */
+/* The events that came out. Event n goes in as the n-th: a message, an immediate, a write that has left, in turn. */
 struct heard {
     unsigned count, failed;
     unsigned order[EVENTS];

@@ -70,7 +70,7 @@ static bool same(double a, double b)
     return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
 }
 
-/* What the library computes in: float32, but for float64. */
+/* The library computes in float32, float64 in float64. */
 static double computed(enum shoal_type type, double x)
 {
     return type == SHOAL_FLOAT64 ? x : (double)(float)x;

@@ -200,7 +200,7 @@ static int random_below(struct fixture *fixture, int limit)
     return (int)((random_next(fixture) >> 33) % (uint64_t)limit);
 }
 
-/* What arithmetic likes to get wrong: zeros, infinities, NaNs, the smallest, the largest, ties. */
+/* Difficult values: zeros, infinities, NaNs, the smallest, the largest, ties. */
 static uint64_t odd_element(struct fixture *fixture, enum shoal_type type)
 {
     static const uint32_t odd32[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc12345, 0x7f812345,
@@ -222,7 +222,7 @@ static uint64_t odd_element(struct fixture *fixture, enum shoal_type type)
     return extreme[random_below(fixture, SHOAL_COUNT_OF(extreme))];
 }
 
-/* Ordinary numbers, and one time in eight something odd. Of float16 any bits do: the sizes are few. */
+/* Ordinary numbers, and one time in eight something odd. float16 gets any bits, as it has few values. */
 static void fill_element(struct fixture *fixture, enum shoal_type type, void *to)
 {
     uint64_t any = random_next(fixture);
@@ -478,7 +478,7 @@ static void assert_two(enum shoal_type type, enum shoal_op op, uint64_t a, uint6
     }
 }
 
-/* Of two 16-bit elements. */
+/* The results for two 16-bit elements. */
 struct answers {
     uint16_t a, b, sum, max, min, prod, avg3;
 };

@@ -28,7 +28,7 @@
 #define LONG_MS 30000
 #define SOON_MS 10000 /* what takes a second, on a busy machine */
 
-/* What a rank is told to do, and what came of it. Shared. */
+/* A rank's orders and its results. Shared. */
 struct rank {
     _Atomic pid_t process;
     atomic_int wanted, done; /* calls */

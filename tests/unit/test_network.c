@@ -1,4 +1,5 @@
-/* Which messages an endpoint accepts, below the transport: those that come before their communicator, and those it rejects. */
+/* The messages that an endpoint accepts, below the transport: those that come before their communicator, and those it
+ * rejects. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -109,7 +110,7 @@ static void close_fixture(struct fixture *fixture)
     shoal_log_fini(&fixture->log);
 }
 
-/* What a peer sends: its message of this number. */
+/* Makes the peer's message with this number. */
 static struct message *make(struct fixture *fixture, uint32_t source, uint64_t number, size_t body_bytes)
 {
     static struct message message;

@@ -1,4 +1,4 @@
-/* Which network interface is taken, and why. The machines are tables; one test looks at the machine it runs on. */
+/* The choice of a network interface, and its reason. The machines are tables; one test looks at the machine it runs on. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

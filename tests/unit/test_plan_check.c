@@ -79,7 +79,7 @@ static void build_signals(struct shoal_plan *plan, const struct shoal_view *view
 }
 
 /* Not an algorithm: a barrier after which every rank reads its staging buffer and those of all that it reaches, as any plan
- * may. What runs after it in the slot must wait for the credits and clear-to-sends. Credits are given upwards (root 0) or
+ * may. The next operation in the slot must wait for the credits and clear-to-sends. Credits are given upwards (root 0) or
  * downwards, so that none can stand in for another. */
 static void build_readers(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
@@ -137,7 +137,7 @@ static void choose_sharing(struct group *group, enum sharing sharing)
     }
 }
 
-/* What the kind does not let peers reach. */
+/* Hides the operands that the kind does not let peers reach. */
 static void hide(struct group *group, bool in_place)
 {
     const struct shoal_collective_traits *kind = shoal_collective_traits(group->algorithm->kind);
@@ -455,7 +455,7 @@ static void plan_peers_are_symmetric_and_know_no_flags(void **state)
     }
 }
 
-/* What a communicator reserves for all its entries is enough for each, and a chunk fits. */
+/* A communicator reserves enough for each of its entries, and a chunk fits. */
 static void check_room(const struct group *group, int hosts)
 {
     const struct shoal_plan *plan = &group->plans[0];
@@ -678,7 +678,7 @@ static bool plant_no_signal(struct group *group, int rank, uint32_t step)
     return true;
 }
 
-/* Of a reduce, root collects the results in the order of ranks: its credit for a later one says that the earlier owners are
+/* In a reduce, root collects the results in the order of ranks: its credit for a later one says that the earlier owners are
  * done, also with what they read of the later one. */
 static bool is_redundant_credit(const struct group *group, int rank, int peer)
 {

@@ -119,7 +119,7 @@ static void end_barrier(struct world *world, int pair, struct shoal_request *req
         continue;
 }
 
-/* What a turn and the end of each call walk through, however many communicators there are. */
+/* A turn, and the end of each call, walks through few engines, however many communicators there are. */
 static void progress_lists_only_busy_engines(void **state)
 {
     struct world *world = open_world();

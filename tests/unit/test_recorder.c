@@ -115,7 +115,7 @@ static void nothing_is_printed_of_nothing(void **state)
     shoal_recorder_fini(&recorder);
 }
 
-/* What the endpoint rejected, behind the newest record and only when there is any; a copy tells the same. */
+/* The endpoint's rejections stand behind the newest record, and only when there are any; a copy has the same. */
 static void rejections_are_told_once(void **state)
 {
     struct shoal_network_rejections rejections = {.counts = {0}};
@@ -417,7 +417,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Of a rank that is busy now and then; its counter is read anew by each scraper of Prometheus. */
+/* The counter of a rank that is busy now and then never falls between two scrapes of Prometheus. */
 static void ended_operations_never_fall(void **state)
 {
     const struct shoal_recorder_identity identity = {1, 4, 2};

@@ -56,7 +56,7 @@ static void begin_here(int rank)
     }
 }
 
-/* What is sent are the parts that it says, which are those of whom the rank holds anything. */
+/* A round sends the parts that it names, which belong to the ranks whose data this rank holds. */
 static void send_held(int rank, const struct shoal_round *round)
 {
     for (int giver = 0, i; giver < world.size && round->to.count; giver++) {

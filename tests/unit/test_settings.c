@@ -173,7 +173,7 @@ static void drop_line(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-/* What a log with this file says on stderr when it is made; what it logs later is not here. */
+/* The lines that a log with this file prints on stderr when it is made, without later ones. */
 static void make_log(const char *file, bool has_callback, char said[1024])
 {
     struct shoal_settings settings;

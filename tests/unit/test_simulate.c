@@ -90,7 +90,7 @@ static void simulate_one_message_takes_the_sum_of_its_parts(void **state)
     assert_near(time_us(&question) - answer.time_us, 2 * (SHOAL_RECORD_BYTES + 1024) * 1e-3 / 4, 1e-5);
 }
 
-/* What finds tokens goes at the burst's rate, or in no time; what is beyond them waits for tokens. */
+/* Bytes that find tokens go at the burst's rate, or in no time; the rest waits for tokens. */
 static void simulate_a_burst_does_not_wait_for_the_rate(void **state)
 {
     struct shoal_simulation question = question_of("allreduce", 2, 1, 1024);
@@ -199,7 +199,7 @@ static void simulate_large_vectors_tend_to_the_wire(void **state)
     }
 }
 
-/* What is counted is what the plans put, and a record to each partner. */
+/* The count holds the plans' puts, and an announcement to each peer. */
 static void simulate_counts_what_is_sent(void **state)
 {
     (void)state;
@@ -302,7 +302,7 @@ static void wire_receives_one_after_the_other(void **state)
     network_close(&network);
 }
 
-/* A bucket holds two frames. What it lets through at once the one over there lets through as well. */
+/* A bucket holds two frames. Frames that it lets through at once also pass the bucket on the other side at once. */
 static void wire_sends_at_once_what_finds_tokens(void **state)
 {
     struct network network;

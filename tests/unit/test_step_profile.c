@@ -207,7 +207,7 @@ static void indexes_may_be_left_out(void **state)
     step_profile_free(&profile);
 }
 
-/* What is printed on stderr by a file that is refused. */
+/* Compares the message on stderr about a file that is refused. */
 static void expect_refused(const char *text, size_t bytes, const char *told)
 {
     char said[512] = "";

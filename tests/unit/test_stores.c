@@ -1,4 +1,4 @@
-/* Which way of writing rank 0 chooses, fed with times of machines that are fast, slow, unsteady, or both in turn. */
+/* Rank 0's choice of a way of writing, fed with times of machines that are fast, slow, unsteady, or both in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

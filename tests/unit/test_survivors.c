@@ -424,7 +424,7 @@ static void survivors_name_whom_they_wait_for(void **state)
     free_world(world);
 }
 
-/* Of each communicator the least of those who know it; too many are told. */
+/* For each communicator the least value of the ranks that know it counts; too many communicators are reported. */
 static void survivors_take_the_least_of_each_communicator(void **state)
 {
     struct world *world = make_world(2, 1);

@@ -42,7 +42,7 @@ struct rank {
 
 static struct rank ranks[RANKS];
 
-/* What the exchange needs; shared with a forked rank. */
+/* State of the exchange; shared with a forked rank. */
 static struct meeting {
     pthread_barrier_t all;
     struct shoal_control_contact contacts[RANKS];

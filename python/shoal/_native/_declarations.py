@@ -239,7 +239,7 @@ class BufferTimes(Sized):
                 ("done_us", c_double), ("out_us", c_double)]
 
 
-# What each function returns and takes.
+# The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
     "shoal_status_text": (c_char_p, [c_int]),

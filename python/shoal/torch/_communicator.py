@@ -1,4 +1,4 @@
-"""What both shims need of the library before they differ: the process's context, and communicators through torch's Store."""
+"""The common part of both shims: the process's context, and communicators through torch's Store."""
 import contextlib
 import ctypes
 import os

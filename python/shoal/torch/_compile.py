@@ -73,14 +73,14 @@ def _cached() -> pathlib.Path:
 
 
 def _expect_own(path: pathlib.Path) -> None:
-    """What is loaded runs as this user: nobody else may have put it there."""
+    """Loaded code runs as this user, so nobody else may have put it there."""
     status = path.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Unavailable(f"{path} belongs to, or can be written by, others than this user; SHOAL_TORCH_CACHE names another folder")
 
 
 def _compile_once(command: list, compiled: pathlib.Path) -> None:
-    """Of several processes one compiles; the others wait for it, and take its failure for theirs."""
+    """One of several processes compiles; the others wait for it, and take its failure for theirs."""
     log, begin = compiled.with_suffix(".log"), time.time()
     with _locked(compiled.parent / "lock"):
         if log.exists() and log.stat().st_mtime >= begin:
@@ -94,7 +94,7 @@ def _torch_version():
 
 
 def _fingerprint() -> str:
-    """Of everything the result depends on that its name does not say."""
+    """A hash of everything that the result depends on and its name does not say."""
     digest = hashlib.sha256()
     for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h"):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())

@@ -36,7 +36,7 @@ class Communicator:
 
 
 class _Handle:
-    """Of a reducer's memory. Each view holds it, as a program may keep a gradient for longer than the module."""
+    """The owner of a reducer's memory. Each view holds it, as a program may keep a gradient for longer than the module."""
 
     def __init__(self, library, address):
         self._owner, self._library, self._address = os.getpid(), library, address
@@ -65,7 +65,7 @@ class Reducer:
         self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)]
 
     def _view(self, index, parameter):
-        """Of the parameter's strides where these leave no hole, as those of a gradient are."""
+        """A view with the parameter's strides where these leave no hole, as a gradient has them."""
         size = parameter.numel() * parameter.element_size()
         if size == 0:
             return torch.empty_like(parameter, requires_grad=False)

@@ -40,7 +40,7 @@ _TYPES = {torch.float32: _native.FLOAT32, torch.float64: _native.FLOAT64, torch.
 
 
 def _operators(**names):
-    """Of those that this version of torch has."""
+    """Shoal's operators by torch's, as far as this version of torch has them."""
     return {getattr(dist.ReduceOp, name): operator for name, operator in names.items() if hasattr(dist.ReduceOp, name)}
 
 
@@ -97,7 +97,7 @@ def _free(owner, context, address):
 
 
 def _moved(dtype):
-    """What elements travel as where they are only moved: a type of Shoal, and how many of it one element is."""
+    """The type in which elements travel where they are only moved: a type of Shoal, and how many of it make one element."""
     return (_TYPES[dtype], 1) if dtype in _TYPES else (UINT8, torch.empty((), dtype=dtype).element_size())
 
 
@@ -167,7 +167,7 @@ class Work(dist.Work):
         self._operands.append(tensors)
         return tensors[0].data_ptr()
 
-    # What Python callers see. Of these, C++ sees wait and get_future alone.
+    # The interface for Python callers. C++ calls wait and get_future alone.
 
     def wait(self, timeout=None):
         """Raises what went wrong. A timeout > 0 that passes is an error for the caller; the operation goes on."""
@@ -210,7 +210,7 @@ class Work(dist.Work):
             is_first = self._future is None
             if is_first:
                 self._done = torch.futures.Future()
-                # What result() raises in a callback is an error for C++ too; of Future.set_exception only Python knows.
+                # An exception of result() in a callback is an error for C++ too; Future.set_exception is known to Python alone.
                 self._future = self._done.then(lambda _: self.result())
         if is_first:
             _resolver().add(self)
@@ -242,7 +242,7 @@ class Work(dist.Work):
 
 
 class WorkOfMany(dist.Work):
-    """What was posted inside one _coalescing_manager(device=...)."""
+    """The operations posted inside one _coalescing_manager(device=...)."""
 
     def __init__(self, works):
         super().__init__()
@@ -270,7 +270,7 @@ class WorkOfMany(dist.Work):
         return [tensor for work in self._works for tensor in work.result()]
 
     def get_future(self):
-        """Of the outputs of all works, in their order."""
+        """A future of the outputs of all works, in their order."""
         return torch.futures.collect_all([work.get_future() for work in self._works]).then(lambda _: self.result())
 
 
@@ -360,7 +360,7 @@ def _resolver():
 # ---- Profiles ------------------------------------------------------------------------------------------------------------------
 
 
-# What the shim in C++ calls an operation, where it is not the name in the C library.
+# The names that the shim in C++ gives to operations, where they differ from those in the C library.
 _TITLES = {"allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "allgather": "all_gather",
            "allgatherv": "all_gather", "allgather_coalesced": "all_gather_coalesced", "reduce_scatterv": "reduce_scatter",
            "alltoallv": "all_to_all"}
@@ -460,7 +460,7 @@ class Group(Base):
             work.is_completed()
         self._sweep_at = 2 * len(self.running) + 64
 
-    # ---- Collectives. What torch hands over is checked as far as Shoal, who sees addresses and counts, cannot.
+    # ---- Collectives. Arguments are checked here where Shoal, which sees only addresses and counts, cannot.
 
     def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
         (tensor,) = tensors

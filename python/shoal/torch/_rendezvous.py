@@ -118,7 +118,7 @@ def _tell_local_rank(place):
 
 
 def _broadcast(library, comm, told):
-    """What rank 0 tells, on every rank; told is None on the others."""
+    """Returns rank 0's value on every rank; told is None on the others."""
     block = ctypes.create_string_buffer(_fit(told) if told else b"", MESSAGE_BYTES)
     _check(library.broadcast(comm, block, block, MESSAGE_BYTES, _native.UINT8, 0, None), None, comm)
     return json.loads(block.value)
@@ -168,7 +168,7 @@ def _connect(told, is_local, size, timeout):
 
 
 def _addresses():
-    """Of this host, without those that lead to itself alone. Those that SHOAL_NIC names stand first."""
+    """The addresses of this host, without loopback. Those that SHOAL_NIC names stand first."""
     found = [*_ipv4(), *_ipv6()]
     named = os.environ.get("SHOAL_NIC", "").split(",")
     found.sort(key=lambda one: one[0] not in named)

@@ -230,7 +230,7 @@ class _Steps:
 
 
 class _ReducerStandIn:
-    """What other libraries ask of torch's Reducer."""
+    """The part of torch's Reducer that other libraries use."""
 
     def __init__(self, module):
         self._module = weakref.ref(module)

@@ -1,4 +1,4 @@
-"""What scripts read of their rank, whoever started it. No torch here."""
+"""The rank and its peers as scripts read them, whatever launched them. No torch here."""
 import os
 import sys
 
