@@ -100,7 +100,8 @@ static void one_of_two_leaves(struct world *world)
     const double start = seconds();
     do {
         look(world);
-        board[APART] += world->rank == 0 && board[CORE_OF] != board[CORE_OF + 1];
+        if (world->rank == 0) /* nobody else writes it */
+            board[APART] += board[CORE_OF] != board[CORE_OF + 1];
     } while (
         goes_on(world, seconds() - start < SECONDS_MAX && (!(board[MOVES_OF] + board[MOVES_OF + 1]) || board[APART] < 50)));
     CHECK(world, board[MOVES_OF] + board[MOVES_OF + 1] > 0, "nobody left in %.0f s", SECONDS_MAX);
