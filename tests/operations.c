@@ -33,7 +33,7 @@ const struct operation_row *operation_row(enum operation_kind kind)
 
 bool operation_is_legal(enum shoal_type type, enum shoal_op op)
 {
-    return reference_is_integer(type) || (op != SHOAL_BITAND && op != SHOAL_BITOR && op != SHOAL_BITXOR);
+    return reference_is_integer(type) || !element_is_bitwise(op);
 }
 
 static bool has_operand(const struct operation *operation, bool is_output, int rank)

@@ -1,6 +1,7 @@
 #include "bench.h"
 
 #include "bind.h"
+#include "elements.h"
 #include "tool.h"
 
 #include <stddef.h>
@@ -178,10 +179,9 @@ static bool is_integer(enum shoal_type type)
 static bool operator_agrees(const struct bench_options *options)
 {
     const struct bench_kind *kind = &kinds[options->collective];
-    const bool is_bitwise = options->op == SHOAL_BITAND || options->op == SHOAL_BITOR || options->op == SHOAL_BITXOR;
     if (options->op != SHOAL_SUM && !kind->reduces)
         return !tool_usage_fail("bench", "--op %s makes no sense: %s reduces nothing", ops[options->op], kind->name);
-    if (is_bitwise && !is_integer(options->type))
+    if (element_is_bitwise(options->op) && !is_integer(options->type))
         return !tool_usage_fail("bench", "--op %s takes integers, not %s", ops[options->op], tool_type_name(options->type));
     return true;
 }

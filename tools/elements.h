@@ -53,6 +53,12 @@ static inline int64_t element_wrap(enum shoal_type type, int64_t number)
     }
 }
 
+/* Such operators take integers only. */
+static inline bool element_is_bitwise(enum shoal_op op)
+{
+    return op == SHOAL_BITAND || op == SHOAL_BITOR || op == SHOAL_BITXOR;
+}
+
 /* In 64 bits; operators that also scale or divide are sums here. */
 static inline int64_t element_combine(enum shoal_op op, int64_t a, int64_t b)
 {

@@ -52,11 +52,6 @@ static bool is_integer(enum shoal_type type)
     return type == SHOAL_INT64 || type == SHOAL_INT32 || type == SHOAL_INT8 || type == SHOAL_UINT8;
 }
 
-static bool is_bitwise(enum shoal_op op)
-{
-    return op == SHOAL_BITAND || op == SHOAL_BITOR || op == SHOAL_BITXOR;
-}
-
 /* ---- Numbers -------------------------------------------------------------------------------------------------- */
 
 static uint32_t float_bits(float x)
@@ -760,7 +755,7 @@ static void kernels_nan_at_any_place_gives_quiet_nan(void **state)
     for (int set = 0; (kernels = shoal_kernels_at(set)) != NULL; set++)
         for (size_t row = 0; row < SHOAL_COUNT_OF(nan_rows); row++)
             for (int op = 0; op < SHOAL_OP_END; op++)
-                for (size_t at = 0; !is_bitwise((enum shoal_op)op) && at < 3 * NAN_COUNT; at++)
+                for (size_t at = 0; !element_is_bitwise((enum shoal_op)op) && at < 3 * NAN_COUNT; at++)
                     check_nan_at(kernels, row, (enum shoal_op)op, (int)(at / NAN_COUNT), at % NAN_COUNT);
 }
 
@@ -819,7 +814,7 @@ static void kernels_tables_lack_only_bitwise_floats(void **state)
         for (int type = 0; type < SHOAL_TYPE_END; type++)
             for (int op = 0; op < SHOAL_OP_END; op++)
                 assert_int_equal(kernels->reduce[type][op] != NULL,
-                                 is_integer((enum shoal_type)type) || !is_bitwise((enum shoal_op)op));
+                                 is_integer((enum shoal_type)type) || !element_is_bitwise((enum shoal_op)op));
         assert_non_null(kernels->copy);
     }
 }
