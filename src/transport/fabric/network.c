@@ -89,7 +89,7 @@ struct shoal_network {
     bool is_unsealed;                  /* connections were made: children that exec shall not keep them (fork.h) */
     uint64_t next_seal_ns;             /* not before */
     atomic_bool was_woken;             /* by the descriptor, since the last poll */
-    unsigned false_wakes;
+    atomic_uint false_wakes; /* written under the progress's lock, read by waiters without it */
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* being put together */
 };
 
@@ -898,8 +898,9 @@ static void judge_wake(struct shoal_network *network, bool was_true)
 {
     if (!atomic_exchange_explicit(&network->was_woken, false, memory_order_relaxed))
         return;
-    network->false_wakes = was_true ? 0 : network->false_wakes + 1;
-    if (network->false_wakes == FALSE_WAKES_MAX)
+    const unsigned false_wakes = was_true ? 0 : atomic_load_explicit(&network->false_wakes, memory_order_relaxed) + 1;
+    atomic_store_explicit(&network->false_wakes, false_wakes, memory_order_relaxed);
+    if (false_wakes == FALSE_WAKES_MAX)
         shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
                        "provider %s: its descriptor wakes for nothing, so waits only back off", network->provider->name);
 }
@@ -933,7 +934,7 @@ bool shoal_network_poll(struct shoal_network *network)
     bool did = false;
     for (int i = 0; i < POLLS_AT_ONCE && poll_once(network); i++)
         did = true;
-    if (network->false_wakes < FALSE_WAKES_MAX)
+    if (atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX)
         judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->checks.open))
         shoal_reachability_look_all(&network->checks, shoal_clock_ns());
@@ -950,7 +951,8 @@ bool shoal_network_poll(struct shoal_network *network)
 
 bool shoal_network_has_descriptor(const struct shoal_network *network)
 {
-    return shoal_fabric_endpoint_wait_fd(network->endpoint) >= 0 && network->false_wakes < FALSE_WAKES_MAX;
+    return shoal_fabric_endpoint_wait_fd(network->endpoint) >= 0 &&
+           atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX;
 }
 
 bool shoal_network_may_wait(struct shoal_network *network)
