@@ -836,7 +836,8 @@ static void kernels_find_knows_names(void **state)
     assert_null(shoal_kernels_at(sets));
 }
 
-int main(void)
+/* With an argument: only cases whose names match it, as "kernels_*" does. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_find_knows_names),
@@ -859,5 +860,7 @@ int main(void)
         cmocka_unit_test(kernels_nan_at_any_place_gives_quiet_nan),
         cmocka_unit_test(kernels_copy_every_length),
     };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("kernels", tests, fixture_init, fixture_fini);
 }

@@ -1136,7 +1136,8 @@ static void plan_check_without_memory_says_so(void **state)
     assert_int_equal(alloc_live, live);
 }
 
-int main(void)
+/* With an argument: only cases whose names match it, as "plan_check_*" does. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan_check_accepts_owners),
@@ -1173,5 +1174,7 @@ int main(void)
         cmocka_unit_test(plan_check_without_memory_says_so),
     };
     list_entries();
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("plan_check", tests, NULL, NULL);
 }
