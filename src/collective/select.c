@@ -4,6 +4,7 @@
 
 #include "collective/collective.h"
 #include "collective/rounds.h"
+#include "transport/transport.h"
 
 /* ---- When an entry fits -------------------------------------------------------------------------------------------------- */
 

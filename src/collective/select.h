@@ -4,8 +4,8 @@
 #ifndef SHOAL_COLLECTIVE_SELECT_H
 #define SHOAL_COLLECTIVE_SELECT_H
 
-#include "collective/collective_type.h"
 #include "collective/tuning.h"
+#include "plan/collective_type.h"
 
 /* How operands can be reached: for the names of entries that serve all mixtures. */
 enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };

@@ -8,7 +8,7 @@
 #ifndef SHOAL_COLLECTIVE_TUNING_H
 #define SHOAL_COLLECTIVE_TUNING_H
 
-#include "collective/collective_type.h"
+#include "plan/collective_type.h"
 
 struct shoal_tuning_override {
     enum shoal_collective_type kind;

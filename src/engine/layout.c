@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/settings.h"
+#include "transport/transport.h"
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 

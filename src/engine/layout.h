@@ -6,7 +6,7 @@
 #ifndef SHOAL_ENGINE_LAYOUT_H
 #define SHOAL_ENGINE_LAYOUT_H
 
-#include "collective/collective_type.h"
+#include "plan/collective_type.h"
 
 /* All-to-all with parts of different lengths: what a rank tells each other one, beside its announcement. */
 struct shoal_part_notice {

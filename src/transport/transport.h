@@ -22,28 +22,6 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* EXCHANGE is internal: every rank contributes count bytes with its announcement and receives those of all ranks. DRAIN is
- * local: it is done when the sends and receives posted before it are done. GROUP is several sends and receives in one
- * request. */
-enum shoal_collective_type {
-    SHOAL_COLLECTIVE_NONE,
-    SHOAL_COLLECTIVE_ALLREDUCE,
-    SHOAL_COLLECTIVE_REDUCE,
-    SHOAL_COLLECTIVE_REDUCE_SCATTER,
-    SHOAL_COLLECTIVE_BROADCAST,
-    SHOAL_COLLECTIVE_ALLGATHER,
-    SHOAL_COLLECTIVE_GATHER,
-    SHOAL_COLLECTIVE_SCATTER,
-    SHOAL_COLLECTIVE_ALLTOALL,
-    SHOAL_COLLECTIVE_BARRIER,
-    SHOAL_COLLECTIVE_EXCHANGE,
-    SHOAL_COLLECTIVE_SEND,
-    SHOAL_COLLECTIVE_RECV,
-    SHOAL_COLLECTIVE_DRAIN,
-    SHOAL_COLLECTIVE_GROUP,
-    SHOAL_COLLECTIVE_END
-};
-
 /* What a rank called; 32 bytes. Ranks compare all fields but `hints` and `posted`. */
 struct shoal_descriptor {
     uint64_t sequence; /* of the operation; never 0 */

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "plan/collective_type.h"
 
 #define DEADLINE_NS (10 * SHOAL_NS_PER_S)
 #define SLOTS 4

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "plan/collective_type.h"
 #include "transport/sim/sim.h"
 
 #define DELAY_NS UINT64_C(1000000)

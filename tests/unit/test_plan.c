@@ -10,7 +10,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
-#include "collective/collective_type.h"
+#include "plan/collective_type.h"
 
 static char *print(const struct shoal_plan *plan)
 {

@@ -11,8 +11,8 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
-#include "collective/collective_type.h"
 #include "collective/select.h"
+#include "plan/collective_type.h"
 #include "plan/plan_check.h"
 
 #define RANKS_MAX 512

@@ -18,6 +18,7 @@
 #include "collective/select.h"
 #include "collective/tuning.h"
 #include "memory_store.h"
+#include "transport/transport.h"
 #include "operations.h"
 #include "reference.h"
 

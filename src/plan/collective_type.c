@@ -1,4 +1,4 @@
-#include "collective/collective_type.h"
+#include "plan/collective_type.h"
 
 /* In a broadcast, a scatter and an all-to-all no rank writes into another's output: root, or a giver in place, would have to
  * write where the taker may still be reading. */

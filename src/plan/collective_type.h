@@ -1,10 +1,31 @@
 /* The collective types, as one table: what each does with its operands, and which of them peers may reach. All else about a
  * kind - the sizes of operands, what small ones publish, the names in messages - is worked out from its row. */
-#ifndef SHOAL_COLLECTIVE_TYPE_H
-#define SHOAL_COLLECTIVE_TYPE_H
+#ifndef SHOAL_PLAN_COLLECTIVE_TYPE_H
+#define SHOAL_PLAN_COLLECTIVE_TYPE_H
 
 #include "plan/plan.h"
-#include "transport/transport.h"
+
+/* EXCHANGE is internal: every rank contributes count bytes with its announcement and receives those of all ranks. DRAIN is
+ * local: it is done when the sends and receives posted before it are done. GROUP is several sends and receives in one
+ * request. */
+enum shoal_collective_type {
+    SHOAL_COLLECTIVE_NONE,
+    SHOAL_COLLECTIVE_ALLREDUCE,
+    SHOAL_COLLECTIVE_REDUCE,
+    SHOAL_COLLECTIVE_REDUCE_SCATTER,
+    SHOAL_COLLECTIVE_BROADCAST,
+    SHOAL_COLLECTIVE_ALLGATHER,
+    SHOAL_COLLECTIVE_GATHER,
+    SHOAL_COLLECTIVE_SCATTER,
+    SHOAL_COLLECTIVE_ALLTOALL,
+    SHOAL_COLLECTIVE_BARRIER,
+    SHOAL_COLLECTIVE_EXCHANGE,
+    SHOAL_COLLECTIVE_SEND,
+    SHOAL_COLLECTIVE_RECV,
+    SHOAL_COLLECTIVE_DRAIN,
+    SHOAL_COLLECTIVE_GROUP,
+    SHOAL_COLLECTIVE_END
+};
 
 struct shoal_collective_traits {
     const char *name; /* "all-reduce": for people, in tables and tuning overrides */
