@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "hand_endpoint.h"
+#include "plan/collective_type.h"
 #include "transport/hosts/hosts.h"
 
 #define SIZE 3
