@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
-#include "transport/sim/sim.h"
+#include "sim/sim.h"
 
 #define RANKS_PER_HOST 8
 #define COUNT 512 /* float32 of an operand */

@@ -34,7 +34,6 @@ ALLOWED = {
     "transport/shm": {"base", "topology", "bootstrap", "membership", "transport"},
     "transport/fabric": {"base", "observe", "topology", "bootstrap", "membership", "transport"},
     "transport/hosts": {"base", "membership", "transport/shm", "transport/fabric"},
-    "transport/sim": {"base", "transport"},
     "collective": {"base", "plan", "transport"},
     "engine": {"base", "observe", "plan", "topology", "device", "transport", "transport/shm", "transport/fabric", "collective"},
     "comm": {"base", "observe", "topology", "bootstrap", "transport/shm", "transport/hosts", "engine"},

@@ -34,7 +34,6 @@
     X(WRITES, writes, TEXT, "auto", 0,                                                                                         \
       "auto: libfabric writes into remote staging buffers where the adapter can; no: all data go in messages")                 \
     X(PORTS, ports, TEXT, "", 0, "ports to listen at for other hosts, such as 40000-40099, for firewalls")                     \
-    X(SHUFFLE, shuffle, NUMBER, "0", 0, "for tests: seed for delaying and reordering what the network delivers; 0: off")       \
     X(CHUNK_BYTES, chunk_bytes, BYTES, "256K", 1, "size of a chunk, the range of a vector that one run of a plan covers")      \
     X(DEPTH, depth, NUMBER, "4", 1, "how many chunks are under way at once, 1 to 16")                                          \
     X(DIRECT_BYTES, direct_bytes, BYTES, "16K", 1,                                                                             \

@@ -18,6 +18,7 @@
 #include "comm/members.h"
 #include "memory_store.h"
 #include "mock/mock_ways.h"
+#include "mock/shuffle.h"
 #include "transport_contract.h"
 
 /* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
@@ -709,23 +710,25 @@ int main(int argc, char **argv)
         const char *name;
         const char *const settings[SETTINGS_MAX + 1];
         const char *machine; /* for the mock; NULL: this one */
+        uint64_t shuffle;    /* seed of bad weather; 0: none */
     } weathers[] = {
-        {"transport_hosts", {NULL}, NULL},
-        {"transport_hosts_shuffled", {"SHOAL_SHUFFLE=1", NULL}, NULL},
-        {"transport_hosts_rxm", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}, NULL},
-        {"transport_hosts_rxm_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", "SHOAL_SHUFFLE=2", NULL}, NULL},
-        {"transport_hosts_efa", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws"},
-        {"transport_hosts_efa_shuffled", {MOCK, "SHOAL_PROVIDER=efa", "SHOAL_SHUFFLE=3", NULL}, "aws"},
-        {"transport_hosts_efa_that_cannot_write", {MOCK, "SHOAL_PROVIDER=efa", "SHOAL_SHUFFLE=6", NULL}, "aws-first"},
-        {"transport_hosts_without_writes", {"SHOAL_WRITES=no", "SHOAL_SHUFFLE=7", NULL}, NULL},
-        {"transport_hosts_large_by_messages", {MOCK, "SHOAL_PROVIDER=tcp", "SHOAL_SHUFFLE=5", NULL}, "short-writes"},
-        {"transport_hosts_by_messages", {MOCK, "SHOAL_PROVIDER=udp;ofi_rxd", "SHOAL_SHUFFLE=4", NULL}, "messages"},
+        {"transport_hosts", {NULL}, NULL, 0},
+        {"transport_hosts_shuffled", {NULL}, NULL, 1},
+        {"transport_hosts_rxm", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}, NULL, 0},
+        {"transport_hosts_rxm_shuffled", {"SHOAL_PROVIDER=tcp;ofi_rxm", NULL}, NULL, 2},
+        {"transport_hosts_efa", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws", 0},
+        {"transport_hosts_efa_shuffled", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws", 3},
+        {"transport_hosts_efa_that_cannot_write", {MOCK, "SHOAL_PROVIDER=efa", NULL}, "aws-first", 6},
+        {"transport_hosts_without_writes", {"SHOAL_WRITES=no", NULL}, NULL, 7},
+        {"transport_hosts_large_by_messages", {MOCK, "SHOAL_PROVIDER=tcp", NULL}, "short-writes", 5},
+        {"transport_hosts_by_messages", {MOCK, "SHOAL_PROVIDER=udp;ofi_rxd", NULL}, "messages", 4},
     };
     int failed = 0;
     if (!has_libfabric())
         return 77;
     for (size_t i = 0; i < SHOAL_COUNT_OF(weathers); i++) {
         struct contract_factory factory = {weathers[i].name, weathers[i].settings, make, pump, NULL, share, destroy};
+        shoal_shuffle_networks(weathers[i].shuffle);
         if (weathers[i].machine)
             setenv("SHOAL_MOCK_FABRIC", weathers[i].machine, 1);
         if (argc >= 2 && strcmp(weathers[i].name, argv[1]) != 0)

@@ -3,7 +3,7 @@
 Prints TAP. SHOAL_HOST_RANK names the program of a rank, SHOAL_COMMAND the command, SHOAL_STRANGER a program of no job. Words: only
 cases of whose group and name, such as faults/aborted_2x2, one is a part.
 SHOAL_TEST_LAYOUT, such as 1x4, replaces the layout of every fault: what is asked here must hold on one host, too. Settings of
-the environment (SHOAL_PROVIDER, SHOAL_SHUFFLE) reach all ranks. Exit code 0: none failed, 1: some did."""
+the environment (SHOAL_PROVIDER) reach all ranks; TEST_SHUFFLE, a seed, gives them bad weather (tests/mock/shuffle.h). Exit code 0: none failed, 1: some did."""
 import os
 import random
 import re
@@ -23,6 +23,7 @@ from tap import Skip, expect, run_cases  # noqa: E402
 
 PROGRAM = os.environ.get("SHOAL_HOST_RANK", "")
 COMMAND = os.environ.get("SHOAL_COMMAND", "")
+SHUFFLED = PROGRAM + "_shuffled"  # the same, in bad weather: TEST_SHUFFLE is its seed
 STRANGER = os.environ.get("SHOAL_STRANGER", "")
 EXACT_S = 90  # far above what it takes: a hang is ended
 START_S = 30
@@ -67,13 +68,17 @@ def succeed(job, seconds):
     expect(is_over and not job.failed(), "" if is_over else f"no end within {seconds} s", job.told())
 
 
+def program_for(environment):
+    return SHUFFLED if "TEST_SHUFFLE" in {**os.environ, **environment} else PROGRAM
+
+
 def exact(word, groups=(), ipv6=False, of_rank=None, **environment):
     """Where ranks are many more than the cores of this machine, they sleep at once instead of yielding to each other."""
     layout = Layout(word)
     if layout.size > 4:
         environment = {"SHOAL_YIELD_US": 0, **environment}
     with Cluster(len(layout.sizes), ipv6=ipv6) as cluster:
-        with Job(cluster, layout, [PROGRAM, "exact", *groups], environment, of_rank).start() as job:
+        with Job(cluster, layout, [program_for(environment), "exact", *groups], environment, of_rank).start() as job:
             succeed(job, EXACT_S)
             for rank in job.ranks:
                 expect(len(re.findall("^exact: ", rank.output(), re.M)) >= max(1, len(groups)), "too few groups", job.told())
@@ -259,7 +264,7 @@ def expect_blamed(job, ranks, blamed, statuses, seconds=TOLD_S):
 def looping(word, verb=("loop", "0"), ipv6=False, **environment):
     """A cluster and a job in the middle of its work, for a with statement."""
     layout = layout_of_fault(word)
-    return Cluster(len(layout.sizes), ipv6=ipv6), lambda cluster: Job(cluster, layout, [PROGRAM, *verb], environment).start()
+    return Cluster(len(layout.sizes), ipv6=ipv6), lambda cluster: Job(cluster, layout, [program_for(environment), *verb], environment).start()
 
 
 def others(job, gone):
@@ -730,7 +735,7 @@ EXACT = [
       for word in ("3x2", "4x1") for name, rules in RULES.items()],
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
     case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
-    *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, SHOAL_SHUFFLE=seed)
+    *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, TEST_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     hosts_are_apart,
     topology_is_told,
@@ -742,7 +747,7 @@ FAULTS = [
     *[case(f"killed_host_{host + 1}_of_2x2", kill_host, "2x2", host) for host in (0, 1)],
     case("killed_host_2_of_3x1", kill_host, "3x1", 1),
     case("killed_host_3_of_3x1_ipv6", kill_host, "3x1", 2, ipv6=True),
-    case("killed_host_1_of_2x2_shuffled", kill_host, "2x2", 0, SHOAL_SHUFFLE=1),
+    case("killed_host_1_of_2x2_shuffled", kill_host, "2x2", 0, TEST_SHUFFLE=1),
     case("killed_host_2_of_3x1_udp;ofi_rxd", with_provider, "udp;ofi_rxd", kill_host, "3x1", 1),
     case("pulled_cable_of_host_2_of_2x2_udp;ofi_rxd", with_provider, "udp;ofi_rxd", pull_cable, "2x2", 1),
     *[case(f"interface_down_on_host_{host + 1}_of_3x1", pull_cable, "3x1", host, take_down) for host in (0, 1)],
@@ -777,7 +782,7 @@ def main():
     if sys.argv[1:2] == ["sniff"]:
         return sniff(sys.argv[2])
     try:
-        if not all(os.access(program, os.X_OK) for program in (PROGRAM, COMMAND, STRANGER)):
+        if not all(os.access(program, os.X_OK) for program in (PROGRAM, SHUFFLED, COMMAND, STRANGER)):
             raise Impossible("SHOAL_HOST_RANK, SHOAL_COMMAND and SHOAL_STRANGER do not name programs")
         require()
     except Impossible as why:

@@ -184,6 +184,23 @@ def library_links_to_libc_only():
     expect(needed <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}, needed)
 
 
+def symbols_of(library):
+    """Defined in it and seen by its other files; of a shared library those that it does not export, too."""
+    code, out, err = call("nm", "--defined-only", library)
+    expect(code == 0, err)
+    return set(re.findall(r"^[0-9a-f]+ [A-Za-z] (\w+)$", out, re.M))
+
+
+def libraries_hold_no_code_that_is_for_tests():
+    """Neither the simulated transport nor the weather of tests is in what is installed."""
+    of_tests = {name for name in symbols_of(BUILD / "tests/libweather.a") if name.startswith("shoal_")}
+    expect({"shoal_sim_create", "shoal_shuffle_create"} <= of_tests, of_tests)
+    for file in ("libshoal.so", "libshoal.a", "shoal"):
+        held = symbols_of(BUILD / file)
+        expect(("main" if file == "shoal" else "shoal_network_open") in held, "no symbols to look at", file)
+        expect(not of_tests & held and not [name for name in held if re.match("shoal_(sim|shuffle)_", name)], file, of_tests & held)
+
+
 def header_compiles_alone_as_c11_and_cpp17():
     header = PREFIX / "include/shoal/shoal.h"
     code, out, err = call("cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c", header)
@@ -209,6 +226,7 @@ def missing_packages_are_listed_where_they_cannot_be_installed():
 try:
     run_cases([missing_packages_are_listed_where_they_cannot_be_installed, install_puts_everything_in_place,
                program_builds_and_runs_against_the_shared_library, program_builds_and_runs_against_the_static_library, library_links_to_libc_only,
+               libraries_hold_no_code_that_is_for_tests,
                command_runs_where_it_was_installed_and_where_it_was_moved, package_file_requires_nothing,
                manual_pages_are_there_for_every_command_and_function, manual_pages_of_functions_say_what_the_header_says,
                manual_pages_format_without_a_warning,

@@ -12,7 +12,7 @@
 #include "engine/engine.h"
 #include "operations.h"
 #include "reference.h"
-#include "transport/sim/sim.h"
+#include "sim/sim.h"
 
 #define RANKS_MAX 512
 #define CALLS_MAX 24

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "engine/progress.h"
-#include "transport/sim/sim.h"
+#include "sim/sim.h"
 
 #define PAIRS 50
 

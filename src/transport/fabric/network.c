@@ -8,7 +8,6 @@
 
 #include "base/clock.h"
 #include "bootstrap/auth.h"
-#include "transport/fabric/fabric_shuffle.h"
 #include "transport/fabric/fork.h"
 
 /* A message that waits to be sent. */
@@ -65,7 +64,8 @@ struct shoal_network {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_endpoint *endpoint;
-    struct shoal_fabric_shuffle *shuffle; /* NULL but in tests */
+    const struct shoal_network_interposer *interposer; /* NULL but in tests */
+    void *between;                                     /* what it has made for this network */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
@@ -146,17 +146,23 @@ static struct shoal_fabric_handler handler_of(struct shoal_network *network)
     return (struct shoal_fabric_handler){network, on_message, on_written, on_left, on_failed};
 }
 
-/* Each rank has its own weather. */
-static enum shoal_status open_shuffle(struct shoal_network *network, uint64_t seed)
+static const struct shoal_network_interposer *wanted_interposer;
+
+void shoal_network_interpose(const struct shoal_network_interposer *interposer)
+{
+    wanted_interposer = interposer;
+}
+
+static enum shoal_status open_between(struct shoal_network *network)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
-    const int rank = network->log->rank;
-    if (!seed)
+    if (!wanted_interposer)
         return SHOAL_OK;
-    seed = shoal_hash_bytes(shoal_hash_bytes(SHOAL_HASH_START, &seed, sizeof seed), &rank, sizeof rank);
-    network->shuffle = shoal_fabric_shuffle_create(seed, &handler);
-    return network->shuffle ? SHOAL_OK
-                            : shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for SHOAL_SHUFFLE");
+    network->between = wanted_interposer->create(network->log->rank, &handler);
+    if (!network->between)
+        return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for what a test puts before the network");
+    network->interposer = wanted_interposer;
+    return SHOAL_OK;
 }
 
 static enum shoal_status read_random(struct shoal_network *network)
@@ -185,7 +191,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
         open_links(network);
     }
     if (status == SHOAL_OK)
-        status = open_shuffle(network, options->settings->shuffle);
+        status = open_between(network);
     if (status != SHOAL_OK) {
         shoal_network_close(network);
         return status;
@@ -249,7 +255,8 @@ void shoal_network_close(struct shoal_network *network)
     shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
     shoal_reachability_close_all(&network->checks);
-    shoal_fabric_shuffle_destroy(network->shuffle);
+    if (network->interposer)
+        network->interposer->destroy(network->between);
     free_lists(network);
     for (size_t i = 0; i < network->peer_count; i++)
         free_peer(network->peers[i]);
@@ -742,7 +749,7 @@ static void end_waiting(struct shoal_network *network, struct waiting **link)
 
 static bool is_refused(struct shoal_network *network)
 {
-    return network->shuffle && shoal_fabric_shuffle_refuses(network->shuffle);
+    return network->interposer && network->interposer->refuses(network->between);
 }
 
 /* With the first that is sent to a peer its link is tried. */
@@ -905,18 +912,11 @@ static void judge_wake(struct shoal_network *network, bool was_true)
                        "provider %s: its descriptor wakes for nothing, so waits only back off", network->provider->name);
 }
 
-static bool poll_shuffled(struct shoal_network *network)
-{
-    const bool did = shoal_fabric_shuffle_hand_on(network->shuffle, shoal_clock_ns());
-    return (shoal_fabric_shuffle_has_room(network->shuffle) &&
-            shoal_fabric_endpoint_poll(network->endpoint, shoal_fabric_shuffle_handler(network->shuffle))) ||
-           did;
-}
-
 static bool poll_once(struct shoal_network *network)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
-    return network->shuffle ? poll_shuffled(network) : shoal_fabric_endpoint_poll(network->endpoint, &handler);
+    return network->interposer ? network->interposer->poll(network->between, network->endpoint)
+                               : shoal_fabric_endpoint_poll(network->endpoint, &handler);
 }
 
 static void seal_when_due(struct shoal_network *network)
@@ -957,7 +957,7 @@ bool shoal_network_has_descriptor(const struct shoal_network *network)
 
 bool shoal_network_may_wait(struct shoal_network *network)
 {
-    return (!network->shuffle || shoal_fabric_shuffle_is_idle(network->shuffle)) &&
+    return (!network->interposer || network->interposer->is_idle(network->between)) &&
            shoal_fabric_endpoint_may_wait(network->endpoint);
 }
 

@@ -132,6 +132,19 @@ struct shoal_network_options {
     const struct shoal_nic *nic; /* NULL: whatever the provider takes */
 };
 
+/* Stands between a network and its endpoint where a test has put one there: it hears what the endpoint hears and hands it on
+ * when it likes, and it may refuse sends. All calls but create and destroy come under the progress engine's lock. */
+struct shoal_network_interposer {
+    void *(*create)(int rank, const struct shoal_fabric_handler *to); /* NULL: no memory */
+    void (*destroy)(void *between);
+    bool (*poll)(void *between, struct shoal_fabric_endpoint *endpoint); /* instead of shoal_fabric_endpoint_poll */
+    bool (*refuses)(void *between);                                      /* whether a send or a write is PENDING now */
+    bool (*is_idle)(const void *between);                                /* false: it holds something that only polls move */
+};
+
+/* For networks that are opened from now on; NULL: none. Only while no other thread opens one. */
+void shoal_network_interpose(const struct shoal_network_interposer *interposer);
+
 /* ERR_UNSUPPORTED, with what was looked for and why it was rejected: there is no libfabric, or no provider. */
 SHOAL_MUST_USE enum shoal_status shoal_network_open(const struct shoal_network_options *options,
                                                     struct shoal_network **network_out);

@@ -20,7 +20,7 @@ struct shoal_seal {
 };
 
 /* Messages may overtake each other: this many behind the newest are still told from replays. A sender has 16 at once under way
- * to one peer (SENDING_MAX in network.c), and SHOAL_SHUFFLE moves an event by at most 32 places. */
+ * to one peer (SENDING_MAX in network.c), and tests (tests/mock/shuffle.h) move an event by at most 32 places. */
 #define SHOAL_SESSION_WINDOW 1024
 
 /* Long messages are folded, in blocks of this size, before they are hashed. */

@@ -1,11 +1,11 @@
-#include "transport/sim/sim.h"
+#include "sim/sim.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/sim/sim_queue.h"
+#include "sim/sim_queue.h"
 
 #define NEVER UINT64_MAX /* when a lost event arrives */
 #define MILLION 1000000U

@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/fabric/fabric_shuffle.h"
+#include "mock/shuffle.h"
 
 #define EVENTS 3000
 #define TURN_NS UINT64_C(10000)
-#define TURNS_MAX (SHOAL_FABRIC_SHUFFLE_TURNS + (unsigned)(SHOAL_FABRIC_SHUFFLE_NS / TURN_NS) + 1)
+#define TURNS_MAX (SHOAL_SHUFFLE_TURNS + (unsigned)(SHOAL_SHUFFLE_NS / TURN_NS) + 1)
 
 /* The events that came out. Event n goes in as the n-th: a message, an immediate, a write that has left, in turn. */
 struct heard {
@@ -60,19 +60,19 @@ static void on_failed(void *arg, void *owner, const char *text)
     heard->failed++;
 }
 
-static struct shoal_fabric_shuffle *create(struct heard *heard, uint64_t seed)
+static struct shoal_shuffle *create(struct heard *heard, uint64_t seed)
 {
     const struct shoal_fabric_handler to = {heard, on_message, on_written, on_left, on_failed};
     memset(heard, 0, sizeof *heard);
-    struct shoal_fabric_shuffle *shuffle = shoal_fabric_shuffle_create(seed, &to);
+    struct shoal_shuffle *shuffle = shoal_shuffle_create(seed, &to);
     assert_non_null(shuffle);
     return shuffle;
 }
 
 /* The message's bytes are gone when it returns. */
-static void give(const struct shoal_fabric_shuffle *shuffle, struct heard *heard, unsigned number)
+static void give(const struct shoal_shuffle *shuffle, struct heard *heard, unsigned number)
 {
-    const struct shoal_fabric_handler *from = shoal_fabric_shuffle_handler(shuffle);
+    const struct shoal_fabric_handler *from = shoal_shuffle_handler(shuffle);
     unsigned char data[sizeof number + 100];
     memcpy(data, &number, sizeof number);
     memset(data + sizeof number, (int)(number % 251), 100);
@@ -88,22 +88,22 @@ static void give(const struct shoal_fabric_shuffle *shuffle, struct heard *heard
 /* Turns of bursts of all sizes, then turns in which nothing comes. */
 static void run(struct heard *heard, uint64_t seed)
 {
-    struct shoal_fabric_shuffle *shuffle = create(heard, seed);
+    struct shoal_shuffle *shuffle = create(heard, seed);
     unsigned given = 0;
     uint64_t now_ns = 0;
     for (unsigned turn = 0; given < EVENTS; turn++) {
-        shoal_fabric_shuffle_hand_on(shuffle, now_ns += TURN_NS);
-        if (!shoal_fabric_shuffle_has_room(shuffle))
+        shoal_shuffle_hand_on(shuffle, now_ns += TURN_NS);
+        if (!shoal_shuffle_has_room(shuffle))
             continue;
-        for (unsigned i = 0; i < turn * 7 % (SHOAL_FABRIC_SHUFFLE_HEARD_MAX + 1) && given < EVENTS; i++)
+        for (unsigned i = 0; i < turn * 7 % (SHOAL_SHUFFLE_HEARD_MAX + 1) && given < EVENTS; i++)
             give(shuffle, heard, given++);
         assert_true(turn < 100 * EVENTS);
     }
-    assert_false(shoal_fabric_shuffle_is_idle(shuffle));
+    assert_false(shoal_shuffle_is_idle(shuffle));
     for (unsigned turn = 0; turn < 3 * TURNS_MAX; turn++) /* the last ones may wait for others, and these for others */
-        shoal_fabric_shuffle_hand_on(shuffle, now_ns += TURN_NS);
-    assert_true(shoal_fabric_shuffle_is_idle(shuffle));
-    shoal_fabric_shuffle_destroy(shuffle);
+        shoal_shuffle_hand_on(shuffle, now_ns += TURN_NS);
+    assert_true(shoal_shuffle_is_idle(shuffle));
+    shoal_shuffle_destroy(shuffle);
 }
 
 static void shuffle_loses_and_doubles_nothing(void **state)
@@ -132,7 +132,7 @@ static void shuffle_reorders_within_its_span(void **state)
             farthest = newest - heard.order[i] > farthest ? newest - heard.order[i] : farthest;
         }
         assert_in_range(overtaken, EVENTS / 4, EVENTS);
-        assert_in_range(farthest, SHOAL_FABRIC_SHUFFLE_SPAN / 2, SHOAL_FABRIC_SHUFFLE_SPAN - 1);
+        assert_in_range(farthest, SHOAL_SHUFFLE_SPAN / 2, SHOAL_SHUFFLE_SPAN - 1);
     }
 }
 
@@ -152,48 +152,48 @@ static void shuffle_waits_for_turns_and_time(void **state)
 {
     static struct heard heard;
     (void)state;
-    struct shoal_fabric_shuffle *shuffle = create(&heard, 3);
-    for (unsigned i = 0; i < SHOAL_FABRIC_SHUFFLE_HEARD_MAX; i++)
+    struct shoal_shuffle *shuffle = create(&heard, 3);
+    for (unsigned i = 0; i < SHOAL_SHUFFLE_HEARD_MAX; i++)
         give(shuffle, &heard, i);
-    for (unsigned turn = 0; turn < 10 * SHOAL_FABRIC_SHUFFLE_TURNS; turn++)
-        shoal_fabric_shuffle_hand_on(shuffle, 0);
-    assert_in_range(heard.count, 0, SHOAL_FABRIC_SHUFFLE_HEARD_MAX / 2);
-    shoal_fabric_shuffle_destroy(shuffle);
+    for (unsigned turn = 0; turn < 10 * SHOAL_SHUFFLE_TURNS; turn++)
+        shoal_shuffle_hand_on(shuffle, 0);
+    assert_in_range(heard.count, 0, SHOAL_SHUFFLE_HEARD_MAX / 2);
+    shoal_shuffle_destroy(shuffle);
     shuffle = create(&heard, 3);
-    for (unsigned i = 0; i < SHOAL_FABRIC_SHUFFLE_HEARD_MAX; i++)
+    for (unsigned i = 0; i < SHOAL_SHUFFLE_HEARD_MAX; i++)
         give(shuffle, &heard, i);
-    shoal_fabric_shuffle_hand_on(shuffle, SHOAL_FABRIC_SHUFFLE_NS);
-    assert_in_range(heard.count, 0, SHOAL_FABRIC_SHUFFLE_HEARD_MAX / 2);
-    for (unsigned turn = 0; turn < SHOAL_FABRIC_SHUFFLE_TURNS; turn++)
-        shoal_fabric_shuffle_hand_on(shuffle, SHOAL_FABRIC_SHUFFLE_NS);
-    assert_int_equal(heard.count, SHOAL_FABRIC_SHUFFLE_HEARD_MAX);
-    shoal_fabric_shuffle_destroy(shuffle);
+    shoal_shuffle_hand_on(shuffle, SHOAL_SHUFFLE_NS);
+    assert_in_range(heard.count, 0, SHOAL_SHUFFLE_HEARD_MAX / 2);
+    for (unsigned turn = 0; turn < SHOAL_SHUFFLE_TURNS; turn++)
+        shoal_shuffle_hand_on(shuffle, SHOAL_SHUFFLE_NS);
+    assert_int_equal(heard.count, SHOAL_SHUFFLE_HEARD_MAX);
+    shoal_shuffle_destroy(shuffle);
 }
 
 static void shuffle_hands_failures_on_at_once(void **state)
 {
     static struct heard heard;
     (void)state;
-    struct shoal_fabric_shuffle *shuffle = create(&heard, 4);
-    const struct shoal_fabric_handler *from = shoal_fabric_shuffle_handler(shuffle);
+    struct shoal_shuffle *shuffle = create(&heard, 4);
+    const struct shoal_fabric_handler *from = shoal_shuffle_handler(shuffle);
     give(shuffle, &heard, 0);
     from->failed(from->arg, &heard.owners[5], "broken");
     assert_int_equal(heard.failed, 1);
     assert_int_equal(heard.count, 0);
-    shoal_fabric_shuffle_destroy(shuffle); /* with the message */
+    shoal_shuffle_destroy(shuffle); /* with the message */
 }
 
 static void shuffle_refuses_now_and_then_and_in_storms(void **state)
 {
     static struct heard heard;
     (void)state;
-    struct shoal_fabric_shuffle *shuffle = create(&heard, 5);
+    struct shoal_shuffle *shuffle = create(&heard, 5);
     unsigned refused = 0, in_a_row = 0, longest = 0, single = 0;
     for (unsigned i = 0; i < 10000; i++) {
-        if (shoal_fabric_shuffle_refuses(shuffle)) {
+        if (shoal_shuffle_refuses(shuffle)) {
             refused++;
             in_a_row++;
-            assert_false(shoal_fabric_shuffle_is_idle(shuffle));
+            assert_false(shoal_shuffle_is_idle(shuffle));
             continue;
         }
         single += in_a_row == 1;
@@ -203,9 +203,9 @@ static void shuffle_refuses_now_and_then_and_in_storms(void **state)
     assert_in_range(refused, 1000, 7000);
     assert_in_range(longest, 20, 200);
     assert_true(single > 100);
-    shoal_fabric_shuffle_hand_on(shuffle, 1);
-    assert_true(shoal_fabric_shuffle_is_idle(shuffle));
-    shoal_fabric_shuffle_destroy(shuffle);
+    shoal_shuffle_hand_on(shuffle, 1);
+    assert_true(shoal_shuffle_is_idle(shuffle));
+    shoal_shuffle_destroy(shuffle);
 }
 
 int main(void)

@@ -1,9 +1,12 @@
-#include "transport/fabric/fabric_shuffle.h"
+#include "mock/shuffle.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define HELD_MAX (SHOAL_FABRIC_SHUFFLE_SPAN + SHOAL_FABRIC_SHUFFLE_HEARD_MAX)
+#include "base/clock.h"
+#include "base/settings.h"
+
+#define HELD_MAX (SHOAL_SHUFFLE_SPAN + SHOAL_SHUFFLE_HEARD_MAX)
 /* One of so many is refused; of these, one of so many begins a storm of so many refusals. */
 #define REFUSED_SHARE 12
 #define STORM_SHARE 12
@@ -21,7 +24,7 @@ struct event {
     uint32_t immediate;
 };
 
-struct shoal_fabric_shuffle {
+struct shoal_shuffle {
     struct shoal_fabric_handler from, to;
     uint64_t random;
     uint64_t turn, now_ns;
@@ -32,7 +35,7 @@ struct shoal_fabric_shuffle {
 };
 
 /* splitmix64, https://prng.di.unimi.it/splitmix64.c */
-static uint64_t shuffle_draw(struct shoal_fabric_shuffle *shuffle, uint64_t limit)
+static uint64_t shuffle_draw(struct shoal_shuffle *shuffle, uint64_t limit)
 {
     uint64_t z = shuffle->random += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -40,21 +43,21 @@ static uint64_t shuffle_draw(struct shoal_fabric_shuffle *shuffle, uint64_t limi
     return (z ^ (z >> 31)) % limit;
 }
 
-static struct event *event_of(struct shoal_fabric_shuffle *shuffle, uint64_t number)
+static struct event *event_of(struct shoal_shuffle *shuffle, uint64_t number)
 {
     return &shuffle->held[number % HELD_MAX];
 }
 
 /* ---- Holding ------------------------------------------------------------------------------------------------------------- */
 
-static void hold(struct shoal_fabric_shuffle *shuffle, struct event event)
+static void hold(struct shoal_shuffle *shuffle, struct event event)
 {
-    event.due_turn = shuffle->turn + shuffle_draw(shuffle, SHOAL_FABRIC_SHUFFLE_TURNS);
-    event.due_ns = shuffle->now_ns + shuffle_draw(shuffle, SHOAL_FABRIC_SHUFFLE_NS);
+    event.due_turn = shuffle->turn + shuffle_draw(shuffle, SHOAL_SHUFFLE_TURNS);
+    event.due_ns = shuffle->now_ns + shuffle_draw(shuffle, SHOAL_SHUFFLE_NS);
     *event_of(shuffle, shuffle->next++) = event;
 }
 
-static bool is_full(const struct shoal_fabric_shuffle *shuffle)
+static bool is_full(const struct shoal_shuffle *shuffle)
 {
     return shuffle->next - shuffle->first == HELD_MAX;
 }
@@ -62,7 +65,7 @@ static bool is_full(const struct shoal_fabric_shuffle *shuffle)
 /* What cannot be held is rather handed on at once than lost. */
 static void hold_message(void *arg, const void *data, size_t bytes)
 {
-    struct shoal_fabric_shuffle *shuffle = arg;
+    struct shoal_shuffle *shuffle = arg;
     void *copy = is_full(shuffle) ? NULL : malloc(bytes + 1);
     if (!copy) {
         shuffle->to.message(shuffle->to.arg, data, bytes);
@@ -74,7 +77,7 @@ static void hold_message(void *arg, const void *data, size_t bytes)
 
 static void hold_written(void *arg, uint32_t immediate)
 {
-    struct shoal_fabric_shuffle *shuffle = arg;
+    struct shoal_shuffle *shuffle = arg;
     if (is_full(shuffle))
         shuffle->to.written(shuffle->to.arg, immediate);
     else
@@ -83,7 +86,7 @@ static void hold_written(void *arg, uint32_t immediate)
 
 static void hold_left(void *arg, void *owner)
 {
-    struct shoal_fabric_shuffle *shuffle = arg;
+    struct shoal_shuffle *shuffle = arg;
     if (is_full(shuffle))
         shuffle->to.left(shuffle->to.arg, owner);
     else
@@ -92,13 +95,13 @@ static void hold_left(void *arg, void *owner)
 
 static void pass_failed(void *arg, void *owner, const char *text)
 {
-    struct shoal_fabric_shuffle *shuffle = arg;
+    struct shoal_shuffle *shuffle = arg;
     shuffle->to.failed(shuffle->to.arg, owner, text);
 }
 
-bool shoal_fabric_shuffle_has_room(const struct shoal_fabric_shuffle *shuffle)
+bool shoal_shuffle_has_room(const struct shoal_shuffle *shuffle)
 {
-    return HELD_MAX - (shuffle->next - shuffle->first) >= SHOAL_FABRIC_SHUFFLE_HEARD_MAX;
+    return HELD_MAX - (shuffle->next - shuffle->first) >= SHOAL_SHUFFLE_HEARD_MAX;
 }
 
 /* ---- Handing on ---------------------------------------------------------------------------------------------------------- */
@@ -121,15 +124,15 @@ static void shuffle_hand_on(const struct shoal_fabric_handler *to, const struct 
     }
 }
 
-static bool is_due(const struct shoal_fabric_shuffle *shuffle, const struct event *event)
+static bool is_due(const struct shoal_shuffle *shuffle, const struct event *event)
 {
     return event->kind != NOTHING && event->due_turn <= shuffle->turn && event->due_ns <= shuffle->now_ns;
 }
 
-bool shoal_fabric_shuffle_hand_on(struct shoal_fabric_shuffle *shuffle, uint64_t now_ns)
+bool shoal_shuffle_hand_on(struct shoal_shuffle *shuffle, uint64_t now_ns)
 {
     const uint64_t held = shuffle->next - shuffle->first;
-    const uint64_t count = held < SHOAL_FABRIC_SHUFFLE_SPAN ? held : SHOAL_FABRIC_SHUFFLE_SPAN;
+    const uint64_t count = held < SHOAL_SHUFFLE_SPAN ? held : SHOAL_SHUFFLE_SPAN;
     const uint64_t begin = count ? shuffle_draw(shuffle, count) : 0; /* so that those of one turn change places too */
     bool did = false;
     shuffle->turn++;
@@ -148,14 +151,14 @@ bool shoal_fabric_shuffle_hand_on(struct shoal_fabric_shuffle *shuffle, uint64_t
     return did;
 }
 
-bool shoal_fabric_shuffle_is_idle(const struct shoal_fabric_shuffle *shuffle)
+bool shoal_shuffle_is_idle(const struct shoal_shuffle *shuffle)
 {
     return shuffle->first == shuffle->next && !shuffle->has_refused;
 }
 
 /* ---- Refusing ------------------------------------------------------------------------------------------------------------ */
 
-bool shoal_fabric_shuffle_refuses(struct shoal_fabric_shuffle *shuffle)
+bool shoal_shuffle_refuses(struct shoal_shuffle *shuffle)
 {
     if (shuffle->storm > 0)
         shuffle->storm--;
@@ -169,9 +172,9 @@ bool shoal_fabric_shuffle_refuses(struct shoal_fabric_shuffle *shuffle)
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-struct shoal_fabric_shuffle *shoal_fabric_shuffle_create(uint64_t seed, const struct shoal_fabric_handler *to)
+struct shoal_shuffle *shoal_shuffle_create(uint64_t seed, const struct shoal_fabric_handler *to)
 {
-    struct shoal_fabric_shuffle *shuffle = calloc(1, sizeof *shuffle);
+    struct shoal_shuffle *shuffle = calloc(1, sizeof *shuffle);
     if (!shuffle)
         return NULL;
     shuffle->from = (struct shoal_fabric_handler){shuffle, hold_message, hold_written, hold_left, pass_failed};
@@ -180,7 +183,7 @@ struct shoal_fabric_shuffle *shoal_fabric_shuffle_create(uint64_t seed, const st
     return shuffle;
 }
 
-void shoal_fabric_shuffle_destroy(struct shoal_fabric_shuffle *shuffle)
+void shoal_shuffle_destroy(struct shoal_shuffle *shuffle)
 {
     for (uint64_t i = 0; shuffle && i < HELD_MAX; i++) {
         if (shuffle->held[i].kind == MESSAGE)
@@ -189,7 +192,45 @@ void shoal_fabric_shuffle_destroy(struct shoal_fabric_shuffle *shuffle)
     free(shuffle);
 }
 
-const struct shoal_fabric_handler *shoal_fabric_shuffle_handler(const struct shoal_fabric_shuffle *shuffle)
+const struct shoal_fabric_handler *shoal_shuffle_handler(const struct shoal_shuffle *shuffle)
 {
     return &shuffle->from;
+}
+
+/* ---- Before networks ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t networks_seed;
+
+static void *create_for_rank(int rank, const struct shoal_fabric_handler *to)
+{
+    const uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, &networks_seed, sizeof networks_seed);
+    return shoal_shuffle_create(shoal_hash_bytes(hash, &rank, sizeof rank), to);
+}
+
+static void destroy(void *between)
+{
+    shoal_shuffle_destroy(between);
+}
+
+static bool poll_endpoint(void *between, struct shoal_fabric_endpoint *endpoint)
+{
+    const bool did = shoal_shuffle_hand_on(between, shoal_clock_ns());
+    return (shoal_shuffle_has_room(between) && shoal_fabric_endpoint_poll(endpoint, shoal_shuffle_handler(between))) || did;
+}
+
+static bool refuses(void *between)
+{
+    return shoal_shuffle_refuses(between);
+}
+
+static bool is_idle(const void *between)
+{
+    return shoal_shuffle_is_idle(between);
+}
+
+void shoal_shuffle_networks(uint64_t seed)
+{
+    static const struct shoal_network_interposer interposer = {create_for_rank, destroy, poll_endpoint, refuses, is_idle};
+    networks_seed = seed;
+    shoal_network_interpose(seed ? &interposer : NULL);
 }

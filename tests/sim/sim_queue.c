@@ -1,4 +1,4 @@
-#include "transport/sim/sim_queue.h"
+#include "sim/sim_queue.h"
 
 #include <stdlib.h>
 
