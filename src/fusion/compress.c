@@ -407,7 +407,7 @@ static bool run_one(struct shoal_reducer *reducer)
         fusion_unlock(reducer);
         const enum shoal_status status = run_stage(reducer, slot, stage);
         if (status != SHOAL_OK)
-            fusion_operation_failed(reducer, status, (long)buffer);
+            fusion_operation_not_posted(reducer, status, (long)buffer);
         fusion_lock(reducer);
         return true;
     }
@@ -419,7 +419,10 @@ static void *run_thread(void *arg)
     struct shoal_reducer *reducer = arg;
     fusion_lock(reducer);
     while (!reducer->compressor->is_ending) {
-        if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed || !run_one(reducer))
+        if (fusion_failed(reducer) == SHOAL_OK && reducer->is_armed && run_one(reducer))
+            continue;
+        fusion_tell_late(reducer);
+        if (!reducer->compressor->is_ending)
             pthread_cond_wait(&reducer->changed, &reducer->lock);
     }
     fusion_unlock(reducer);

@@ -153,55 +153,79 @@ static void publish(struct shoal_reducer *reducer, bool is_own)
         return;
 }
 
-static void describe(struct shoal_reducer *reducer, long parameter, const char *text)
+/* Claims the failure for this rank and writes the notice of it. With the lock; false: there was a cause before. */
+static bool claim_fault(struct shoal_reducer *reducer, enum shoal_status status, const char *operation, const char *text)
 {
     struct shoal_failure *failure = &reducer->failure;
+    struct fusion_notice *notice = &reducer->sent; /* for good: a send may end after the call that sends it */
+    if (!claim(reducer, status))
+        return false;
     failure->rank = failure->reporter = reducer->rank;
-    if (parameter >= 0)
-        fusion_parameter_text(&reducer->layout->parameters, (size_t)parameter, failure->operation, sizeof failure->operation);
+    keep(failure->operation, sizeof failure->operation, operation);
     snprintf(failure->text, sizeof failure->text, "%s, step %llu, rank %d: %.400s", reducer->name,
              (unsigned long long)reducer->steps + 1, reducer->rank, text);
+    notice->status = (int32_t)status;
+    keep(notice->operation, sizeof notice->operation, failure->operation);
+    snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, failure->text);
+    return true;
 }
 
-enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
+static enum shoal_status tell_others(struct shoal_reducer *reducer)
 {
-    char text[FUSION_TEXT_MAX];
-    struct fusion_notice *notice = &reducer->sent; /* for good: a send may end after this function */
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    fusion_lock(reducer);
-    const bool is_first = claim(reducer, status);
-    if (is_first) {
-        describe(reducer, parameter, text);
-        notice->status = (int32_t)status;
-        keep(notice->operation, sizeof notice->operation, reducer->failure.operation);
-        snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, reducer->failure.text);
-        reducer->is_own_fault = true; /* nobody else settles it */
-    }
-    fusion_unlock(reducer);
-    if (!is_first)
-        return fusion_failure_status(reducer);
-    send_notice(reducer, notice);
+    send_notice(reducer, &reducer->sent);
     shoal_comm_abort(reducer->comm);
     fusion_compressor_abort(reducer);
     publish(reducer, true);
     return fusion_failed(reducer);
 }
 
+enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
+{
+    char text[FUSION_TEXT_MAX], operation[sizeof reducer->failure.operation] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (parameter >= 0)
+        fusion_parameter_text(&reducer->layout->parameters, (size_t)parameter, operation, sizeof operation);
+    fusion_lock(reducer);
+    const bool is_first = claim_fault(reducer, status, operation, text);
+    reducer->is_own_fault |= is_first; /* nobody else settles it */
+    fusion_unlock(reducer);
+    return is_first ? tell_others(reducer) : fusion_failure_status(reducer);
+}
+
+void fusion_post_failed(struct shoal_reducer *reducer, enum shoal_status status, const char *operation)
+{
+    char text[FUSION_TEXT_MAX];
+    snprintf(text, sizeof text, "%s could not be posted: %s", operation, shoal_status_name(status));
+    fusion_lock(reducer);
+    reducer->must_tell |= claim_fault(reducer, status, operation, text);
+    fusion_unlock(reducer);
+}
+
+void fusion_tell_late(struct shoal_reducer *reducer)
+{
+    if (!reducer->must_tell || reducer->is_own_fault)
+        return;
+    fusion_unlock(reducer);
+    (void)fusion_failure_status(reducer);
+    fusion_lock(reducer);
+}
+
 enum shoal_status fusion_failure_status(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
-    const bool is_mine = !reducer->is_told && !reducer->is_own_fault;
+    const bool is_mine = !reducer->is_told && !reducer->is_own_fault, must_tell = is_mine && reducer->must_tell;
     reducer->is_own_fault |= is_mine; /* so that one thread does it */
     while (!is_mine && !reducer->is_told)
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
-    if (is_mine)
-        publish(reducer, false);
-    else
+    if (must_tell)
+        return tell_others(reducer);
+    if (!is_mine)
         return shoal_report(reducer->context, fusion_failed(reducer), NULL, reducer->failure.text);
+    publish(reducer, false);
     return fusion_failed(reducer);
 }
 

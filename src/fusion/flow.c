@@ -44,6 +44,13 @@ void fusion_operation_failed(struct shoal_reducer *reducer, enum shoal_status st
     fusion_unlock(reducer);
 }
 
+void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_status status, long buffer)
+{
+    char operation[96];
+    describe_buffer(reducer, buffer, operation, sizeof operation);
+    fusion_post_failed(reducer, status, operation);
+}
+
 void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status)
 {
     struct fusion_slot *slot = &reducer->slots[buffer];
@@ -175,7 +182,7 @@ static bool post_next(struct shoal_reducer *reducer)
         return false;
     }
     if (status != SHOAL_OK)
-        fusion_operation_failed(reducer, status, which);
+        fusion_operation_not_posted(reducer, status, which);
     fusion_lock(reducer);
     return true;
 }

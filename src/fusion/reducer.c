@@ -108,6 +108,7 @@ static void *run_thread(void *arg)
     fusion_lock(reducer);
     while (!reducer->is_ending) {
         fusion_put_out(reducer);
+        fusion_tell_late(reducer);
         if (!reducer->is_ending)
             pthread_cond_wait(&reducer->changed, &reducer->lock);
     }

@@ -131,7 +131,8 @@ struct shoal_reducer {
 
     atomic_int failed;            /* enum shoal_status */
     bool is_told;                 /* lock: `failure` holds the cause that all ranks agree on */
-    bool is_own_fault;            /* lock: this rank has to tell the others */
+    bool is_own_fault;            /* lock: a thread of this rank settles it */
+    bool must_tell;               /* lock: and has to tell the others first */
     struct shoal_failure failure; /* lock */
 };
 
@@ -189,8 +190,12 @@ SHOAL_MUST_USE enum shoal_status fusion_rebuild(struct shoal_reducer *reducer);
 /* Posts what can be posted. Called with the lock, returns with it, lets go of it meanwhile. */
 void fusion_advance(struct shoal_reducer *reducer);
 
-/* Any thread, without the lock: an operation of the reducer has failed. */
+/* Any thread, without the lock: an operation of the reducer has failed, as it does on the other ranks. buffer -1 is the end of
+ * a step, -2 its begin. */
 void fusion_operation_failed(struct shoal_reducer *reducer, enum shoal_status status, long buffer);
+
+/* The same for one that this rank alone could not post: the others have to be told. */
+void fusion_operation_not_posted(struct shoal_reducer *reducer, enum shoal_status status, long buffer);
 
 /* The buffer is reduced: notes it and posts what had to wait. Without the lock. */
 void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status);
@@ -215,6 +220,9 @@ void fusion_compressor_free(struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_compressor_prepare(struct shoal_reducer *reducer,
                                                            const struct shoal_gradient_layout *layout,
                                                            struct fusion_slot *slots, void **scratch_out);
+
+/* The operation of a buffer that is under way; NULL while something is computed between two. With the lock. */
+struct shoal_request *fusion_compressed_request(const struct fusion_slot *slot);
 
 /* Begins what a buffer goes through, instead of an all-reduce. The stages of all buffers go in index order. */
 SHOAL_MUST_USE enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer);
@@ -246,6 +254,13 @@ void fusion_keep_stats(struct shoal_reducer *reducer);
  * reducer's status. parameter < 0: none. */
 enum shoal_status fusion_fail(struct shoal_reducer *reducer, enum shoal_status status, long parameter, const char *format, ...)
     FUSION_PRINTF(4, 5);
+
+/* The same where this rank could not post what the others wait for, also in a completion: there nothing may wait, so whoever
+ * asks for the failure next tells them. Without the lock. */
+void fusion_post_failed(struct shoal_reducer *reducer, enum shoal_status status, const char *operation);
+
+/* A thread of the reducer's own: tells what a completion could not. With the lock, which it lets go of. */
+void fusion_tell_late(struct shoal_reducer *reducer);
 
 /* The same without telling others: they know. With the lock. */
 void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const char *operation);

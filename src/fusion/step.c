@@ -41,7 +41,7 @@ static enum shoal_status post_head(struct shoal_reducer *reducer, int64_t own)
     const enum shoal_status status = shoal_allreduce_post(reducer->comm, &reducer->head, &reducer->head_sum, 1, SHOAL_INT64,
                                                           SHOAL_SUM, &options, &reducer->head_request);
     if (status != SHOAL_OK)
-        fusion_operation_failed(reducer, status, -2);
+        fusion_operation_not_posted(reducer, status, -2);
     return status;
 }
 
@@ -159,27 +159,28 @@ static struct squares pack(struct shoal_reducer *reducer, size_t parameter, cons
 }
 
 /* The last one of its buffer lets it go. */
-static void complete(struct shoal_reducer *reducer, size_t parameter)
+static enum shoal_status complete(struct shoal_reducer *reducer, size_t parameter)
 {
     struct fusion_gradient *gradient = &reducer->gradients[parameter];
     struct fusion_slot *slot = &reducer->slots[reducer->layout->places[parameter].buffer];
     gradient->is_ready = true;
     if (reducer->step == SHOAL_STEP_LOCAL)
-        return;
+        return SHOAL_OK;
     if (atomic_fetch_sub_explicit(&slot->missing, 1, memory_order_acq_rel) > 1)
-        return;
+        return SHOAL_OK;
     fusion_lock(reducer);
     fusion_advance(reducer);
     fusion_unlock(reducer);
+    return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
-static void note_ready(struct shoal_reducer *reducer, size_t parameter)
+static enum shoal_status note_ready(struct shoal_reducer *reducer, size_t parameter)
 {
     struct fusion_gradient *gradient = &reducer->gradients[parameter];
     gradient->is_used = true;
     gradient->ready_ns = fusion_now_ns();
     gradient->ready_number = atomic_fetch_add_explicit(&reducer->ready_count, 1, memory_order_relaxed);
-    complete(reducer, parameter);
+    return complete(reducer, parameter);
 }
 
 static enum shoal_status check_mark(struct shoal_reducer *reducer, const char *call, size_t parameter)
@@ -228,8 +229,7 @@ enum shoal_status shoal_reducer_ready(struct shoal_reducer *reducer, size_t para
     const struct squares squares = pack(reducer, parameter, gradient, 0, count);
     own->local_squared = squares.sum;
     own->is_nonfinite = squares.is_nonfinite;
-    note_ready(reducer, parameter);
-    return SHOAL_OK;
+    return note_ready(reducer, parameter);
 }
 
 /* With the lock. */
@@ -294,13 +294,11 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
     own->packed += count;
     const bool is_whole = own->packed == expected;
     fusion_unlock(reducer);
-    if (is_whole)
-        note_ready(reducer, parameter);
-    return SHOAL_OK;
+    return is_whole ? note_ready(reducer, parameter) : SHOAL_OK;
 }
 
 /* What LOCAL steps gave stays; where they gave nothing, zeros. */
-static void contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
+static enum shoal_status contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
 {
     struct fusion_gradient *own = &reducer->gradients[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
@@ -318,7 +316,7 @@ static void contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
         reducer->slots[reducer->layout->places[parameter].buffer].has_unused = true;
         fusion_unlock(reducer);
     }
-    complete(reducer, parameter);
+    return complete(reducer, parameter);
 }
 
 enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t parameter)
@@ -331,8 +329,7 @@ enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t par
     if (!atomic_compare_exchange_strong_explicit(&reducer->gradients[parameter].mark, &unmarked, FUSION_UNUSED,
                                                  memory_order_acq_rel, memory_order_acquire))
         return fail_twice(reducer, parameter);
-    contribute_nothing(reducer, parameter);
-    return SHOAL_OK;
+    return contribute_nothing(reducer, parameter);
 }
 
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
@@ -377,7 +374,7 @@ static enum shoal_status complete_all(struct shoal_reducer *reducer)
         if (own->is_ready)
             continue;
         atomic_store_explicit(&own->mark, FUSION_UNUSED, memory_order_release);
-        contribute_nothing(reducer, i);
+        (void)contribute_nothing(reducer, i); /* who waits for the step sees the failure */
     }
     return SHOAL_OK;
 }
