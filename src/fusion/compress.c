@@ -364,6 +364,7 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct fusion_
     FUSION_TRY(post_stage(reducer, slot, stage, &request));
     fusion_lock(reducer);
     slot->requests[stage] = request;
+    pthread_cond_broadcast(&reducer->changed); /* who waits for the step can make progress on it */
     fusion_unlock(reducer);
     shoal_request_on_done(request, stage_done, slot);
     return SHOAL_OK;
@@ -377,6 +378,12 @@ enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t b
     slot->compressed->is_due = false;
     fusion_unlock(reducer);
     return run_stage(reducer, slot, SCATTER);
+}
+
+struct shoal_request *fusion_compressed_request(const struct fusion_slot *slot)
+{
+    const int stage = slot->compressed->stage;
+    return stage < STAGES ? slot->requests[stage] : NULL; /* a stage that is due has none yet */
 }
 
 /* With the lock. */

@@ -379,18 +379,14 @@ static enum shoal_status complete_all(struct shoal_reducer *reducer)
     return SHOAL_OK;
 }
 
-/* The operation of the oldest buffer that is not done, or of the tail; NULL: none is posted yet. With the lock. */
+/* The operation of the oldest buffer that is not done, or of the tail. NULL: none is under way, as none is posted yet or the
+ * compressor computes between two. With the lock. */
 static struct shoal_request *oldest(const struct shoal_reducer *reducer)
 {
     for (size_t b = reducer->next_out; b < reducer->layout->buffer_count; b++) {
         const struct fusion_slot *slot = &reducer->slots[b];
-        if (slot->phase != FUSION_POSTED)
-            continue;
-        for (size_t i = FUSION_STAGES_MAX; i-- > 0;) {
-            if (slot->requests[i])
-                return slot->requests[i];
-        }
-        return NULL;
+        if (slot->phase == FUSION_POSTED)
+            return slot->compressed ? fusion_compressed_request(slot) : slot->requests[0];
     }
     return reducer->is_tail_posted && !reducer->is_tail_done ? reducer->tail_request : NULL;
 }
