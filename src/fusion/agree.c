@@ -61,6 +61,31 @@ static uint64_t hash_parameters(const struct fusion_parameters *parameters)
     return hash;
 }
 
+/* ---- Whether all ranks can go on ----------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const int64_t word = own == SHOAL_OK ? 0 : (int64_t)(reducer->size - reducer->rank) << 32 | (int64_t)own;
+    int64_t lowest = 0; /* of the lowest rank that cannot: the largest of all words */
+    *rank_out = -1;
+    FUSION_TRY(shoal_allreduce(reducer->comm, &word, &lowest, 1, SHOAL_INT64, SHOAL_MAX, &options));
+    if (lowest == 0)
+        return SHOAL_OK;
+    *rank_out = reducer->size - (int)(lowest >> 32);
+    return (enum shoal_status)(lowest & INT32_MAX);
+}
+
+/* The same for memory that the rank needs to exchange what follows; text says which rank has none. */
+static enum shoal_status all_have_memory(struct shoal_reducer *reducer, bool has_memory, char *text, size_t text_bytes)
+{
+    int rank;
+    const enum shoal_status status = fusion_all_ready(reducer, has_memory ? SHOAL_OK : SHOAL_ERR_MEMORY, &rank);
+    if (rank >= 0)
+        snprintf(text, text_bytes, "rank %d: no memory for what %d ranks tell each other", rank, reducer->size);
+    return status;
+}
+
 /* ---- The first parameter that differs ------------------------------------------------------------------------------------ */
 
 struct entry {
@@ -115,14 +140,11 @@ static struct difference find_difference(const struct entry *first, size_t first
     return difference;
 }
 
-static enum shoal_status gather_differences(struct shoal_reducer *reducer, const struct difference *own, char *text,
-                                            size_t text_bytes)
+static enum shoal_status gather_differences(struct shoal_reducer *reducer, const struct difference *own, struct difference *all,
+                                            char *text, size_t text_bytes)
 {
     const struct shoal_options options = fusion_options(reducer);
-    struct difference *all = calloc((size_t)reducer->size, sizeof *all);
     int64_t first = INT64_MAX;
-    if (!all)
-        return SHOAL_ERR_MEMORY;
     const enum shoal_status status = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
     for (int r = 0; r < reducer->size && status == SHOAL_OK; r++) {
         if (all[r].parameter < 0 || all[r].parameter >= first)
@@ -130,7 +152,6 @@ static enum shoal_status gather_differences(struct shoal_reducer *reducer, const
         first = all[r].parameter;
         snprintf(text, text_bytes, "%.*s", (int)sizeof all[r].text - 1, all[r].text);
     }
-    free(all);
     return status;
 }
 
@@ -140,15 +161,17 @@ static enum shoal_status name_difference(struct shoal_reducer *reducer, const st
 {
     const struct shoal_options options = fusion_options(reducer);
     struct entry *own = list_entries(parameters, parameters->count), *first = list_entries(parameters, first_count);
-    enum shoal_status status = own && first ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    struct difference *all = calloc((size_t)reducer->size, sizeof *all);
+    enum shoal_status status = all_have_memory(reducer, own && first && all, text, text_bytes);
     if (status == SHOAL_OK)
         status = shoal_broadcast(reducer->comm, first, first, first_count * sizeof *first, SHOAL_UINT8, 0, &options);
     if (status == SHOAL_OK) {
         const struct difference difference = find_difference(first, first_count, own, parameters->count, reducer->rank);
-        status = gather_differences(reducer, &difference, text, text_bytes);
+        status = gather_differences(reducer, &difference, all, text, text_bytes);
     }
     free(own);
     free(first);
+    free(all);
     return status;
 }
 
@@ -213,32 +236,44 @@ static enum shoal_status judge(struct shoal_reducer *reducer, const struct fusio
                : SHOAL_ERR_MISMATCH;
 }
 
+/* An empty verdict: the library has told why. */
+static enum shoal_status report_verdict(const struct shoal_reducer *reducer, enum shoal_status status, const char *verdict)
+{
+    char line[FUSION_TEXT_MAX + 64];
+    if (status == SHOAL_OK || !*verdict)
+        return status;
+    snprintf(line, sizeof line, "%s: shoal_reducer_create: %s", reducer->name, verdict);
+    return shoal_report(reducer->context, status, "fusion", line);
+}
+
 enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
                                enum shoal_status status, const char *text)
 {
     const struct shoal_options options = fusion_options(reducer);
     struct agreement *all = calloc((size_t)reducer->size + 1, sizeof *all), *own = all ? &all[reducer->size] : NULL;
-    char verdict[FUSION_TEXT_MAX] = "", line[FUSION_TEXT_MAX + 64];
-    if (!all)
-        return fusion_refuse(reducer, SHOAL_ERR_MEMORY, "no memory for %d ranks", reducer->size);
+    char verdict[FUSION_TEXT_MAX] = "";
+    const enum shoal_status met = all_have_memory(reducer, all, verdict, sizeof verdict);
+    if (met != SHOAL_OK || !all) {
+        free(all);
+        return report_verdict(reducer, met, verdict);
+    }
     own->status = (int32_t)status;
     own->parameter_count = parameters->count;
     own->parameters_hash = hash_parameters(parameters);
     own->layout_hash = shoal_gradient_layout_hash(reducer->layout);
     fill_options(&reducer->options, own->options);
     snprintf(own->text, sizeof own->text, "%s", text);
-    const enum shoal_status met = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
-    const enum shoal_status judged = met == SHOAL_OK ? judge(reducer, parameters, all, verdict, sizeof verdict) : met;
+    const enum shoal_status gathered = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
+    const enum shoal_status judged =
+        gathered == SHOAL_OK ? judge(reducer, parameters, all, verdict, sizeof verdict) : gathered;
     free(all);
-    if (met != SHOAL_OK || judged == SHOAL_OK)
-        return judged; /* the library has told why */
-    snprintf(line, sizeof line, "%s: shoal_reducer_create: %s", reducer->name, verdict);
-    return shoal_report(reducer->context, judged, "fusion", line);
+    return report_verdict(reducer, judged, verdict);
 }
 
 /* ---- The layout after the first step ------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_rebuild(struct shoal_reducer *reducer)
+/* The order is rank 0's, in memory of its own: shoal_reducer_order goes on to give what this rank saw. */
+static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
 {
     const struct shoal_options options = fusion_options(reducer);
     const size_t count = reducer->layout->parameters.count;
@@ -247,24 +282,36 @@ enum shoal_status fusion_rebuild(struct shoal_reducer *reducer)
                                                          reducer->options.buffer_bytes,
                                                          reducer->options.first_buffer_bytes,
                                                          reducer->options.rank_bytes,
-                                                         reducer->ready_order};
+                                                         order};
     struct shoal_gradient_layout *layout = NULL;
     char error[FUSION_TEXT_MAX];
-    enum shoal_status status =
-        shoal_broadcast(reducer->comm, reducer->ready_order, reducer->ready_order, count, SHOAL_INT32, 0, &options);
+    memcpy(order, reducer->ready_order, count * sizeof *order);
+    enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, -2);
         return status;
     }
     status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
-    if (status == SHOAL_OK && layout->hash == reducer->layout->hash) {
+    if (status != SHOAL_OK)
+        return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
+    if (layout->hash == reducer->layout->hash) {
         shoal_gradient_layout_free(layout); /* as on all ranks: views stay */
         return SHOAL_OK;
     }
-    if (status == SHOAL_OK)
-        status = fusion_install(reducer, layout);
+    status = fusion_install(reducer, layout);
     if (status == SHOAL_OK)
         return SHOAL_OK;
     shoal_gradient_layout_free(layout);
-    return fusion_fail(reducer, status, -1, "no memory for the layout in the order of readiness");
+    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %s",
+                       shoal_status_name(status));
+}
+
+enum shoal_status fusion_rebuild(struct shoal_reducer *reducer)
+{
+    uint32_t *order = calloc(reducer->layout->parameters.count + 1, sizeof *order);
+    if (!order)
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the order of readiness");
+    const enum shoal_status status = rebuild_in(reducer, order);
+    free(order);
+    return status;
 }

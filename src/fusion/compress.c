@@ -80,12 +80,9 @@ static enum shoal_status open_stage(struct shoal_reducer *reducer, enum stage st
     char name[40];
     snprintf(name, sizeof name, "%s%s", reducer->name, stage_names[stage]);
     options.name = name;
-    options.timeout_ms = reducer->options.timeout_ms;
+    options.timeout_ms = options.create_timeout_ms = reducer->options.timeout_ms;
     FUSION_TRY(shoal_comm_split(reducer->comm, color, key, &options, &compressor->comms[stage]));
     const int32_t own = reducer->rank;
-    compressor->members[stage] = calloc((size_t)reducer->size, sizeof *compressor->members[stage]);
-    if (!compressor->members[stage])
-        return SHOAL_ERR_MEMORY;
     return shoal_allgather(compressor->comms[stage], &own, compressor->members[stage], 1, SHOAL_INT32, &operation);
 }
 
@@ -94,20 +91,38 @@ static bool needs(const struct shoal_reducer *reducer, enum stage stage)
     return stage == ACROSS || (stage == BACK ? is_8_bit(reducer) : reducer->compressor->local_size > 1);
 }
 
+static enum shoal_status allocate_compressor(struct shoal_reducer *reducer, const struct shoal_place *place)
+{
+    struct fusion_compressor *compressor = reducer->compressor = calloc(1, sizeof *reducer->compressor);
+    if (!compressor)
+        return SHOAL_ERR_MEMORY;
+    compressor->local_rank = place->local_rank;
+    compressor->local_size = place->local_size;
+    compressor->host = place->host;
+    compressor->hosts = place->hosts;
+    for (enum stage stage = SCATTER; stage < STAGES; stage++) {
+        if (!needs(reducer, stage))
+            continue;
+        compressor->members[stage] = calloc((size_t)reducer->size, sizeof *compressor->members[stage]);
+        if (!compressor->members[stage])
+            return SHOAL_ERR_MEMORY;
+    }
+    return SHOAL_OK;
+}
+
+/* Whatever a rank may lack it lacks before the first of its splits, so that no other waits in one for it. */
 enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     struct shoal_place place = SHOAL_PLACE_INIT;
+    int rank;
     if (reducer->options.compression == SHOAL_COMPRESS_NONE || reducer->hosts == 1)
         return SHOAL_OK;
     FUSION_TRY(check_places(reducer, text, text_bytes));
     FUSION_TRY(shoal_comm_place(reducer->comm, reducer->rank, &place));
-    reducer->compressor = calloc(1, sizeof *reducer->compressor);
-    if (!reducer->compressor)
-        return SHOAL_ERR_MEMORY;
-    reducer->compressor->local_rank = place.local_rank;
-    reducer->compressor->local_size = place.local_size;
-    reducer->compressor->host = place.host;
-    reducer->compressor->hosts = place.hosts;
+    const enum shoal_status status = fusion_all_ready(reducer, allocate_compressor(reducer, &place), &rank);
+    if (rank >= 0)
+        snprintf(text, text_bytes, "rank %d: no memory for the communicators of compression", rank);
+    FUSION_TRY(status);
     for (enum stage stage = SCATTER; stage < STAGES; stage++) {
         if (needs(reducer, stage))
             FUSION_TRY(open_stage(reducer, stage));

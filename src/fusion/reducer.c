@@ -218,8 +218,27 @@ static enum shoal_status split(const struct shoal_reducer *reducer, struct shoal
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     snprintf(name, sizeof name, "%s%s", reducer->name, suffix);
     options.name = name;
-    options.timeout_ms = reducer->options.timeout_ms;
+    options.timeout_ms = options.create_timeout_ms = reducer->options.timeout_ms;
     return shoal_comm_split(comm, 0, reducer->rank, &options, comm_out);
+}
+
+/* A rank without memory for a reducer takes part in the first split with no color, so that the others miss it. */
+static enum shoal_status check_all_split(const struct shoal_reducer *reducer, const struct shoal_comm *comm)
+{
+    const int there = shoal_comm_size(reducer->comm), wanted = shoal_comm_size(comm);
+    if (there == wanted)
+        return SHOAL_OK;
+    return fusion_refuse(reducer, SHOAL_ERR_MEMORY, "shoal_reducer_create: %d of %d ranks had no memory for a reducer",
+                         wanted - there, wanted);
+}
+
+static enum shoal_status decline(struct shoal_context *context, struct shoal_comm *comm)
+{
+    struct shoal_comm *none;
+    const enum shoal_status status = shoal_comm_split(comm, -1, 0, NULL, &none);
+    return shoal_report(context, SHOAL_ERR_MEMORY, "fusion",
+                        status == SHOAL_OK ? "shoal_reducer_create: no memory for a reducer"
+                                           : "shoal_reducer_create: no memory for a reducer, nor could other ranks be told");
 }
 
 static enum shoal_status find_hosts(struct shoal_reducer *reducer)
@@ -296,6 +315,7 @@ static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *
                               size_t count)
 {
     FUSION_TRY(split(reducer, comm, "", &reducer->comm));
+    FUSION_TRY(check_all_split(reducer, comm));
     FUSION_TRY(split(reducer, comm, ".notice", &reducer->notice));
     FUSION_TRY(find_hosts(reducer));
     return agree(reducer, parameters, count);
@@ -320,7 +340,7 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
                             "shoal_reducer_create: context, comm or reducer_out is NULL");
     struct shoal_reducer *reducer = calloc(1, sizeof *reducer);
     if (!reducer)
-        return shoal_report(context, SHOAL_ERR_MEMORY, "fusion", "shoal_reducer_create: no memory for a reducer");
+        return decline(context, comm);
     init(reducer, context, comm, options);
     const enum shoal_status status = make(reducer, comm, parameters, parameter_count);
     if (status != SHOAL_OK) {

@@ -182,6 +182,10 @@ SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, s
 SHOAL_MUST_USE enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
                                               enum shoal_status status, const char *text);
 
+/* OK when all ranks are ready for what comes next; else the status of the lowest rank that is not, and *rank_out is that rank.
+ * *rank_out is -1 where the exchange itself failed. Allocates nothing. */
+SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
+
 /* A layout from rank 0's order of readiness. */
 SHOAL_MUST_USE enum shoal_status fusion_rebuild(struct shoal_reducer *reducer);
 
