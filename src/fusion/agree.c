@@ -4,17 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/hash.h"
+#include "fusion/lists.h"
 #include "fusion/reducer.h"
 
 /* ---- What a rank tells of itself ----------------------------------------------------------------------------------------- */
 
-#define OPTIONS(X)                                                                                                \
-    X(op)                                                                                                         \
-    X(buffer_bytes)                                                                                               \
-    X(first_buffer_bytes)                                                                                         \
-    X(rank_bytes) X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) \
-        X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
+#define OPTIONS(X)                                                                                                       \
+    X(op)                                                                                                                \
+    X(buffer_bytes)                                                                                                      \
+    X(first_buffer_bytes)                                                                                                \
+    X(rank_bytes)                                                                                                        \
+    X(flight_bytes) X(timeout_ms) X(keeps_layout) X(results_in_views) X(allows_unused) X(is_uneven) X(divides_by_active) \
+        X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread)
 
 static const char *const option_names[] = {
 #define NAME(option) #option,
@@ -49,130 +50,10 @@ static void fill_options(const struct shoal_reducer_options *options, uint64_t *
     words[i] = options->order != NULL;
 }
 
-static uint64_t hash_parameters(const struct fusion_parameters *parameters)
-{
-    uint64_t hash = fusion_hash_word(FUSION_HASH_BEGIN, parameters->count);
-    for (size_t i = 0; i < parameters->count; i++) {
-        const struct shoal_parameter *each = &parameters->items[i];
-        hash = fusion_hash_word(hash, each->count);
-        hash = fusion_hash_word(hash, (uint64_t)each->type);
-        hash = fusion_hash_word(hash, shoal_bytes_hash(each->name, strlen(each->name)));
-    }
-    return hash;
-}
-
-/* ---- Whether all ranks can go on ----------------------------------------------------------------------------------------- */
-
 enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out)
 {
     const struct shoal_options options = fusion_options(reducer);
-    const int64_t word = own == SHOAL_OK ? 0 : (int64_t)(reducer->size - reducer->rank) << 32 | (int64_t)own;
-    int64_t lowest = 0; /* of the lowest rank that cannot: the largest of all words */
-    *rank_out = -1;
-    FUSION_TRY(shoal_allreduce(reducer->comm, &word, &lowest, 1, SHOAL_INT64, SHOAL_MAX, &options));
-    if (lowest == 0)
-        return SHOAL_OK;
-    *rank_out = reducer->size - (int)(lowest >> 32);
-    return (enum shoal_status)(lowest & INT32_MAX);
-}
-
-/* The same for memory that the rank needs to exchange what follows; text says which rank has none. */
-static enum shoal_status all_have_memory(struct shoal_reducer *reducer, bool has_memory, char *text, size_t text_bytes)
-{
-    int rank;
-    const enum shoal_status status = fusion_all_ready(reducer, has_memory ? SHOAL_OK : SHOAL_ERR_MEMORY, &rank);
-    if (rank >= 0)
-        snprintf(text, text_bytes, "rank %d: no memory for what %d ranks tell each other", rank, reducer->size);
-    return status;
-}
-
-/* ---- The first parameter that differs ------------------------------------------------------------------------------------ */
-
-struct entry {
-    uint64_t count;
-    int64_t type;
-    char name[FUSION_NAME_MAX];
-};
-
-/* A rank's first difference from rank 0; parameter -1: there is none. */
-struct difference {
-    int64_t parameter;
-    char text[FUSION_TEXT_MAX];
-};
-
-static void describe_entry(const struct entry *entry, char *text, size_t text_bytes)
-{
-    snprintf(text, text_bytes, "%" PRIu64 " elements of %s%s%s%s", entry->count, fusion_type_name((enum shoal_type)entry->type),
-             *entry->name ? " (" : "", entry->name, *entry->name ? ")" : "");
-}
-
-static struct entry *list_entries(const struct fusion_parameters *parameters, size_t room)
-{
-    struct entry *entries = calloc(room + 1, sizeof *entries);
-    for (size_t i = 0; entries && i < parameters->count && i < room; i++) {
-        entries[i].count = parameters->items[i].count;
-        entries[i].type = (int64_t)parameters->items[i].type;
-        snprintf(entries[i].name, sizeof entries[i].name, "%s", parameters->items[i].name);
-    }
-    return entries;
-}
-
-static struct difference find_difference(const struct entry *first, size_t first_count, const struct entry *own,
-                                         size_t own_count, int rank)
-{
-    struct difference difference = {-1, ""};
-    char there[256], here[256];
-    const size_t both = fusion_min(first_count, own_count);
-    size_t i = 0;
-    while (i < both && memcmp(&first[i], &own[i], sizeof *first) == 0)
-        i++;
-    if (i == both && first_count == own_count)
-        return difference;
-    difference.parameter = (int64_t)i;
-    snprintf(there, sizeof there, "no such parameter (it has %zu)", first_count);
-    snprintf(here, sizeof here, "no such parameter (it has %zu)", own_count);
-    if (i < first_count)
-        describe_entry(&first[i], there, sizeof there);
-    if (i < own_count)
-        describe_entry(&own[i], here, sizeof here);
-    snprintf(difference.text, sizeof difference.text, "parameter %zu differs: rank 0 has %.180s, rank %d has %.180s", i, there,
-             rank, here);
-    return difference;
-}
-
-static enum shoal_status gather_differences(struct shoal_reducer *reducer, const struct difference *own, struct difference *all,
-                                            char *text, size_t text_bytes)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    int64_t first = INT64_MAX;
-    const enum shoal_status status = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
-    for (int r = 0; r < reducer->size && status == SHOAL_OK; r++) {
-        if (all[r].parameter < 0 || all[r].parameter >= first)
-            continue;
-        first = all[r].parameter;
-        snprintf(text, text_bytes, "%.*s", (int)sizeof all[r].text - 1, all[r].text);
-    }
-    return status;
-}
-
-/* Every rank gets rank 0's list and looks; the first difference of all is told to all. */
-static enum shoal_status name_difference(struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
-                                         size_t first_count, char *text, size_t text_bytes)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    struct entry *own = list_entries(parameters, parameters->count), *first = list_entries(parameters, first_count);
-    struct difference *all = calloc((size_t)reducer->size, sizeof *all);
-    enum shoal_status status = all_have_memory(reducer, own && first && all, text, text_bytes);
-    if (status == SHOAL_OK)
-        status = shoal_broadcast(reducer->comm, first, first, first_count * sizeof *first, SHOAL_UINT8, 0, &options);
-    if (status == SHOAL_OK) {
-        const struct difference difference = find_difference(first, first_count, own, parameters->count, reducer->rank);
-        status = gather_differences(reducer, &difference, all, text, text_bytes);
-    }
-    free(own);
-    free(first);
-    free(all);
-    return status;
+    return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
 }
 
 /* ---- Agreement ----------------------------------------------------------------------------------------------------------- */
@@ -228,7 +109,9 @@ static enum shoal_status judge(struct shoal_reducer *reducer, const struct fusio
     for (int r = 1; r < reducer->size; r++) {
         if (all[r].parameters_hash == all[0].parameters_hash)
             continue;
-        const enum shoal_status status = name_difference(reducer, parameters, all[0].parameter_count, text, text_bytes);
+        const struct shoal_options options = fusion_options(reducer);
+        const enum shoal_status status =
+            fusion_lists_compare(reducer->comm, &options, parameters, all[0].parameter_count, text, text_bytes);
         return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
     }
     return same_options(all, reducer->size, text, text_bytes) && same_layouts(all, reducer->size, text, text_bytes)
@@ -252,14 +135,14 @@ enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusio
     const struct shoal_options options = fusion_options(reducer);
     struct agreement *all = calloc((size_t)reducer->size + 1, sizeof *all), *own = all ? &all[reducer->size] : NULL;
     char verdict[FUSION_TEXT_MAX] = "";
-    const enum shoal_status met = all_have_memory(reducer, all, verdict, sizeof verdict);
+    const enum shoal_status met = fusion_ranks_have_memory(reducer->comm, &options, all, verdict, sizeof verdict);
     if (met != SHOAL_OK || !all) {
         free(all);
         return report_verdict(reducer, met, verdict);
     }
     own->status = (int32_t)status;
     own->parameter_count = parameters->count;
-    own->parameters_hash = hash_parameters(parameters);
+    own->parameters_hash = fusion_parameters_hash(parameters);
     own->layout_hash = shoal_gradient_layout_hash(reducer->layout);
     fill_options(&reducer->options, own->options);
     snprintf(own->text, sizeof own->text, "%s", text);
