@@ -9,11 +9,11 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
            "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL", "VERSION_MAJOR",
-           "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "LogFn", "ContextOptions", "CommOptions",
-           "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure",
-           "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
-           "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult",
-           "StepStats", "BufferTimes", "FUNCTIONS"]
+           "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions",
+           "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message",
+           "Failure", "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated",
+           "Watched", "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions",
+           "StepResult", "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterStats", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -21,6 +21,7 @@ VERSION_MINOR = 1
 VERSION_PATCH = 0
 EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
+OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status
 OK = 0
@@ -239,6 +240,25 @@ class BufferTimes(Sized):
                 ("done_us", c_double), ("out_us", c_double)]
 
 
+@begins(fragments=1, lr=1, nesterov=1)
+class OuterOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("every", c_uint32), ("fragments", c_uint32),
+                ("delay", c_uint32), ("fragment_of", POINTER(c_uint32)), ("lr", c_double), ("momentum", c_double),
+                ("nesterov", c_int), ("mixing", c_double), ("compression", c_int), ("forgets_error", c_int),
+                ("shares_start", c_int), ("timeout_ms", c_uint32)]
+
+
+@begins(begun=-1, applied=-1)
+class OuterResult(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("begun", c_int64), ("applied", c_int64)]
+
+
+@begins()
+class OuterStats(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("steps", c_uint64), ("exchanges", c_uint64), ("sent_bytes", c_uint64),
+                ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
+
+
 # The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
@@ -363,4 +383,15 @@ FUNCTIONS = {
     "shoal_reducer_ready_us": (c_double, [c_void_p, c_size_t]),
     "shoal_bytes_hash": (c_uint64, [c_void_p, c_size_t]),
     "shoal_reducer_compare": (c_int, [c_void_p, POINTER(c_uint64)]),
+    "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
+                                   POINTER(c_void_p)]),
+    "shoal_outer_free": (None, [c_void_p]),
+    "shoal_outer_step": (c_int, [c_void_p, POINTER(c_void_p), POINTER(OuterResult)]),
+    "shoal_outer_is_due": (c_int, [c_void_p]),
+    "shoal_outer_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "shoal_outer_failure": (c_int, [c_void_p, POINTER(Failure)]),
+    "shoal_outer_stats": (c_int, [c_void_p, POINTER(OuterStats)]),
+    "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
+    "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),
 }
