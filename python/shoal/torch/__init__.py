@@ -9,6 +9,7 @@ where no compiler is found. SHOAL_TORCH_SHIM=c++ or python chooses."""
 from __future__ import annotations
 
 import datetime
+import importlib
 import inspect
 import os
 import sys
@@ -107,11 +108,13 @@ def join(store, rank, size, timeout, name, ranks):
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
 
+_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer"}
+
+
 def __getattr__(name):
-    """DistributedDataParallel is imported where it is used, as it needs more of torch than a back-end does."""
-    if name == "DistributedDataParallel":
-        from .ddp import DistributedDataParallel
-        return DistributedDataParallel
+    """These are imported where they are used, as they need more of torch than a back-end does."""
+    if name in _LATER:
+        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
