@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 #include "sim/sim.h"
 
 #define RANKS_PER_HOST 8

@@ -2,6 +2,7 @@
 """Checks that need no build; prints file, line, rule and how to mend it. Exit code 1 when something is found.
 
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
+  contracts other modules include a module's contract headers only, and these include no header of the module's own files
   public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
@@ -40,6 +41,10 @@ ALLOWED = {
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),
 }
+# Modules that show only these headers. The other headers are for the module's own files, and for tests.
+CONTRACTS = {
+    "engine": {"engine/engine.h", "engine/layout.h", "engine/progress.h"},
+}
 found = []
 
 
@@ -77,6 +82,22 @@ def check_dependencies():
     for module, others in ALLOWED.items():
         for other in sorted(others - {there for here, there in used if here == module}):
             say(TOP / "dev/check.py", 1, "dependencies", f"nothing in {module} includes {other}: take it out of the table")
+
+
+def check_contracts():
+    for path in sources("src"):
+        place = path.relative_to(TOP / "src").as_posix()
+        for number, line in lines_of(path):
+            match = re.match(r'#include "([a-z_]+/[^"]+)"', line)
+            module = module_of(match.group(1)) if match else None
+            contract = CONTRACTS.get(module)
+            is_own_file = module_of(place) == module and place not in (contract or ())
+            if contract and match.group(1) not in contract and not is_own_file:
+                say(path, number, "contracts", f"{match.group(1)} is for the files of {module}: ask by a function of {', '.join(sorted(contract))}")
+    for contract in CONTRACTS.values():
+        for name in sorted(contract):
+            if not (TOP / "src" / name).exists():
+                say(TOP / "dev/check.py", 1, "contracts", f"there is no {name}: take it out of the table")
 
 
 # Compiled into the command as well: it needs libc only.
@@ -171,7 +192,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -205,10 +205,11 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     size_t given_end = 0, taken_end = 0, own_at = 0;
     if ((attempt->shape->is_input_cut && !extra->given) || (attempt->shape->is_output_cut && !extra->taken))
         return shoal_call_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
-    if (extra->given && extra->taken && (size_t)attempt->comm->engine->most_locals > SHOAL_NOTICES_MAX)
+    const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
+    if (extra->given && extra->taken && (size_t)most_locals > SHOAL_NOTICES_MAX)
         return shoal_call_refuse(attempt->comm, attempt->name,
-                                 "%d ranks on one host are too many for parts of different lengths; at most %zu",
-                                 attempt->comm->engine->most_locals, SHOAL_NOTICES_MAX);
+                                 "%d ranks on one host are too many for parts of different lengths; at most %zu", most_locals,
+                                 SHOAL_NOTICES_MAX);
     if (extra->given)
         SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
     if (extra->taken)

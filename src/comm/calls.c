@@ -6,95 +6,28 @@
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* One call, or a group of messages. */
-struct batch {
-    const struct shoal_call *calls;
-    size_t count;
-    bool is_group;
-    uint32_t wait_ms; /* of options */
-};
-
-/* Under the lock. */
-static enum shoal_status calls_begin(struct shoal_comm *comm, const struct batch *batch, struct shoal_request *request)
-{
-    if (batch->is_group)
-        SHOAL_TRY(shoal_engine_post_group(comm->engine, batch->calls, batch->count, request));
-    else
-        shoal_engine_post(comm->engine, batch->calls, request);
-    shoal_progress_note_posted(&comm->context->progress, comm->engine);
-    if (batch->calls->timeout_ms)
-        shoal_progress_check_by(&comm->context->progress, request->deadline_ns);
-    return SHOAL_OK;
-}
-
-static enum shoal_status calls_run(struct shoal_comm *comm, const struct batch *batch)
-{
-    struct shoal_progress *progress = &comm->context->progress;
-    struct shoal_request request;
-    request.is_detached = false;
-    request.done_fn = NULL;
-    request.done_arg = NULL;
-    request.whole = NULL;
-    shoal_progress_lock(progress);
-    const enum shoal_status status = calls_begin(comm, batch, &request);
-    if (SHOAL_LIKELY(status == SHOAL_OK))
-        shoal_progress_spin(progress, comm->engine, &request);
-    shoal_progress_wake(progress);
-    shoal_progress_unlock(progress);
-    return status == SHOAL_OK ? shoal_progress_wait(progress, &request, UINT64_MAX) : status;
-}
-
 enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
 {
-    return calls_run(comm, &(struct batch){call, 1, false, 0});
+    return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
 }
 
 /* Frees a call that was not posted. */
-static enum shoal_status drop(const struct batch *batch, enum shoal_status status)
+static enum shoal_status drop(const struct shoal_batch *batch, enum shoal_status status)
 {
     shoal_layout_free(batch->calls->layout);
     return status;
-}
-
-static enum shoal_status calls_post(struct shoal_comm *comm, const struct batch *batch, struct shoal_request **request_out)
-{
-    struct shoal_progress *progress = &comm->context->progress;
-    const enum shoal_status started = shoal_progress_start_thread(progress);
-    if (started != SHOAL_OK)
-        return drop(batch, started);
-    struct shoal_request *request = calloc(1, sizeof *request);
-    if (!request)
-        return drop(batch, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a request"));
-    shoal_progress_lock(progress);
-    const enum shoal_status status = calls_begin(comm, batch, request);
-    if (batch->wait_ms && status == SHOAL_OK) {
-        shoal_progress_spin(progress, comm->engine, request);
-    } else {
-        shoal_engine_progress(comm->engine);
-        shoal_engine_flush(comm->engine);
-    }
-    shoal_progress_wake(progress);
-    shoal_progress_unlock(progress);
-    if (status != SHOAL_OK) {
-        free(request);
-        return status;
-    }
-    *request_out = request;
-    if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)
-        shoal_progress_wake_thread(progress);
-    return SHOAL_OK;
 }
 
 /* Stands for "wait": a blocking call has no request to give out. Never written. */
 static struct shoal_request *blocking;
 #define BLOCKING (&blocking)
 
-static enum shoal_status launch(struct shoal_comm *comm, const char *name, const struct batch *batch,
+static enum shoal_status launch(struct shoal_comm *comm, const char *name, const struct shoal_batch *batch,
                                 struct shoal_request **request_out)
 {
     if (SHOAL_LIKELY(request_out == BLOCKING))
-        return calls_run(comm, batch);
-    return request_out ? calls_post(comm, batch, request_out)
+        return shoal_engine_run(comm->engine, batch);
+    return request_out ? shoal_engine_start(comm->engine, batch, request_out)
                        : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
 }
 
@@ -109,7 +42,7 @@ static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, 
                                      struct shoal_request **request_out)
 {
     SHOAL_TRY(shoal_call_check(comm, name, call, extra, options));
-    return launch(comm, name, &(struct batch){call, 1, false, wait_of(options)}, request_out);
+    return launch(comm, name, &(struct shoal_batch){call, 1, false, wait_of(options)}, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -117,7 +50,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_call_check_message(comm, name, &message, options, &call));
-    return launch(comm, name, &(struct batch){&call, 1, false, wait_of(options)}, request_out);
+    return launch(comm, name, &(struct shoal_batch){&call, 1, false, wait_of(options)}, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -133,7 +66,7 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_call_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status = launch(comm, name, &(struct batch){calls, count, true, wait_of(options)}, request_out);
+        status = launch(comm, name, &(struct shoal_batch){calls, count, true, wait_of(options)}, request_out);
     free(calls);
     return status;
 }
@@ -463,72 +396,4 @@ enum shoal_status shoal_exchange(struct shoal_comm *comm, const struct shoal_mes
                                  const struct shoal_options *options)
 {
     return start_exchange(comm, "shoal_exchange", messages, message_count, options, BLOCKING);
-}
-
-/* ---- Requests ------------------------------------------------------------------------------------------------------------ */
-
-/* Not done, and will never be: made by the parent of this process. */
-static bool is_parents(struct shoal_request *request)
-{
-    return shoal_request_status(request) == SHOAL_PENDING && !*request->progress->is_parent;
-}
-
-enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t timeout_ms)
-{
-    if (!request)
-        return SHOAL_ERR_ARGUMENT;
-    const enum shoal_status status = shoal_request_status(request);
-    if (status != SHOAL_PENDING)
-        return status;
-    if (is_parents(request))
-        return SHOAL_ERR_STATE;
-    struct shoal_progress *progress = request->progress;
-    const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
-    return shoal_progress_wait(progress, request, until_ns);
-}
-
-enum shoal_status shoal_request_test(struct shoal_request *request)
-{
-    if (!request)
-        return SHOAL_ERR_ARGUMENT;
-    if (is_parents(request))
-        return SHOAL_ERR_STATE;
-    if (shoal_request_status(request) == SHOAL_PENDING)
-        shoal_progress_poll(request->progress);
-    return shoal_request_status(request);
-}
-
-void shoal_request_on_done(struct shoal_request *request, shoal_done_fn fn, void *arg)
-{
-    if (!request || !fn || is_parents(request))
-        return;
-    struct shoal_progress *progress = request->progress;
-    if (shoal_request_status(request) == SHOAL_PENDING) {
-        shoal_progress_lock(progress);
-        const bool is_pending = shoal_request_status(request) == SHOAL_PENDING;
-        if (is_pending) {
-            request->done_fn = fn;
-            request->done_arg = arg;
-        }
-        shoal_progress_unlock(progress);
-        if (is_pending)
-            return;
-    }
-    fn(arg, shoal_request_status(request));
-}
-
-void shoal_request_free(struct shoal_request *request)
-{
-    if (!request || is_parents(request))
-        return;
-    if (shoal_request_status(request) == SHOAL_PENDING) {
-        struct shoal_progress *progress = request->progress;
-        shoal_progress_lock(progress);
-        const bool is_pending = shoal_request_status(request) == SHOAL_PENDING;
-        request->is_detached = is_pending;
-        shoal_progress_unlock(progress);
-        if (is_pending)
-            return;
-    }
-    free(request);
 }

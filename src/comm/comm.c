@@ -77,9 +77,9 @@ static enum shoal_status comm_join(struct shoal_context *context, const struct r
     const bool is_apart = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
     for (;;) {
         int socket = -1;
-        shoal_progress_lock(&context->progress);
+        shoal_progress_lock(context->progress);
         const enum shoal_status status = is_apart ? shoal_hosts_join(transport, &socket) : shoal_shm_join(transport, &socket);
-        shoal_progress_unlock(&context->progress);
+        shoal_progress_unlock(context->progress);
         if (status != SHOAL_PENDING)
             return status;
         shoal_shm_link_wait(socket, POLLIN, 20); /* set-up: without the lock, so that other communicators move on */
@@ -97,7 +97,12 @@ static void say_made(struct shoal_context *context, const struct shoal_comm *com
                    "passed a descriptor over a Unix socket%s; kernels %s; waits spin %llu us",
                    shoal_version(), comm->name, comm->size, comm->size == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
                    context->log.host, launcher, hosts == 1 ? "every rank" : "those of each host", network,
-                   context->kernels->name, (unsigned long long)context->progress.spin_ns / 1000);
+                   context->kernels->name, (unsigned long long)shoal_progress_spin_ns(context->progress) / 1000);
+}
+
+static const char *name_of(const struct recipe *recipe)
+{
+    return recipe->options && recipe->options->name ? recipe->options->name : recipe->name;
 }
 
 /* A communicator without its engine; NULL: no memory. */
@@ -111,6 +116,7 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
         return NULL;
     }
     memcpy(comm->members, recipe->members, (size_t)recipe->size * sizeof *comm->members);
+    snprintf(comm->name, sizeof comm->name, "%s", name_of(recipe));
     comm->rank = recipe->rank;
     comm->size = recipe->size;
     comm->number = recipe->number;
@@ -122,17 +128,15 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
 static enum shoal_status create_engine(struct shoal_context *context, const struct recipe *recipe,
                                        struct shoal_transport *transport, struct shoal_engine **engine_out)
 {
-    const struct shoal_comm_options *options = recipe->options;
     const struct shoal_engine_options engine_options = {
-        .name = options && options->name ? options->name : recipe->name,
+        .name = name_of(recipe),
         .transport = transport,
         .kernels = context->kernels,
         .settings = &context->settings,
         .tuning = &context->tuning,
         .log = &context->log,
-        .progress = &context->progress,
-        .anchor = &context->progress.anchor,
-        .timeout_ms = operation_timeout(context, options),
+        .progress = context->progress,
+        .timeout_ms = operation_timeout(context, recipe->options),
         .flights = context->flights,
     };
     return shoal_engine_create(&engine_options, engine_out);
@@ -147,36 +151,36 @@ static void free_comm(struct shoal_comm *comm)
 static enum shoal_status comm_make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
 {
     struct shoal_transport *transport;
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     enum shoal_status status = create_transport(context, recipe, &transport);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     SHOAL_TRY(status);
     status = comm_join(context, recipe, transport);
     struct shoal_comm *comm = status == SHOAL_OK ? comm_allocate(recipe) : NULL;
     if (status == SHOAL_OK && !comm)
         status = shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a communicator");
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     if (status == SHOAL_OK)
         status = create_engine(context, recipe, transport, &comm->engine);
     else
         transport->ops->destroy(transport, false);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     if (status != SHOAL_OK) {
         if (comm)
             free_comm(comm);
         return status;
     }
     comm->context = context;
-    comm->engine->recorder.rejections = context->network ? shoal_network_rejections(context->network) : NULL;
-    memcpy(comm->name, comm->engine->name, sizeof comm->name);
+    struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
+    recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
     const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
-    shoal_progress_lock(&context->progress);
-    shoal_recorder_identify(&comm->engine->recorder, &identity, comm->job, comm->name, comm->rank,
-                            context->progress.anchor.ns_per_tick);
-    shoal_progress_add(&context->progress, comm->engine);
+    shoal_progress_lock(context->progress);
+    shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
+                            shoal_progress_anchor(context->progress)->ns_per_tick);
+    shoal_progress_add(context->progress, comm->engine);
     comm->next = context->comms;
     context->comms = comm;
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     say_made(context, comm, recipe->launcher);
     *comm_out = comm;
     return SHOAL_OK;
@@ -241,10 +245,10 @@ static void name_unknown_variables(struct shoal_context *context)
 /* Two threads may make a group at once. */
 static void note_rank(struct shoal_context *context, int rank)
 {
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     if (!context->comms) /* a process's first group is its job's */
         context->log.rank = rank;
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
 }
 
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
@@ -262,7 +266,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = members;
     enum shoal_status status = shoal_members_meet(context, bootstrap, timeout_ms, members, &recipe.membership);
     if (status == SHOAL_OK) {
-        shoal_progress_note_ranks(&context->progress, shoal_members_count_local(members, recipe.size, recipe.rank));
+        shoal_progress_note_ranks(context->progress, shoal_members_count_local(members, recipe.size, recipe.rank));
         status = comm_make(context, &recipe, comm_out);
     }
     free(members);
@@ -446,8 +450,8 @@ static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
     const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file, false};
-    (void)shoal_recorder_append(&comm->engine->recorder, comm->name, comm->rank, context->progress.anchor.ns_per_tick, &file,
-                                NULL);
+    (void)shoal_recorder_append(shoal_engine_recorder(comm->engine), comm->name, comm->rank,
+                                shoal_progress_anchor(context->progress)->ns_per_tick, &file, NULL);
 }
 
 enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
@@ -458,29 +462,23 @@ enum shoal_status shoal_comm_finalize(struct shoal_comm *comm)
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_finalize"));
     SHOAL_TRY(shoal_comm_run(comm, &drain));
     SHOAL_TRY(shoal_comm_run(comm, &barrier)); /* it ends after all collectives posted before it */
-    shoal_progress_lock(&comm->context->progress);
-    comm->engine->is_finalized = true;
+    shoal_progress_lock(comm->context->progress);
+    comm->is_finalized = true;
+    shoal_engine_finalize(comm->engine);
     write_trace(comm);
-    shoal_progress_unlock(&comm->context->progress);
+    shoal_progress_unlock(comm->context->progress);
     return SHOAL_OK;
 }
 
 #define QUIET_WAIT_NS SHOAL_NS_PER_S
 
-/* Memory that another communicator's operation uses cannot move under it. */
-static bool is_used_elsewhere(const struct shoal_context *context, shoal_location location)
-{
-    for (const struct shoal_engine *engine = context->progress.engines; engine; engine = engine->next) {
-        if (shoal_engine_uses(engine, location))
-            return true;
-    }
-    return false;
-}
-
 static void renew_exposed(struct shoal_context *context, const struct shoal_engine *engine, int rank)
 {
-    for (unsigned i = 0; i < engine->exposed_count; i++) {
-        const bool can_move = !is_used_elsewhere(context, engine->exposed[i]);
+    size_t count;
+    const shoal_location *exposed = shoal_engine_exposed(engine, &count);
+    for (size_t i = 0; i < count; i++) {
+        /* Memory that another communicator's operation uses cannot move under it. */
+        const bool can_move = !shoal_progress_uses(context->progress, exposed[i]);
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
                        "rank %d stopped while it may have been writing to this rank's shared memory: %s", rank,
                        can_move
@@ -488,8 +486,8 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                            : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
         if (!can_move)
             continue;
-        shoal_network_forget_source(context->network, shoal_shm_endpoint_own(context->endpoint, engine->exposed[i]));
-        shoal_shm_endpoint_renew(context->endpoint, engine->exposed[i]);
+        shoal_network_forget_source(context->network, shoal_shm_endpoint_own(context->endpoint, exposed[i]));
+        shoal_shm_endpoint_renew(context->endpoint, exposed[i]);
     }
 }
 
@@ -504,9 +502,9 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
             renew_exposed(context, engine, rank);
             return;
         }
-        shoal_progress_unlock(&context->progress);
+        shoal_progress_unlock(context->progress);
         shoal_shm_link_wait(-1, 0, 1);
-        shoal_progress_lock(&context->progress);
+        shoal_progress_lock(context->progress);
     }
 }
 
@@ -515,11 +513,11 @@ void shoal_comm_free(struct shoal_comm *comm)
     if (!comm || !*comm->context->is_parent)
         return;
     struct shoal_context *context = comm->context;
-    shoal_progress_lock(&context->progress);
-    if (comm->engine->is_in_progress) {
+    shoal_progress_lock(context->progress);
+    if (shoal_engine_is_in_callback(comm->engine)) {
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "shoal_comm_free of %s inside a callback of it: not freed",
                        comm->name);
-        shoal_progress_unlock(&context->progress);
+        shoal_progress_unlock(context->progress);
         return;
     }
     struct shoal_comm **link = &context->comms;
@@ -527,22 +525,22 @@ void shoal_comm_free(struct shoal_comm *comm)
         link = &(*link)->next;
     if (*link)
         *link = comm->next;
-    context->has_broken |= comm->engine->is_broken; /* before others no longer find it among the engines */
-    shoal_progress_remove(&context->progress, comm->engine);
+    context->has_broken |= shoal_engine_failure(comm->engine) != NULL; /* before others no longer find it among the engines */
+    shoal_progress_remove(context->progress, comm->engine);
     shoal_engine_close(comm->engine);
-    context->has_broken |= comm->engine->is_broken;
+    context->has_broken |= shoal_engine_failure(comm->engine) != NULL;
     wait_until_quiet(context, comm->engine);
-    if (!comm->engine->is_finalized) /* else it was written then */
+    if (!comm->is_finalized) /* else it was written then */
         write_trace(comm);
     shoal_engine_destroy(comm->engine);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     free_comm(comm);
 }
 
 void shoal_comm_abort(struct shoal_comm *comm)
 {
     if (comm && *comm->context->is_parent)
-        comm->engine->ops->abort(comm->engine->transport);
+        shoal_engine_abort(comm->engine);
 }
 
 enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call)
@@ -552,7 +550,7 @@ enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *ca
         return SHOAL_ERR_ARGUMENT;
     }
     SHOAL_TRY(shoal_context_check(comm->context, call));
-    if (SHOAL_UNLIKELY(comm->engine->is_finalized))
+    if (SHOAL_UNLIKELY(comm->is_finalized))
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call,
                               comm->name);
     return SHOAL_OK;

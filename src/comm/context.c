@@ -36,9 +36,8 @@ static enum shoal_status context_fill(struct shoal_context *context)
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
     SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, &context->endpoint));
-    SHOAL_TRY(shoal_progress_init(&context->progress, &context->log, &context->settings, context->endpoint));
-    context->progress.is_parent = context->is_parent;
-    context->has_progress = true;
+    SHOAL_TRY(
+        shoal_progress_create(&context->log, &context->settings, context->endpoint, context->is_parent, &context->progress));
     context->flights = shoal_flights_create();
     if (!context->flights)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");
@@ -90,7 +89,7 @@ void shoal_context_destroy(struct shoal_context *context)
     if (!context)
         return;
     const bool is_child = context->is_parent && !*context->is_parent; /* the parent's shared memory is not mapped here */
-    if (!is_child && context->has_progress && shoal_progress_is_inside(&context->progress)) {
+    if (!is_child && context->progress && shoal_progress_is_inside(context->progress)) {
         const enum shoal_status refused =
             shoal_log_fail(&context->log, SHOAL_ERR_STATE, "comm",
                            "shoal_context_destroy inside a callback: nothing is freed; destroy the context after the call that "
@@ -103,16 +102,15 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     shoal_dump_stop(&context->log);
-    if (context->has_progress) /* it may be polling the network, which asks them who has ended */
-        shoal_progress_stop_thread(&context->progress);
+    if (context->progress) /* it may be polling the network, which asks them who has ended */
+        shoal_progress_stop_thread(context->progress);
     for (size_t i = 0; i < context->membership_count; i++)
         shoal_membership_close(context->memberships[i]);
     free(context->memberships);
-    if (context->has_progress)
-        shoal_progress_fini(&context->progress);
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);
+    shoal_progress_destroy(context->progress); /* its lock guards what the endpoint has */
     pthread_mutex_destroy(&context->opening);
     shoal_log_fini(&context->log);
     shoal_tuning_fini(&context->tuning);
@@ -156,20 +154,17 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
 /* Peers that have not seen yet that a communicator broke, or that are stopped, may go on to use memory that it used. */
 static bool has_broken(const struct shoal_context *context)
 {
-    bool has = context->has_broken;
-    for (const struct shoal_engine *engine = context->progress.engines; engine && !has; engine = engine->next)
-        has = engine->is_broken;
-    return has;
+    return context->has_broken || shoal_progress_has_broken(context->progress);
 }
 
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     shoal_network_forget_source(context->network, memory);
     const enum shoal_status status = has_broken(context) ? shoal_shm_endpoint_free(context->endpoint, memory)
                                                          : shoal_shm_endpoint_keep(context->endpoint, memory);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     return status;
 }
 
@@ -178,17 +173,17 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_register"));
     if (!memory || !bytes)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_register: memory is NULL or bytes is 0");
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     const enum shoal_status status = shoal_shm_endpoint_register(context->endpoint, memory, bytes, fd, offset);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     return status;
 }
 
 enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     const enum shoal_status status = shoal_shm_endpoint_deregister(context->endpoint, memory);
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     return status;
 }

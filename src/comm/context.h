@@ -2,6 +2,9 @@
 #ifndef SHOAL_COMM_CONTEXT_H
 #define SHOAL_COMM_CONTEXT_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "bootstrap/bootstrap.h"
 #include "engine/progress.h"
 #include "transport/hosts/hosts.h"
@@ -12,7 +15,7 @@ struct shoal_context {
     struct shoal_tuning tuning; /* what settings.algorithms stands for */
     struct shoal_log log;
     struct shoal_shm_endpoint *endpoint;
-    struct shoal_progress progress;
+    struct shoal_progress *progress;
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;
@@ -20,7 +23,6 @@ struct shoal_context {
     struct shoal_network *network;         /* NULL while it has met nobody on another host; set once */
     struct shoal_membership **memberships; /* of its worlds; under the progress engine's lock */
     size_t membership_count;
-    bool has_progress;
     bool has_broken;                 /* a communicator that is freed now: no freed memory is kept any more */
     atomic_bool has_named_variables; /* unknown ones, in the log */
 };
@@ -37,6 +39,7 @@ struct shoal_comm {
     struct shoal_member *members;        /* [size] */
     struct shoal_membership *membership; /* of the world that they met in */
     unsigned splits;
+    bool is_finalized;
 };
 
 /* OK when the context may be used here and now: not NULL, not in a forked child. `call` is for the message. */

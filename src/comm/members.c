@@ -151,10 +151,10 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);
     if (!context->network && (status = shoal_network_open(&options, &network)) == SHOAL_OK) {
-        shoal_progress_lock(&context->progress);
+        shoal_progress_lock(context->progress);
         context->network = network;
-        shoal_progress_set_network(&context->progress, network);
-        shoal_progress_unlock(&context->progress);
+        shoal_progress_set_network(context->progress, network);
+        shoal_progress_unlock(context->progress);
     }
     pthread_mutex_unlock(&context->opening);
     return status;
@@ -185,14 +185,14 @@ static enum shoal_status exchange_addresses(struct shoal_context *context, struc
 
 static enum shoal_status keep_membership(struct shoal_context *context, struct shoal_membership *membership)
 {
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     struct shoal_membership **memberships =
         reallocarray(context->memberships, context->membership_count + 1, sizeof *memberships);
     if (memberships) {
         context->memberships = memberships;
         context->memberships[context->membership_count++] = membership;
     }
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     if (memberships)
         return SHOAL_OK;
     shoal_membership_close(membership);
@@ -230,7 +230,7 @@ static enum shoal_status meet_remote(struct shoal_context *context, const struct
     struct shoal_siphash_key job;
     SHOAL_TRY(find_job_key(context, bootstrap, addresses, &job));
     enum shoal_status status = SHOAL_OK;
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     for (int r = 0; r < bootstrap->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[bootstrap->rank].host)
             continue;
@@ -239,7 +239,7 @@ static enum shoal_status meet_remote(struct shoal_context *context, const struct
         shoal_session_open(&known.session, &job, &own, &side);
         status = shoal_network_meet(context->network, &known, &members[r].remote);
     }
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
     explicit_bzero(&job, sizeof job);
     return status;
 }
@@ -247,12 +247,12 @@ static enum shoal_status meet_remote(struct shoal_context *context, const struct
 static void tell_losses(struct shoal_context *context, struct shoal_membership *membership, const struct shoal_member *members,
                         int size)
 {
-    shoal_progress_lock(&context->progress);
+    shoal_progress_lock(context->progress);
     for (int r = 0; r < size; r++) {
         if (members[r].remote)
             members[r].remote->membership = membership;
     }
-    shoal_progress_unlock(&context->progress);
+    shoal_progress_unlock(context->progress);
 }
 
 static void watch_here(const struct shoal_bootstrap *bootstrap, struct shoal_membership *membership,

@@ -1,185 +1,11 @@
-#include "engine/engine.h"
+/* How requests pass through the engine: taking calls, announcing them, meeting the calls of other ranks, and their end. */
+#include "engine/engine_state.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "base/clock.h"
-#include "base/settings.h"
-
-/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
-
-const char shoal_engine_unknown[] = "", shoal_engine_alone[] = "alone", shoal_engine_direct[] = "direct",
-           shoal_engine_eager[] = "eager", shoal_engine_asked[] = "asked";
-
-/* All that `algorithm` and `kind` of a record may be. */
-static void name_texts(struct shoal_recorder *recorder)
-{
-    const char *const others[] = {shoal_engine_unknown, shoal_engine_alone, shoal_engine_direct, shoal_engine_eager,
-                                  shoal_engine_asked};
-    for (int kind = 0; kind < SHOAL_COLLECTIVE_END; kind++)
-        shoal_recorder_name(recorder, shoal_collective_traits((enum shoal_collective_type)kind)->name);
-    for (size_t i = 0; i < SHOAL_COUNT_OF(others); i++)
-        shoal_recorder_name(recorder, others[i]);
-    for (int i = 0; shoal_select_entry(i); i++) {
-        shoal_recorder_name(recorder, shoal_select_entry(i)->name);
-        for (int reach = 0; reach < SHOAL_REACH_END; reach++)
-            shoal_recorder_name(recorder, shoal_select_entry(i)->variants[reach]);
-    }
-}
-
-static enum shoal_status engine_allocate(struct shoal_engine *engine, struct shoal_flights *flights)
-{
-    const size_t size = (size_t)engine->size;
-    engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
-    engine->sources = calloc(size, sizeof(const void *));
-    engine->dests = calloc(size + 1, sizeof(void *));
-    engine->scaled = calloc(size, sizeof(const void *));
-    engine->shared = calloc(2 * size, sizeof *engine->shared);
-    engine->nearest = calloc(size, sizeof *engine->nearest);
-    engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
-    engine->nobody = calloc(size, 1);
-    const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
-    if (status == SHOAL_OK)
-        name_texts(&engine->recorder);
-    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->nearest;
-    if (!engine->addresses || !has_scratch || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
-        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
-                              engine->size);
-    return SHOAL_OK;
-}
-
-static void count_hosts(struct shoal_engine *engine)
-{
-    const uint16_t *host = engine->transport->host;
-    engine->hosts = 1;
-    for (int r = 0; host && r < engine->size; r++)
-        engine->hosts = host[r] >= engine->hosts ? host[r] + 1 : engine->hosts;
-    while (!shoal_engine_is_local(engine, engine->leader))
-        engine->leader++;
-    for (int r = 0; r < engine->size; r++) {
-        engine->local += r < engine->rank && shoal_engine_is_local(engine, r);
-        engine->locals += shoal_engine_is_local(engine, r);
-    }
-}
-
-/* Ranks of the host that has most. */
-static int find_most_locals(struct shoal_engine *engine)
-{
-    const uint16_t *host = engine->transport->host;
-    uint16_t *counts = engine->nearest; /* scratch; there are no more hosts than ranks */
-    int most = 0;
-    memset(counts, 0, (size_t)engine->size * sizeof *counts);
-    for (int r = 0; r < engine->size; r++) {
-        const int count = ++counts[host ? host[r] : 0];
-        most = count > most ? count : most;
-    }
-    return most;
-}
-
-enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
-{
-    const uint64_t start = options->settings->counter_start;
-    struct shoal_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) {
-        options->transport->ops->destroy(options->transport, false);
-        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
-    }
-    snprintf(engine->name, sizeof engine->name, "%s", options->name);
-    engine->transport = options->transport;
-    engine->ops = options->transport->ops;
-    engine->kernels = options->kernels;
-    engine->settings = options->settings;
-    engine->tuning = options->tuning;
-    engine->log = options->log;
-    engine->progress = options->progress;
-    engine->anchor = options->anchor;
-    engine->now_ns = options->now_ns;
-    engine->now_arg = options->now_arg;
-    engine->timeout_ms = options->timeout_ms;
-    engine->rank = options->transport->rank;
-    engine->size = options->transport->size;
-    count_hosts(engine);
-    engine->depth = (unsigned)options->settings->depth;
-    engine->kept_bytes = SHOAL_KEPT_BYTES;
-    engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
-    engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
-    engine->next_sequence = start + 1;
-    engine->done_sequence = engine->agreed_sequence = engine->told_sequence = engine->completed_by_all = start;
-    const enum shoal_status status = engine_allocate(engine, options->flights);
-    if (status != SHOAL_OK) {
-        shoal_engine_destroy(engine);
-        return status;
-    }
-    for (size_t i = 0; i < engine->depth * (size_t)engine->size; i++)
-        engine->slot_base[i] = start;
-    engine->most_locals = find_most_locals(engine);
-    *engine_out = engine;
-    return SHOAL_OK;
-}
-
-/* The others must not wait for what this rank will not do, nor write to operands it takes back. */
-static void engine_give_up(struct shoal_engine *engine)
-{
-    struct shoal_failure failure;
-    shoal_engine_begin_failure(engine, engine->active_head, SHOAL_ERR_PEER_LOST, engine->rank, &failure);
-    snprintf(failure.text, sizeof failure.text,
-             "rank %d (process %d on %s) freed the communicator %s with operations under way", engine->rank, failure.pid,
-             failure.host, engine->name);
-    shoal_engine_fail(engine, &failure);
-}
-
-void shoal_engine_close(struct shoal_engine *engine)
-{
-    if (shoal_engine_is_busy(engine) && !engine->is_broken && !shoal_engine_settle(engine, true))
-        engine_give_up(engine);
-    /* Whoever needs no more of this rank may go on; what was not compared yet nobody compares here any more. */
-    if (engine->told_sequence < engine->done_sequence)
-        engine->ops->complete(engine->transport, engine->done_sequence);
-}
-
-bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out)
-{
-    return !engine->is_broken || !engine->ops->is_quiet || engine->ops->is_quiet(engine->transport, rank_out);
-}
-
-bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
-{
-    const uint64_t segment = shoal_location_segment(location);
-    for (const struct shoal_request *request = engine->active_head; request; request = request->next) {
-        if (shoal_location_segment(request->arrival.input) == segment ||
-            shoal_location_segment(request->arrival.output) == segment)
-            return true;
-    }
-    return false;
-}
-
-void shoal_engine_destroy(struct shoal_engine *engine)
-{
-    if (!engine)
-        return;
-    shoal_engine_close(engine);
-    shoal_messages_destroy(engine);
-    shoal_engine_free_kept(engine);
-    for (unsigned i = 0; i < engine->depth; i++) {
-        if (!engine->ops->is_locally_complete ||
-            engine->ops->is_locally_complete(engine->transport, i)) /* else rather lost than freed too early */
-            shoal_packed_free(&engine->left_packed[i]);
-    }
-    engine->ops->destroy(engine->transport, engine->is_finalized);
-    shoal_recorder_fini(&engine->recorder);
-    free(engine->addresses);
-    free(engine->nobody);
-    free(engine->rounds_scratch);
-    free(engine->sources);
-    free(engine->dests);
-    free(engine->scaled);
-    free(engine->shared);
-    free(engine->nearest);
-    free(engine->slot_base);
-    free(engine->stores);
-    free(engine);
-}
+#include "engine/progress_state.h"
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
@@ -399,6 +225,75 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
                              : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                    : 0;
     push_queue(engine, request);
+}
+
+/* ---- Running batches ----------------------------------------------------------------------------------------------------- */
+
+/* Under the lock. */
+static enum shoal_status post_batch(struct shoal_engine *engine, const struct shoal_batch *batch, struct shoal_request *request)
+{
+    if (batch->is_group)
+        SHOAL_TRY(shoal_engine_post_group(engine, batch->calls, batch->count, request));
+    else
+        shoal_engine_post(engine, batch->calls, request);
+    shoal_progress_note_posted(engine->progress, engine);
+    if (batch->calls->timeout_ms)
+        shoal_progress_check_by(engine->progress, request->deadline_ns);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch)
+{
+    struct shoal_progress *progress = engine->progress;
+    struct shoal_request request;
+    request.is_detached = false;
+    request.done_fn = NULL;
+    request.done_arg = NULL;
+    request.whole = NULL;
+    shoal_progress_lock(progress);
+    const enum shoal_status status = post_batch(engine, batch, &request);
+    if (SHOAL_LIKELY(status == SHOAL_OK))
+        shoal_progress_spin(progress, engine, &request);
+    shoal_progress_wake(progress);
+    shoal_progress_unlock(progress);
+    return status == SHOAL_OK ? shoal_progress_wait(progress, &request, UINT64_MAX) : status;
+}
+
+/* Nothing was posted. */
+static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_status status)
+{
+    shoal_layout_free(batch->calls->layout);
+    return status;
+}
+
+enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
+                                     struct shoal_request **request_out)
+{
+    struct shoal_progress *progress = engine->progress;
+    const enum shoal_status started = shoal_progress_start_thread(progress);
+    if (started != SHOAL_OK)
+        return drop_batch(batch, started);
+    struct shoal_request *request = calloc(1, sizeof *request);
+    if (!request)
+        return drop_batch(batch, shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a request"));
+    shoal_progress_lock(progress);
+    const enum shoal_status status = post_batch(engine, batch, request);
+    if (batch->wait_ms && status == SHOAL_OK) {
+        shoal_progress_spin(progress, engine, request);
+    } else {
+        shoal_engine_progress(engine);
+        shoal_engine_flush(engine);
+    }
+    shoal_progress_wake(progress);
+    shoal_progress_unlock(progress);
+    if (status != SHOAL_OK) {
+        free(request);
+        return status;
+    }
+    *request_out = request;
+    if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)
+        shoal_progress_wake_thread(progress);
+    return SHOAL_OK;
 }
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */

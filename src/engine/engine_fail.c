@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 void shoal_engine_append(char *text, size_t bytes, const char *format, ...)
 {

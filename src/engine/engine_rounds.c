@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 /* ---- Whom a request meets ------------------------------------------------------------------------------------------------ */
 

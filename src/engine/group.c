@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 struct group {
     struct shoal_request *request; /* the user's */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 enum packet_kind { EAGER = 1, ASK, GO, DATA, TAKEN };
 

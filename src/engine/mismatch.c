@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 /* How long the records of the other ranks are waited for. A rank whose view names nobody waits twice as long, so that a rank
  * that knows more reports first. */

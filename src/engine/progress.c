@@ -1,8 +1,9 @@
-#include "engine/progress.h"
+#include "engine/progress_state.h"
 
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
@@ -22,21 +23,40 @@ static void unlock_for_endpoint(void *progress)
     shoal_progress_unlock(progress);
 }
 
-enum shoal_status shoal_progress_init(struct shoal_progress *progress, struct shoal_log *log,
-                                      const struct shoal_settings *settings, struct shoal_shm_endpoint *endpoint)
+static bool make_locks(struct shoal_progress *progress)
 {
-    memset(progress, 0, sizeof *progress);
+    const bool has_lock = pthread_mutex_init(&progress->lock, NULL) == 0;
+    const bool has_thread_lock = has_lock && pthread_mutex_init(&progress->thread_lock, NULL) == 0;
+    if (has_thread_lock && pthread_cond_init(&progress->thread_wake, NULL) == 0)
+        return true;
+    if (has_thread_lock)
+        pthread_mutex_destroy(&progress->thread_lock);
+    if (has_lock)
+        pthread_mutex_destroy(&progress->lock);
+    return false;
+}
+
+enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                        struct shoal_shm_endpoint *endpoint, const volatile uint32_t *is_parent,
+                                        struct shoal_progress **progress_out)
+{
+    struct shoal_progress *progress = calloc(1, sizeof *progress);
+    if (!progress)
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "engine", "no memory for a context");
     progress->log = log;
     progress->settings = settings;
+    progress->is_parent = is_parent;
     progress->endpoint = endpoint;
     progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     (void)shoal_clock_anchor_move(&progress->anchor);
     progress->yield_ns = settings->yield_us * 1000;
-    endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, progress};
-    if (pthread_mutex_init(&progress->lock, NULL) || pthread_mutex_init(&progress->thread_lock, NULL) ||
-        pthread_cond_init(&progress->thread_wake, NULL))
+    if (!make_locks(progress)) {
+        free(progress);
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
+    }
+    endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, progress};
     shoal_progress_note_ranks(progress, 1);
+    *progress_out = progress;
     return SHOAL_OK;
 }
 
@@ -77,12 +97,15 @@ void shoal_progress_stop_thread(struct shoal_progress *progress)
     progress->has_thread = false;
 }
 
-void shoal_progress_fini(struct shoal_progress *progress)
+void shoal_progress_destroy(struct shoal_progress *progress)
 {
+    if (!progress)
+        return;
     shoal_progress_stop_thread(progress);
     pthread_cond_destroy(&progress->thread_wake);
     pthread_mutex_destroy(&progress->thread_lock);
     pthread_mutex_destroy(&progress->lock);
+    free(progress);
 }
 
 /* ---- The lock ------------------------------------------------------------------------------------------------------------ */
@@ -178,6 +201,32 @@ void shoal_progress_remove(struct shoal_progress *progress, struct shoal_engine 
     engine->is_closing = true;
     if (progress->drain_next == engine)
         progress->drain_next = engine->next;
+}
+
+const struct shoal_clock_anchor *shoal_progress_anchor(const struct shoal_progress *progress)
+{
+    return &progress->anchor;
+}
+
+uint64_t shoal_progress_spin_ns(struct shoal_progress *progress)
+{
+    return progress->spin_ns;
+}
+
+bool shoal_progress_has_broken(const struct shoal_progress *progress)
+{
+    const struct shoal_engine *engine = progress->engines;
+    while (engine && !engine->is_broken)
+        engine = engine->next;
+    return engine != NULL;
+}
+
+bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location location)
+{
+    const struct shoal_engine *engine = progress->engines;
+    while (engine && !shoal_engine_uses(engine, location))
+        engine = engine->next;
+    return engine != NULL;
 }
 
 /* ---- Driving ------------------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 
 /* ---- Trials -------------------------------------------------------------------------------------------------------------- */
 

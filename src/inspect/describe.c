@@ -41,14 +41,12 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     SHOAL_TRY(shoal_context_check(context, "shoal_last_failure"));
     SHOAL_TRY(check_out(context, "shoal_last_failure", failure_out ? failure_out->struct_bytes : 0, "SHOAL_FAILURE_INIT"));
     if (comm) {
-        shoal_progress_lock(&comm->context->progress);
-        if (!comm->engine->is_in_progress) /* nothing else looks where nothing is posted; a callback's caller has looked */
-            shoal_engine_heed_failure(comm->engine);
-        const bool is_broken = comm->engine->is_broken;
-        if (is_broken)
-            failure = comm->engine->failure;
-        shoal_progress_unlock(&comm->context->progress);
-        if (!is_broken)
+        shoal_progress_lock(comm->context->progress);
+        const struct shoal_failure *found = shoal_engine_look_for_failure(comm->engine); /* nothing posted: nobody has looked */
+        if (found)
+            failure = *found;
+        shoal_progress_unlock(comm->context->progress);
+        if (!found)
             return SHOAL_PENDING;
     } else {
         failure.status = shoal_log_last_error((struct shoal_log *)(uintptr_t)&context->log, failure.text, sizeof failure.text);
@@ -73,14 +71,14 @@ void shoal_flight_print(struct shoal_comm *comm, FILE *out)
         return;
     }
     /* The lock is not held while `out` may block. */
-    shoal_progress_lock(&comm->context->progress);
-    shoal_recorder_copy(&comm->engine->recorder, &copy);
+    shoal_progress_lock(comm->context->progress);
+    shoal_recorder_copy(shoal_engine_recorder(comm->engine), &copy);
     if (copy.rejections) {
         rejections = *copy.rejections;
         copy.rejections = &rejections;
     }
-    const double ns_per_tick = comm->context->progress.anchor.ns_per_tick;
-    shoal_progress_unlock(&comm->context->progress);
+    const double ns_per_tick = shoal_progress_anchor(comm->context->progress)->ns_per_tick;
+    shoal_progress_unlock(comm->context->progress);
     shoal_recorder_print(&copy, comm->name, comm->rank, ns_per_tick, out);
     shoal_recorder_fini(&copy);
 }
@@ -90,12 +88,12 @@ enum shoal_status shoal_last_operation(struct shoal_comm *comm, struct shoal_ope
     SHOAL_TRY(shoal_comm_check(comm, "shoal_last_operation"));
     SHOAL_TRY(check_out(comm->context, "shoal_last_operation", operation_out ? operation_out->struct_bytes : 0,
                         "SHOAL_OPERATION_INIT"));
-    shoal_progress_lock(&comm->context->progress);
-    const double us = comm->context->progress.anchor.ns_per_tick / 1e3;
-    const bool has_last = comm->engine->last && comm->engine->last->done;
-    const struct shoal_record last = has_last ? *comm->engine->last : (struct shoal_record){0};
-    shoal_progress_unlock(&comm->context->progress);
-    if (!has_last)
+    shoal_progress_lock(comm->context->progress);
+    const double us = shoal_progress_anchor(comm->context->progress)->ns_per_tick / 1e3;
+    const struct shoal_record *found = shoal_engine_last(comm->engine);
+    const struct shoal_record last = found ? *found : (struct shoal_record){0};
+    shoal_progress_unlock(comm->context->progress);
+    if (!found)
         return SHOAL_PENDING;
     const struct shoal_operation operation = {.struct_bytes = sizeof operation,
                                               .sequence = last.sequence,
@@ -125,7 +123,7 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
     place.host = shoal_members_count_hosts(comm->members, first);
     place.local_rank = shoal_members_count_local(comm->members, rank, rank);
     struct shoal_peer_name name;
-    comm->engine->ops->peer_name(comm->engine->transport, rank, &name);
+    shoal_engine_peer_name(comm->engine, rank, &name);
     place.pid = name.pid;
     memcpy(place.host_name, name.host, sizeof place.host_name);
     copy_out(place_out, place_out->struct_bytes, &place, sizeof place);
@@ -138,14 +136,10 @@ enum shoal_status shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory
     SHOAL_TRY(
         check_out(comm->context, "shoal_comm_memory", usage_out ? usage_out->struct_bytes : 0, "SHOAL_MEMORY_USAGE_INIT"));
     struct shoal_memory_usage usage = {.struct_bytes = sizeof usage};
-    const struct shoal_engine *engine = comm->engine;
-    shoal_progress_lock(&comm->context->progress);
-    engine->ops->memory(engine->transport, &usage);
-    usage.local_bytes =
-        sizeof *comm + sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record);
-    usage.local_bytes += engine->plans_bytes + engine->peer_sets_bytes;
-    usage.local_bytes += (engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0);
-    shoal_progress_unlock(&comm->context->progress);
+    shoal_progress_lock(comm->context->progress);
+    shoal_engine_memory(comm->engine, &usage);
+    usage.local_bytes += sizeof *comm;
+    shoal_progress_unlock(comm->context->progress);
     copy_out(usage_out, usage_out->struct_bytes, &usage, sizeof usage);
     return SHOAL_OK;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "comm/context.h"
+#include "engine/engine_state.h"
 #include "multi_world.h"
 
 #define SENDS 100

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "comm/context.h"
+#include "engine/progress_state.h"
 #include "multi_world.h"
 #include "topology/cores.h"
 
@@ -73,7 +74,7 @@ static void meet_on_one_core(struct world *world)
     CPU_SET((size_t)cores[0], &one);
     bind_to(world, &one);
     call_some(world);
-    CHECK(world, atomic_load(&world->context->progress.core_moves) == 0, "a rank left the one core that it may use");
+    CHECK(world, atomic_load(&world->context->progress->core_moves) == 0, "a rank left the one core that it may use");
     bind_to(world, &both);
 }
 
@@ -90,7 +91,7 @@ static void look(struct world *world)
     volatile uint64_t *board = world->board;
     call_some(world);
     board[CORE_OF + world->rank] = (uint64_t)sched_getcpu();
-    board[MOVES_OF + world->rank] = atomic_load(&world->context->progress.core_moves);
+    board[MOVES_OF + world->rank] = atomic_load(&world->context->progress->core_moves);
 }
 
 static void one_of_two_leaves(struct world *world)

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "comm/context.h"
+#include "engine/progress_state.h"
 #include "multi_world.h"
 
 #define SOURCE_FILE "/sys/devices/system/clocksource/clocksource0/current_clocksource"
@@ -39,7 +40,7 @@ static void set(struct world *world, int place, uint64_t value)
 /* Seen from the library: its anchor is where the counter was before. */
 static void jump(struct world *world, int64_t ns)
 {
-    struct shoal_progress *progress = &world->context->progress;
+    struct shoal_progress *progress = world->context->progress;
     shoal_progress_lock(progress);
     progress->anchor.ticks -= (uint64_t)(int64_t)((double)ns / progress->anchor.ns_per_tick);
     shoal_progress_unlock(progress);

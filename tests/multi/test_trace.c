@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm/context.h"
+#include "engine/engine_state.h"
 #include "multi_world.h"
 
 #define CHUNKS_MAX 64

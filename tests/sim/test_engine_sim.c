@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 #include "operations.h"
 #include "reference.h"
 #include "sim/sim.h"

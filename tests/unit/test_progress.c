@@ -9,7 +9,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
-#include "engine/progress.h"
+#include "engine/progress_state.h"
 #include "sim/sim.h"
 
 #define PAIRS 50
@@ -28,7 +28,8 @@ struct world {
     struct shoal_log log;
     struct shoal_shm_doorbell doorbell;
     struct shoal_shm_endpoint endpoint; /* without peers */
-    struct shoal_progress progress;
+    uint32_t is_parent;
+    struct shoal_progress *progress;
     struct shoal_sim *sims[PAIRS];
     struct shoal_engine *engines[PAIRS]; /* rank 0 of each pair; the progress engine's */
     struct shoal_engine *peers[PAIRS];
@@ -41,8 +42,7 @@ static struct shoal_engine *open_engine(struct world *world, int pair, int rank)
                                                  .kernels = shoal_kernels_find("auto"),
                                                  .settings = &world->settings,
                                                  .log = &world->log,
-                                                 .progress = rank == 0 ? &world->progress : NULL,
-                                                 .anchor = &world->progress.anchor,
+                                                 .progress = world->progress,
                                                  .timeout_ms = 60000};
     struct shoal_engine *engine;
     assert_int_equal(shoal_engine_create(&options, &engine), SHOAL_OK);
@@ -57,15 +57,16 @@ static struct world *open_world(void)
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
     world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .doorbell = &world->doorbell};
-    assert_int_equal(shoal_progress_init(&world->progress, &world->log, &world->settings, &world->endpoint), SHOAL_OK);
+    assert_int_equal(
+        shoal_progress_create(&world->log, &world->settings, &world->endpoint, &world->is_parent, &world->progress), SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
         assert_int_equal(shoal_sim_create(&options, &world->sims[i]), SHOAL_OK);
         world->engines[i] = open_engine(world, i, 0);
         world->peers[i] = open_engine(world, i, 1);
-        shoal_progress_lock(&world->progress);
-        shoal_progress_add(&world->progress, world->engines[i]);
-        shoal_progress_unlock(&world->progress);
+        shoal_progress_lock(world->progress);
+        shoal_progress_add(world->progress, world->engines[i]);
+        shoal_progress_unlock(world->progress);
     }
     return world;
 }
@@ -73,15 +74,15 @@ static struct world *open_world(void)
 static void close_world(struct world *world)
 {
     for (int i = 0; i < PAIRS; i++) {
-        shoal_progress_lock(&world->progress);
-        shoal_progress_remove(&world->progress, world->engines[i]);
+        shoal_progress_lock(world->progress);
+        shoal_progress_remove(world->progress, world->engines[i]);
         shoal_engine_destroy(world->engines[i]);
         shoal_engine_destroy(world->peers[i]);
-        shoal_progress_unlock(&world->progress);
+        shoal_progress_unlock(world->progress);
         shoal_sim_destroy(world->sims[i]);
     }
-    assert_null(world->progress.busy);
-    shoal_progress_fini(&world->progress);
+    assert_null(world->progress->busy);
+    shoal_progress_destroy(world->progress);
     shoal_log_fini(&world->log);
     free(world);
 }
@@ -97,10 +98,10 @@ static int count_busy(const struct shoal_progress *progress)
 static void post_barrier(struct world *world, int pair, struct shoal_request *request)
 {
     const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
-    shoal_progress_lock(&world->progress);
+    shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_progress_note_posted(&world->progress, world->engines[pair]);
-    shoal_progress_unlock(&world->progress);
+    shoal_progress_note_posted(world->progress, world->engines[pair]);
+    shoal_progress_unlock(world->progress);
 }
 
 static void end_barrier(struct world *world, int pair, struct shoal_request *request)
@@ -111,7 +112,7 @@ static void end_barrier(struct world *world, int pair, struct shoal_request *req
     for (int turns = 0; turns < 1000 && shoal_request_status(request) == SHOAL_PENDING; turns++) {
         shoal_engine_progress(world->peers[pair]);
         shoal_sim_advance(world->sims[pair]);
-        shoal_progress_poll(&world->progress);
+        shoal_progress_poll(world->progress);
     }
     assert_int_equal(shoal_request_status(request), SHOAL_OK);
     while (shoal_request_status(&other) == SHOAL_PENDING &&
@@ -127,13 +128,13 @@ static void progress_lists_only_busy_engines(void **state)
     (void)state;
     post_barrier(world, 7, &requests[0]);
     post_barrier(world, 30, &requests[1]);
-    assert_int_equal(count_busy(&world->progress), 2);
-    assert_true(atomic_load(&world->progress.is_busy));
+    assert_int_equal(count_busy(world->progress), 2);
+    assert_true(atomic_load(&world->progress->is_busy));
     end_barrier(world, 7, &requests[0]);
-    assert_int_equal(count_busy(&world->progress), 1);
+    assert_int_equal(count_busy(world->progress), 1);
     end_barrier(world, 30, &requests[1]);
-    assert_int_equal(count_busy(&world->progress), 0);
-    assert_false(atomic_load(&world->progress.is_busy));
+    assert_int_equal(count_busy(world->progress), 0);
+    assert_false(atomic_load(&world->progress->is_busy));
     close_world(world);
 }
 
@@ -157,7 +158,7 @@ static void progress_takes_messages_of_idle_engines(void **state)
             continue;
     }
     for (int turns = 0; turns < 16 * (PAIRS + 1); turns++)
-        shoal_progress_poll(&world->progress);
+        shoal_progress_poll(world->progress);
     for (int i = 1; i < PAIRS; i++)
         assert_null(world->engines[i]->ops->peek(world->engines[i]->transport, 1));
     end_barrier(world, 0, &request);
@@ -176,14 +177,14 @@ static void progress_yields_to_the_thread_that_drives(void **state)
     struct world *world = open_world();
     pthread_t thread;
     (void)state;
-    shoal_progress_lock(&world->progress);
+    shoal_progress_lock(world->progress);
     const int before = atomic_load(&yields);
-    shoal_progress_poll(&world->progress); /* in a callback: this thread drives itself */
+    shoal_progress_poll(world->progress); /* in a callback: this thread drives itself */
     assert_int_equal(atomic_load(&yields), before);
-    assert_int_equal(pthread_create(&thread, NULL, poll_once, &world->progress), 0);
+    assert_int_equal(pthread_create(&thread, NULL, poll_once, world->progress), 0);
     pthread_join(thread, NULL);
     assert_int_equal(atomic_load(&yields), before + 1);
-    shoal_progress_unlock(&world->progress);
+    shoal_progress_unlock(world->progress);
     close_world(world);
 }
 
@@ -194,7 +195,7 @@ static void post_again(void *arg, enum shoal_status status)
     const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER};
     assert_int_equal(status, SHOAL_ERR_PEER_LOST);
     shoal_engine_post(world->engines[3], &call, &again);
-    shoal_progress_note_posted(&world->progress, world->engines[3]);
+    shoal_progress_note_posted(world->progress, world->engines[3]);
 }
 
 /* The list must not hold an engine that is freed next. */
@@ -204,22 +205,22 @@ static void progress_does_not_list_an_engine_that_closes(void **state)
     struct shoal_request request = {.done_fn = post_again, .done_arg = world};
     (void)state;
     post_barrier(world, 3, &request);
-    shoal_progress_lock(&world->progress);
-    shoal_progress_remove(&world->progress, world->engines[3]);
+    shoal_progress_lock(world->progress);
+    shoal_progress_remove(world->progress, world->engines[3]);
     shoal_engine_close(world->engines[3]);
     assert_int_equal(shoal_request_status(&request), SHOAL_ERR_PEER_LOST);
-    assert_null(world->progress.busy);
-    shoal_progress_unlock(&world->progress);
+    assert_null(world->progress->busy);
+    shoal_progress_unlock(world->progress);
     close_world(world);
 }
 
 static void post_barrier_for(struct world *world, int pair, uint32_t timeout_ms, struct shoal_request *request)
 {
     const struct shoal_call call = {.kind = SHOAL_COLLECTIVE_BARRIER, .timeout_ms = timeout_ms};
-    shoal_progress_lock(&world->progress);
+    shoal_progress_lock(world->progress);
     shoal_engine_post(world->engines[pair], &call, request);
-    shoal_progress_note_posted(&world->progress, world->engines[pair]);
-    shoal_progress_unlock(&world->progress);
+    shoal_progress_note_posted(world->progress, world->engines[pair]);
+    shoal_progress_unlock(world->progress);
 }
 
 /* As on a machine with a faster processor, to which this one was moved. */
@@ -228,16 +229,16 @@ static void deadlines_pass_with_a_counter_of_another_rate(void **state)
     struct world *world = open_world();
     struct shoal_request request = {.done_fn = NULL};
     (void)state;
-    shoal_progress_lock(&world->progress);
-    const double right = world->progress.anchor.ns_per_tick;
-    world->progress.anchor.ns_per_tick *= 1.5;
-    shoal_progress_unlock(&world->progress);
+    shoal_progress_lock(world->progress);
+    const double right = world->progress->anchor.ns_per_tick;
+    world->progress->anchor.ns_per_tick *= 1.5;
+    shoal_progress_unlock(world->progress);
     post_barrier_for(world, 0, 400, &request);
     const uint64_t start_ns = shoal_clock_ns();
     while (shoal_request_status(&request) == SHOAL_PENDING && shoal_clock_ns() - start_ns < 10 * SHOAL_NS_PER_S)
-        shoal_progress_poll(&world->progress);
+        shoal_progress_poll(world->progress);
     assert_int_equal(shoal_request_status(&request), SHOAL_ERR_TIMEOUT);
-    const double off = world->progress.anchor.ns_per_tick / right - 1;
+    const double off = world->progress->anchor.ns_per_tick / right - 1;
     assert_true(off > -0.01 && off < 0.01);
     close_world(world);
 }
@@ -249,7 +250,7 @@ static void absences_are_not_excused_for_ever(void **state)
     struct shoal_request request = {.done_fn = NULL};
     (void)state;
     post_barrier_for(world, 0, 1000, &request);
-    shoal_progress_lock(&world->progress);
+    shoal_progress_lock(world->progress);
     for (int i = 0; i < 8; i++) {
         const uint64_t before_ns = request.deadline_ns;
         while (shoal_clock_ns() < before_ns - 999 * SHOAL_NS_PER_MS)
@@ -266,7 +267,7 @@ static void absences_are_not_excused_for_ever(void **state)
     request.deadline_ns = UINT64_MAX; /* as with ticks of a wrong rate */
     shoal_engine_excuse(world->engines[0], 0);
     assert_true(request.deadline_ns <= shoal_clock_ns() + SHOAL_NS_PER_S);
-    shoal_progress_unlock(&world->progress);
+    shoal_progress_unlock(world->progress);
     close_world(world);
 }
 

@@ -1,0 +1,437 @@
+/* What the files of the engine share: its state and the functions between them. No other module includes this header; engine.h
+ * is the contract. Under the progress engine's lock, unless a text says otherwise.
+ *
+ * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks
+ * have arrived and called the same) -> done. Chunks of running operations take slots in the order of operations, the same on
+ * all ranks; at most `depth` chunks are under way. */
+#ifndef SHOAL_ENGINE_ENGINE_STATE_H
+#define SHOAL_ENGINE_ENGINE_STATE_H
+
+#include <stdatomic.h>
+
+#include "collective/rounds.h"
+#include "engine/engine.h"
+#include "engine/stores.h"
+#include "plan/plan.h"
+
+struct shoal_messages;
+struct shoal_packed;
+
+#define SHOAL_NEEDED_ALL (-1)
+
+enum shoal_request_state { SHOAL_REQUEST_QUEUED, SHOAL_REQUEST_ANNOUNCED, SHOAL_REQUEST_RUNNING, SHOAL_REQUEST_DONE };
+
+/* Plans are kept and shared by the operations that use them. */
+struct shoal_cached_plan {
+    struct shoal_cached_plan *next;
+    struct shoal_plan plan;
+    const struct shoal_algorithm *entry;
+    enum shoal_collective_type kind;
+    int root;
+    uint8_t *shared; /* [2 * size]: whose input, whose output is shared */
+    uint8_t *named;  /* [2 * size]: whose input, whose output this rank's plan names */
+    enum shoal_reach reach;
+    uint32_t early_steps; /* shoal_plan_count_early */
+    uint8_t hints;        /* what the leader said when it was last used */
+    unsigned users;
+};
+
+struct shoal_request {
+    struct shoal_engine *engine; /* NULL when the engine is gone: then it is done */
+    struct shoal_progress *progress;
+    struct shoal_request *next;
+    struct shoal_call call;
+    enum shoal_request_state state;
+    atomic_int status; /* PENDING, then the result; any thread may read it */
+    bool is_detached;  /* freed by its user: the engine frees it when done */
+    shoal_done_fn done_fn;
+    void *done_arg;
+    struct shoal_request *whole; /* of a message in a group: the user's request; else NULL. Set before it is posted */
+    atomic_int awaited;          /* threads that are blocked until it is done */
+    uint64_t sequence;
+    uint64_t deadline_ns;
+    uint64_t excused_ns; /* what the deadline was moved by, as shoal_engine_excuse counts it */
+    uint64_t posted_ticks;
+    struct shoal_record *record;
+    struct shoal_announcement arrival; /* own */
+    const struct shoal_shape *shape;
+    size_t element_bytes;
+    size_t bytes;                            /* of the larger operand; of a message */
+    size_t payload_bytes;                    /* what this rank publishes beside its announcement */
+    bool is_direct;                          /* no plan: data travel beside the records */
+    const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
+    int round;                               /* of them; -1: the ranks of this host are waited for */
+    bool has_sent;                           /* what the round sends */
+    int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
+    const struct shoal_peer_set *peer_set; /* NULL: all ranks */
+    int next_missing;                      /* the lowest rank that has not been seen to arrive */
+    int next_expected;                     /* and the lowest whose data have not been asked for */
+    struct shoal_cached_plan *cached;
+    uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
+    struct shoal_stores_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
+    uint32_t stores_use;
+    void **inputs; /* [size] addresses here, NULL where not shared */
+    void **outputs;
+    size_t chunk_elements; /* of a whole, or of each part */
+    size_t part_stride;    /* elements from part to part of a staging buffer that is in parts */
+    size_t chunk_count;
+    size_t chunks_started;
+    size_t chunks_done;
+    uint64_t message_id; /* sends and receives: see messages.c */
+    const void *message_source;
+    size_t message_offset;
+    int message_phase;
+};
+
+/* With several hosts an operation that has a plan meets only some ranks: those of this host, and the remote peers with
+ * whom the plan exchanges. One for each entry and root, found when it is first called and kept for the next time (cache.c). */
+struct shoal_peer_set {
+    struct shoal_peer_set *next;
+    const struct shoal_algorithm *entry;
+    int root;
+    uint64_t last_sequence; /* of the last operation that used it */
+    size_t bytes;
+    struct shoal_ranks met;     /* the ranks of `has`, */
+    struct shoal_ranks heard;   /* and of `hears`: what is done for each of them takes no pass over all ranks */
+    uint16_t *lists;            /* of both */
+    struct shoal_rounds rounds; /* of an entry that goes in rounds */
+    uint8_t *hears;             /* [size] whose records come; of remote ranks not all that are sent this rank's */
+    uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
+};
+
+/* One run of a plan over one chunk. */
+struct shoal_chunk {
+    struct shoal_request *request; /* NULL: the slot is free */
+    size_t first;                  /* element of a whole, or of each part */
+    size_t shift;                  /* bytes from the start of the staging buffer slot to what the chunk uses of it */
+    uint32_t step;
+    struct shoal_packed *packed; /* what was put together for its puts */
+    bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
+};
+
+/* Called after each step, for tests. */
+typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step);
+
+#define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* of plans, and of peer sets, that are kept though no operation uses them */
+
+#define SHOAL_STORES_TRIALS 1024
+
+struct shoal_engine {
+    char name[32];
+    struct shoal_transport *transport;
+    const struct shoal_transport_ops *ops;
+    const struct shoal_kernels *kernels;
+    const struct shoal_settings *settings;
+    const struct shoal_tuning *tuning;
+    struct shoal_log *log;
+    struct shoal_progress *progress;
+    struct shoal_engine *next;      /* the progress engine's list */
+    struct shoal_engine *busy_next; /* its list of engines with something under way */
+    bool is_listed;                 /* there */
+    bool is_closing;                /* on neither list any more */
+    uint64_t (*now_ns)(void *now_arg);
+    void *now_arg;
+    uint32_t timeout_ms;
+    int rank;
+    int size;
+    int hosts;
+    int leader;      /* the lowest rank of this host */
+    int local;       /* this rank's number among those of its host, */
+    int locals;      /* and how many they are */
+    int most_locals; /* ranks of the host that has most */
+    unsigned depth;
+    size_t part_bytes; /* of one part of a staging slot, */
+    size_t slot_bytes; /* and of all of it */
+    const struct shoal_clock_anchor *anchor;
+
+    uint64_t next_sequence;
+    uint64_t done_sequence;                          /* all up to it are done */
+    uint64_t agreed_sequence;                        /* of all up to it every rank's call was seen, and is the same */
+    uint64_t told_sequence;                          /* what peers were told: both of the above */
+    uint64_t completed_by_all;                       /* what was last known of all peers */
+    struct shoal_request *queue_head, *queue_tail;   /* not yet announced */
+    struct shoal_request *active_head, *active_tail; /* announced or running, in order */
+    struct shoal_request *start_next;                /* the first active one with chunks to start */
+    unsigned active_count;
+    void **addresses;                                      /* [SHOAL_ACTIVE_MAX][2 * size] */
+    struct shoal_descriptor called[SHOAL_ANNOUNCEMENTS];   /* own calls of late, by sequence */
+    const struct shoal_peer_set *met[SHOAL_ANNOUNCEMENTS]; /* and their peer sets */
+    struct shoal_peer_set *peer_sets;
+    uint8_t *nobody;      /* [size] of zeros */
+    char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] what a round sends, put together */
+    const void **sources; /* [size] scratch */
+    void **dests;         /* [size + 1] scratch */
+    const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
+    uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
+    uint16_t *nearest;    /* [size] scratch: failure_find_missing has it */
+
+    struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
+    struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
+    uint64_t chunk_next;                               /* number of the next chunk; its slot is this modulo depth */
+    unsigned chunk_active;
+    uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's chunk */
+
+    struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
+    size_t plans_bytes, peer_sets_bytes, kept_bytes;
+    uint64_t plans_built;
+
+    struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
+
+    struct shoal_messages *messages; /* sends and receives; made when first used */
+    unsigned message_count;          /* under way */
+    unsigned idle_turns;
+
+    struct shoal_recorder recorder;
+    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when it broke */
+    unsigned exposed_count;
+    struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
+    const struct shoal_record *last; /* of the last operation that was done, NULL before */
+    bool must_flush;                 /* something was published since the last flush */
+    bool is_in_progress;             /* callbacks, which run inside, may post */
+    bool is_wait_said;               /* others were told whom this rank waits for */
+    bool is_broken;
+    bool is_finalized;
+    struct shoal_failure failure;
+    uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
+    uint64_t progress_mark; /* and what it looked like */
+    bool has_warned;
+    uint64_t warn_next_ns;      /* how long it has to stand still for the next warning */
+    uint64_t disputed_sequence; /* the operation in which calls were found to differ, 0: none */
+    uint64_t disputed_ns;       /* since when */
+    uint64_t lost_ns;           /* since when a remote rank is lost that something waits for, and nothing moves; 0: none is */
+    uint64_t lost_mark;
+    int warned_rank; /* whom it named */
+    uint64_t warned_ns;
+    uint64_t said_ns; /* when others were last told whom this rank waits for */
+    shoal_step_fn on_step;
+    void *on_step_arg;
+};
+
+/* Posts a call whose arguments have been checked, and takes its layout. The request must stay valid until it is done; a
+ * detached request is then freed by the engine. A broken engine completes the request at once. */
+void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *call, struct shoal_request *request);
+
+/* group.c: posts several messages in one request. ERR_MEMORY: nothing was posted. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const struct shoal_call *calls,
+                                                         size_t count, struct shoal_request *request);
+
+/* In an all-to-all with parts of different lengths, a rank sends per-peer counts: to ranks of its host an array with one entry
+ * for each of them, to each remote rank that rank's entry alone. Returns how many bytes come from the peer; *index_out is the
+ * index of this rank's entry. */
+static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engine, int peer, int *index_out)
+{
+    const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
+    *index_out = is_local ? engine->local : 0;
+    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_part_notice);
+}
+
+/* Does what can be done now; true when anything was done. */
+bool shoal_engine_progress(struct shoal_engine *engine);
+
+/* Checks deadlines, failures on other ranks, and whether peers live; makes system calls. Call it every few milliseconds while
+ * operations are under way. Returns the nanoseconds until it wants to be called again. */
+uint64_t shoal_engine_check(struct shoal_engine *engine);
+
+/* This rank did not run for away_ns, or its clock jumped (UINT64_MAX). Operations under way get that much more time, at most
+ * their timeout from now. Each request is excused at least eight times, and until the excuses sum up to its timeout. 0 only
+ * shortens deadlines. */
+void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
+
+/* Whether everything published arrives although no thread makes progress. */
+static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
+{
+    return SHOAL_LIKELY(!engine->ops->is_flushed) || engine->ops->is_flushed(engine->transport);
+}
+
+/* The same for one peer, so that a peer that receives nothing holds up no message to another. */
+static inline bool shoal_engine_is_flushed_to(const struct shoal_engine *engine, int peer)
+{
+    return SHOAL_LIKELY(!engine->ops->is_sending) || !engine->ops->is_sending(engine->transport, peer);
+}
+
+static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
+{
+    return engine->active_head || engine->queue_head || engine->message_count;
+}
+
+/* Wakes sleeping peers if anything was published since the last call. */
+static inline void shoal_engine_flush(struct shoal_engine *engine)
+{
+    if (!engine->must_flush)
+        return;
+    engine->must_flush = false;
+    engine->ops->flush(engine->transport);
+}
+
+/* Any thread. */
+static inline enum shoal_status shoal_request_status(struct shoal_request *request)
+{
+    /* acquire: pairs with the release of complete(), so that the outputs are seen. */
+    return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* Whether a thread waits for the request. */
+static inline bool shoal_request_is_awaited(struct shoal_request *request)
+{
+    return atomic_load_explicit(&(request->whole ? request->whole : request)->awaited, memory_order_relaxed) > 0;
+}
+
+/* The time by which deadlines count, at a reading of the processor's ticks. */
+static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
+{
+    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
+}
+
+/* The same, now. */
+static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
+{
+    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_ns();
+}
+
+/* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
+
+/* What the recorder shows as algorithm where there is none in the table: not known yet, a single rank, no plan; small and large
+ * messages. */
+extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
+extern const char shoal_engine_eager[], shoal_engine_asked[];
+
+/* Sets the result, calls the callback, frees a detached request. */
+void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
+
+/* engine_run.c: chunks and steps. */
+void shoal_packed_free(struct shoal_packed **list);
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
+/* Announced, and nothing else is under way: runs what concerns this rank alone while the others' records are on their way. */
+void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_engine_run_chunks(struct shoal_engine *engine);
+void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+/* The contribution of a rank to a direct operation, contiguous. */
+const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
+
+/* cache.c keeps plans and peer sets from one operation to the next. Gives the request the plan that it
+ * will have if others share what they did the last time; false: there is none with early steps. */
+SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
+/* All have arrived: the request gets its plan, the guessed one or another. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct shoal_request *request);
+/* Gives the request the peer set of the ranks with which the entry's plan exchanges. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const struct shoal_algorithm *entry,
+                                                         struct shoal_request *request);
+/* Gives the request a cached peer set; false: there is none. */
+SHOAL_MUST_USE bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root,
+                                               struct shoal_request *request);
+/* Makes an empty peer set; NULL: no memory. The caller marks its ranks, then keep gives it to the request and to the cache.
+ * False: no memory, and the peer set is freed. */
+struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *engine, const struct shoal_algorithm *entry,
+                                                  int root);
+SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
+                                               struct shoal_request *request);
+void shoal_engine_free_kept(struct shoal_engine *engine);
+
+/* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
+
+static inline bool shoal_engine_is_local(const struct shoal_engine *engine, int rank)
+{
+    return engine->hosts == 1 || engine->transport->host[rank] == engine->transport->host[engine->rank];
+}
+
+static inline bool shoal_peer_set_has(const struct shoal_peer_set *peer_set, int rank)
+{
+    return SHOAL_LIKELY(!peer_set) || peer_set->has[rank];
+}
+
+static inline bool shoal_peer_set_hears(const struct shoal_peer_set *peer_set, int rank)
+{
+    return SHOAL_LIKELY(!peer_set) || peer_set->hears[rank];
+}
+
+/* The ranks whose announcements come, perhaps with the own rank: heard(0) to heard(count - 1). */
+static inline int shoal_engine_heard_count(const struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
+{
+    return SHOAL_LIKELY(!peer_set) ? engine->size : peer_set->heard.count;
+}
+
+static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, int index)
+{
+    return SHOAL_LIKELY(!peer_set) ? index : peer_set->heard.at[index];
+}
+
+/* Over several hosts, before an operation with a plan is announced: finds its peers and reserves the staging buffer they put
+ * into. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
+
+struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
+
+/* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
+const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
+
+/* Bytes of data with a peer's announcement of a direct operation. */
+size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
+
+/* The argument of the operator, for kernels. */
+static inline double shoal_engine_argument(const struct shoal_engine *engine, const struct shoal_call *call)
+{
+    return call->op == SHOAL_AVG ? engine->size : call->scale;
+}
+
+/* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once, or
+ * once the announcements of other ranks have shown which rank is the odd one. */
+SHOAL_MUST_USE bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
+                                            const struct shoal_announcement *other);
+/* The same for an operation that is already done on this rank. */
+SHOAL_MUST_USE bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
+                                                 const struct shoal_announcement *other);
+/* Fails with a mismatch that was found: when enough announcements are there, or now if it is urgent. True: the engine broke. */
+bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
+
+/* engine_fail.c: everything else that goes wrong. */
+/* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
+void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
+/* Takes over a failure that another rank or shoal_comm_abort has published; true when there was one. */
+bool shoal_engine_heed_failure(struct shoal_engine *engine);
+/* Withdraws what this rank has published about whom it waits for. */
+void shoal_engine_go_on(struct shoal_engine *engine);
+/* The request that a thread of this rank waits for: the oldest collective, where one is awaited (they run in order), else a
+ * message; NULL: none. */
+struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
+/* The ranks that a request waits for. It is filled once and then asked for each rank. */
+struct shoal_wait {
+    struct shoal_request *request;
+    int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
+    uint64_t first_open; /* the first operation that some rank of this host has not completed */
+    bool is_any_behind;  /* some rank of this host has not called it */
+};
+struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
+/* Whether the wait is for that rank itself. */
+bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
+/* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
+bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
+bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
+/* Fills in status, rank (-1: none to blame), operation and place of a failure; the caller writes the text. */
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                int rank, struct shoal_failure *failure);
+/* Appends to a text, cut where the buffer ends. */
+SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
+/* "all-reduce of 1024 float32, sum" */
+void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
+
+/* messages.c: sends and receives. */
+SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
+bool shoal_messages_progress(struct shoal_engine *engine);
+/* Accepts messages of peers, even while nothing is under way here; true when there were some. */
+bool shoal_messages_drain(struct shoal_engine *engine);
+/* All under way, in a list. */
+struct shoal_request *shoal_messages_first(const struct shoal_engine *engine);
+struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
+struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine);
+/* Changes whenever a message moves. */
+uint64_t shoal_messages_mark(const struct shoal_engine *engine);
+/* Appends "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
+void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
+                                      size_t bytes);
+struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
+void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);
+void shoal_messages_destroy(struct shoal_engine *engine);
+
+#endif

@@ -1,0 +1,56 @@
+/* What the engine's files see of the progress engine. No other module includes this header; progress.h is the contract. */
+#ifndef SHOAL_ENGINE_PROGRESS_STATE_H
+#define SHOAL_ENGINE_PROGRESS_STATE_H
+
+#include <pthread.h>
+
+#include "engine/engine_state.h"
+#include "engine/progress.h"
+
+struct shoal_progress {
+    pthread_mutex_t lock;
+    _Atomic(uintptr_t) owner; /* thread that holds the lock */
+    unsigned depth;           /* how often that thread holds it: callbacks run under it and may post */
+    struct shoal_log *log;
+    const struct shoal_settings *settings;
+    const volatile uint32_t *is_parent; /* 0 in a forked child, which may make no progress */
+    struct shoal_shm_endpoint *endpoint;
+    struct shoal_network *_Atomic network; /* NULL: all ranks are on this host */
+    struct shoal_engine *engines;
+    struct shoal_engine *busy;       /* those with operations under way */
+    struct shoal_engine *drain_next; /* the engine whose messages are accepted next; NULL: the first one */
+    unsigned idle_turns;
+    struct shoal_clock_anchor anchor; /* moved when deadlines are looked at */
+    bool was_off;                     /* the anchor's time was wrong at the last check */
+    int local_ranks;
+    _Atomic uint64_t spin_ns; /* changes with the first communicator of more ranks, while other threads may wait */
+    uint64_t yield_ns;
+    atomic_int waiters;
+    atomic_int sleepers;
+    atomic_bool is_busy;        /* operations were under way when the lock was last released */
+    atomic_bool is_remote_busy; /* some of them with remote ranks */
+    uint64_t next_check_ns;
+    _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
+    unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */
+    atomic_uint core_moves;        /* how often this rank moved away */
+
+    pthread_t thread;
+    pthread_mutex_t thread_lock;
+    pthread_cond_t thread_wake;
+    atomic_bool has_thread;
+    bool must_stop;
+};
+
+/* Under the lock, after a post to the engine. An engine that was removed is not listed again: callbacks may post while it
+ * closes. */
+static inline void shoal_progress_note_posted(struct shoal_progress *progress, struct shoal_engine *engine)
+{
+    if (engine->is_listed || engine->is_closing)
+        return;
+    engine->is_listed = true;
+    engine->progress_ns = 0; /* progress of earlier operations says nothing about this one */
+    engine->busy_next = progress->busy;
+    progress->busy = engine;
+}
+
+#endif
