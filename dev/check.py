@@ -36,7 +36,7 @@ ALLOWED = {
     "transport/fabric": {"base", "observe", "topology", "bootstrap", "membership", "transport"},
     "transport/hosts": {"base", "membership", "transport/shm", "transport/fabric"},
     "collective": {"base", "plan", "transport"},
-    "engine": {"base", "observe", "plan", "topology", "device", "transport", "transport/shm", "transport/fabric", "collective"},
+    "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective"},
     "comm": {"base", "observe", "topology", "bootstrap", "transport/shm", "transport/hosts", "engine"},
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),

@@ -31,13 +31,24 @@ static enum shoal_status choose_kernels(struct shoal_context *context)
     return SHOAL_OK;
 }
 
+static void lock_for_endpoint(void *progress)
+{
+    shoal_progress_lock(progress);
+}
+
+static void unlock_for_endpoint(void *progress)
+{
+    shoal_progress_unlock(progress);
+}
+
 static enum shoal_status context_fill(struct shoal_context *context)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
     SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, &context->endpoint));
-    SHOAL_TRY(
-        shoal_progress_create(&context->log, &context->settings, context->endpoint, context->is_parent, &context->progress));
+    SHOAL_TRY(shoal_progress_create(&context->log, &context->settings, shoal_shm_endpoint_doorbell(context->endpoint),
+                                    context->is_parent, &context->progress));
+    context->endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, context->progress};
     context->flights = shoal_flights_create();
     if (!context->flights)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");

@@ -153,7 +153,7 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
     if (!context->network && (status = shoal_network_open(&options, &network)) == SHOAL_OK) {
         shoal_progress_lock(context->progress);
         context->network = network;
-        shoal_progress_set_network(context->progress, network);
+        shoal_progress_add_source(context->progress, shoal_network_wait_source(network));
         shoal_progress_unlock(context->progress);
     }
     pthread_mutex_unlock(&context->opening);

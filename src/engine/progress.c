@@ -13,14 +13,9 @@
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void lock_for_endpoint(void *progress)
+static void ring(struct shoal_progress *progress)
 {
-    shoal_progress_lock(progress);
-}
-
-static void unlock_for_endpoint(void *progress)
-{
-    shoal_progress_unlock(progress);
+    progress->doorbell.ops->ring(progress->doorbell.arg);
 }
 
 static bool make_locks(struct shoal_progress *progress)
@@ -37,7 +32,7 @@ static bool make_locks(struct shoal_progress *progress)
 }
 
 enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_settings *settings,
-                                        struct shoal_shm_endpoint *endpoint, const volatile uint32_t *is_parent,
+                                        struct shoal_doorbell doorbell, const volatile uint32_t *is_parent,
                                         struct shoal_progress **progress_out)
 {
     struct shoal_progress *progress = calloc(1, sizeof *progress);
@@ -46,7 +41,7 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
     progress->log = log;
     progress->settings = settings;
     progress->is_parent = is_parent;
-    progress->endpoint = endpoint;
+    progress->doorbell = doorbell;
     progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     (void)shoal_clock_anchor_move(&progress->anchor);
     progress->yield_ns = settings->yield_us * 1000;
@@ -54,7 +49,6 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
         free(progress);
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "engine", "cannot make a lock");
     }
-    endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, progress};
     shoal_progress_note_ranks(progress, 1);
     *progress_out = progress;
     return SHOAL_OK;
@@ -64,7 +58,7 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
  * them. */
 static int cores_of_ranks(const struct shoal_progress *progress)
 {
-    const int cores = shoal_shm_endpoint_cores(progress->endpoint);
+    const int cores = progress->doorbell.ops->cores(progress->doorbell.arg);
     return cores ? shoal_topology_quota_cores(cores) : shoal_topology_cores();
 }
 
@@ -79,11 +73,6 @@ void shoal_progress_note_ranks(struct shoal_progress *progress, int local_ranks)
     shoal_progress_unlock(progress);
 }
 
-void shoal_progress_set_network(struct shoal_progress *progress, struct shoal_network *network)
-{
-    progress->network = network;
-}
-
 void shoal_progress_stop_thread(struct shoal_progress *progress)
 {
     if (!progress->has_thread)
@@ -92,7 +81,7 @@ void shoal_progress_stop_thread(struct shoal_progress *progress)
     progress->must_stop = true;
     pthread_cond_signal(&progress->thread_wake);
     pthread_mutex_unlock(&progress->thread_lock);
-    shoal_shm_doorbell_ring(progress->endpoint->doorbell);
+    ring(progress);
     pthread_join(progress->thread, NULL);
     progress->has_thread = false;
 }
@@ -178,6 +167,15 @@ void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
         progress->next_check_ns = when_ns;
 }
 
+void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wait_source source)
+{
+    const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
+    SHOAL_ASSERT(holds_lock(progress) && count < SHOAL_WAIT_SOURCES_MAX);
+    progress->sources[count] = source;
+    /* release: threads that wait without the lock read what was set before. */
+    atomic_store_explicit(&progress->source_count, count + 1, memory_order_release);
+}
+
 void shoal_progress_add(struct shoal_progress *progress, struct shoal_engine *engine)
 {
     SHOAL_ASSERT(holds_lock(progress));
@@ -238,7 +236,7 @@ void shoal_progress_wake(struct shoal_progress *progress)
     /* Full fence: what was completed comes before the look at who sleeps; pairs with the increment in sleep_once. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
-        shoal_shm_doorbell_ring(progress->endpoint->doorbell);
+        ring(progress);
 }
 
 /* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
@@ -262,9 +260,19 @@ static bool drain_next(struct shoal_progress *progress)
 #define DRAIN_EVERY 16
 
 /* Under the lock. */
+static bool poll_sources(struct shoal_progress *progress)
+{
+    const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
+    bool did = false;
+    for (unsigned i = 0; i < count; i++)
+        did |= progress->sources[i].ops->poll(progress->sources[i].arg);
+    return did;
+}
+
+/* Under the lock. */
 static bool progress_all(struct shoal_progress *progress)
 {
-    bool did = progress->network && shoal_network_poll(progress->network);
+    bool did = poll_sources(progress);
     for (struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next) {
         did |= shoal_engine_progress(engine);
         shoal_engine_flush(engine);
@@ -309,14 +317,13 @@ static uint64_t check_all(struct shoal_progress *progress)
 {
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
     excuse_absence(progress);
-    if (progress->network)
-        shoal_network_poll(progress->network);
+    poll_sources(progress);
     for (struct shoal_engine *engine = progress->busy; engine; engine = engine->busy_next) {
         const uint64_t wanted_ns = shoal_engine_check(engine);
         shoal_engine_flush(engine);
         again_ns = wanted_ns < again_ns ? wanted_ns : again_ns;
     }
-    shoal_shm_endpoint_drain(progress->endpoint);
+    progress->doorbell.ops->check(progress->doorbell.arg);
     shoal_progress_wake(progress);
     return again_ns;
 }
@@ -379,7 +386,7 @@ void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *e
     unsigned idle = 0;
     for (unsigned i = 0; i < polls && !is_done(request); i++) {
         if (SHOAL_UNLIKELY(is_on_hosts) && i > 0) /* what can be sent goes first: others wait for it, and it acknowledges */
-            shoal_network_poll(progress->network);
+            poll_sources(progress);
         if (shoal_engine_progress(engine)) {
             shoal_engine_flush(engine);
             idle = 0;
@@ -416,14 +423,15 @@ static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left
     return backoff_ns < left_ns ? backoff_ns : left_ns;
 }
 
-static void back_off_at_network(struct shoal_progress *progress, uint64_t waited_ns, uint64_t left_ns)
+static void back_off_at(struct shoal_progress *progress, const struct shoal_wait_source *source, uint64_t waited_ns,
+                        uint64_t left_ns)
 {
     if (!try_lock(progress))
         return;
-    const bool may_wait = shoal_network_may_wait(progress->network);
+    const bool may_wait = source->ops->may_wait(source->arg);
     shoal_progress_unlock(progress);
     if (may_wait)
-        shoal_network_wait(progress->network, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
+        source->ops->wait(source->arg, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
 }
 
 /* Messages that came before the doorbell was armed wake nobody. Where the network is polled a backoff is short, and the next
@@ -441,28 +449,36 @@ static bool drain_before_sleep(struct shoal_progress *progress, bool is_backoff)
     return did;
 }
 
-/* A sleeper at the network's descriptor does not hear the doorbell of this host. */
-static bool backs_off_at_network(const struct shoal_progress *progress)
+/* The wait source at whose descriptor to sleep while operations with remote ranks are under way; NULL: there is none. Such a
+ * sleeper does not hear the doorbell of this host, nor the other sources. */
+static const struct shoal_wait_source *find_descriptor(const struct shoal_progress *progress)
 {
-    return atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed) &&
-           shoal_network_has_descriptor(progress->network);
+    if (!atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed))
+        return NULL;
+    /* acquire: pairs with shoal_progress_add_source. */
+    const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_acquire);
+    for (unsigned i = 0; i < count; i++) {
+        if (progress->sources[i].ops->has_descriptor(progress->sources[i].arg))
+            return &progress->sources[i];
+    }
+    return NULL;
 }
 
 /* A fence in all other processes at each backoff would interrupt every core of the host over a thousand times a second. */
 static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_request *request, uint64_t waited_ns,
                               uint64_t left_ns)
 {
+    const struct shoal_doorbell *doorbell = &progress->doorbell;
     const bool is_backoff = atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
     if (is_backoff)
-        shoal_shm_endpoint_doze_briefly(progress->endpoint);
+        doorbell->ops->doze_briefly(doorbell->arg);
     else
-        shoal_shm_endpoint_doze(progress->endpoint);
+        doorbell->ops->doze(doorbell->arg);
     /* The last look: whatever is published after it rings the doorbell. */
     if (drive_once(progress) != IDLE || drain_before_sleep(progress, is_backoff) || is_over(progress, request))
         return;
     const bool must_back_off = is_backoff || atomic_load_explicit(&progress->is_remote_busy, memory_order_relaxed);
-    shoal_shm_endpoint_sleep(progress->endpoint,
-                             must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns);
+    doorbell->ops->sleep_for(doorbell->arg, must_back_off ? backoff_length(waited_ns, DEAF_BACKOFF_SHARE, left_ns) : left_ns);
 }
 
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
@@ -470,15 +486,16 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
 {
     const uint64_t check_ns = check_if_due(progress, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
-    if (backs_off_at_network(progress)) {
+    const struct shoal_wait_source *source = find_descriptor(progress);
+    if (source) {
         if (drive_once(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
-            back_off_at_network(progress, now_ns - idle_since_ns, left_ns);
+            back_off_at(progress, source, now_ns - idle_since_ns, left_ns);
         return;
     }
     atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);
     sleep_at_doorbell(progress, request, now_ns - idle_since_ns, left_ns);
     if (atomic_fetch_sub_explicit(&progress->sleepers, 1, memory_order_seq_cst) == 1)
-        shoal_shm_endpoint_awake(progress->endpoint);
+        progress->doorbell.ops->awake(progress->doorbell.arg);
 }
 
 /* The kernel may put ranks that wake each other on one core, and leaves them there while other processes keep the other
@@ -508,7 +525,7 @@ static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
         shoal_progress_unlock(progress);
         return;
     }
-    const bool has_met = shoal_shm_endpoint_meet_on_core(progress->endpoint, core, &taken);
+    const bool has_met = progress->doorbell.ops->meet_on_core(progress->doorbell.arg, core, &taken);
     progress->core_meetings = has_met ? progress->core_meetings + 1 : 0;
     const bool must_leave = progress->core_meetings == CORE_MEETINGS;
     progress->core_meetings %= CORE_MEETINGS;
@@ -527,7 +544,8 @@ static void look_at_core(struct shoal_progress *progress, uint64_t now_ns)
 
 static void wait_until_over(struct shoal_progress *progress, struct shoal_request *request, uint64_t until_ns)
 {
-    const unsigned first_burst = !progress->spin_ns ? 1 : progress->network ? HOSTS_POLLS : SPIN_BURST;
+    const bool has_sources = atomic_load_explicit(&progress->source_count, memory_order_relaxed) > 0;
+    const unsigned first_burst = !progress->spin_ns ? 1 : has_sources ? HOSTS_POLLS : SPIN_BURST;
     uint64_t idle_since_ns = 0;
     unsigned turns = 0, moves = 0, burst = first_burst;
     while (!is_over(progress, request)) {

@@ -8,12 +8,11 @@
 #define SHOAL_ENGINE_PROGRESS_H
 
 #include "engine/engine.h"
-#include "transport/fabric/network.h"
-#include "transport/shm/shm_endpoint.h"
+#include "transport/waiting.h"
 
-/* *is_parent becomes 0 in a forked child, which may make no progress. */
+/* The doorbell must outlive it. *is_parent becomes 0 in a forked child, which may make no progress. */
 SHOAL_MUST_USE enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_settings *settings,
-                                                       struct shoal_shm_endpoint *endpoint, const volatile uint32_t *is_parent,
+                                                       struct shoal_doorbell doorbell, const volatile uint32_t *is_parent,
                                                        struct shoal_progress **progress_out);
 /* Stops the progress thread for good; what it polls may be closed afterwards. All engines must be gone. */
 void shoal_progress_stop_thread(struct shoal_progress *progress);
@@ -23,8 +22,10 @@ void shoal_progress_destroy(struct shoal_progress *progress);
 /* Notes that local_ranks ranks of a job share this process's cores. The largest number noted decides whether waits spin. */
 void shoal_progress_note_ranks(struct shoal_progress *progress, int local_ranks);
 
-/* Under the lock. From now on progress polls the network too. */
-void shoal_progress_set_network(struct shoal_progress *progress, struct shoal_network *network);
+/* Under the lock. From now on progress polls this, too, and sleeps at it where it has a descriptor. It must stay until the
+ * progress thread has stopped and nobody waits. At most SHOAL_WAIT_SOURCES_MAX. */
+#define SHOAL_WAIT_SOURCES_MAX 4
+void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wait_source source);
 
 void shoal_progress_lock(struct shoal_progress *progress);
 /* Whether this thread holds the lock, as it does inside a callback. Any thread. */

@@ -14,8 +14,9 @@ struct shoal_progress {
     struct shoal_log *log;
     const struct shoal_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may make no progress */
-    struct shoal_shm_endpoint *endpoint;
-    struct shoal_network *_Atomic network; /* NULL: all ranks are on this host */
+    struct shoal_doorbell doorbell;
+    struct shoal_wait_source sources[SHOAL_WAIT_SOURCES_MAX];
+    atomic_uint source_count; /* of those that are set; none while all ranks are on this host */
     struct shoal_engine *engines;
     struct shoal_engine *busy;       /* those with operations under way */
     struct shoal_engine *drain_next; /* the engine whose messages are accepted next; NULL: the first one */

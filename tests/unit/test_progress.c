@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 #include <pthread.h>
@@ -11,6 +12,7 @@
 #include "base/clock.h"
 #include "engine/progress_state.h"
 #include "sim/sim.h"
+#include "transport/shm/shm_endpoint.h"
 
 #define PAIRS 50
 
@@ -23,11 +25,92 @@ int sched_yield(void)
     return 0;
 }
 
+/* What the progress engine does with a doorbell that nobody rings, and with a wait source. */
+struct counts {
+    atomic_int checks;
+    atomic_int naps; /* at the doorbell */
+    atomic_int long_naps;
+    atomic_int polls;
+    atomic_int waits; /* at the source */
+    atomic_bool has_descriptor;
+};
+
+static void doorbell_do_nothing(void *counts)
+{
+    (void)counts;
+}
+
+static void doorbell_sleep_for(void *arg, uint64_t timeout_ns)
+{
+    struct counts *counts = arg;
+    const struct timespec nap = {0, 100000};
+    atomic_fetch_add(timeout_ns > SHOAL_NS_PER_MS ? &counts->long_naps : &counts->naps, 1);
+    nanosleep(&nap, NULL);
+}
+
+static void doorbell_check(void *arg)
+{
+    struct counts *counts = arg;
+    atomic_fetch_add(&counts->checks, 1);
+}
+
+static int doorbell_cores(void *counts)
+{
+    (void)counts;
+    return 0;
+}
+
+static bool doorbell_meet_on_core(void *counts, int core, cpu_set_t *taken_out)
+{
+    (void)counts;
+    CPU_ZERO(taken_out);
+    CPU_SET((size_t)core, taken_out);
+    return false;
+}
+
+static const struct shoal_doorbell_ops doorbell_ops = {.ring = doorbell_do_nothing,
+                                                       .doze = doorbell_do_nothing,
+                                                       .doze_briefly = doorbell_do_nothing,
+                                                       .sleep_for = doorbell_sleep_for,
+                                                       .awake = doorbell_do_nothing,
+                                                       .check = doorbell_check,
+                                                       .cores = doorbell_cores,
+                                                       .meet_on_core = doorbell_meet_on_core};
+
+static bool source_poll(void *arg)
+{
+    struct counts *counts = arg;
+    atomic_fetch_add(&counts->polls, 1);
+    return false;
+}
+
+static bool source_has_descriptor(void *arg)
+{
+    struct counts *counts = arg;
+    return atomic_load(&counts->has_descriptor);
+}
+
+static bool source_may_wait(void *counts)
+{
+    (void)counts;
+    return true;
+}
+
+static void source_wait(void *arg, uint64_t timeout_ns)
+{
+    struct counts *counts = arg;
+    const struct timespec nap = {0, 100000};
+    assert_true(timeout_ns <= SHOAL_NS_PER_MS); /* the doorbell is not heard */
+    atomic_fetch_add(&counts->waits, 1);
+    nanosleep(&nap, NULL);
+}
+
+static const struct shoal_wait_source_ops source_ops = {source_poll, source_has_descriptor, source_may_wait, source_wait};
+
 struct world {
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_shm_doorbell doorbell;
-    struct shoal_shm_endpoint endpoint; /* without peers */
+    struct counts counts;
     uint32_t is_parent;
     struct shoal_progress *progress;
     struct shoal_sim *sims[PAIRS];
@@ -49,18 +132,19 @@ static struct shoal_engine *open_engine(struct world *world, int pair, int rank)
     return engine;
 }
 
-static struct world *open_world(void)
+static struct world *open_world_on(const uint16_t *host)
 {
     char error[256];
     struct world *world = calloc(1, sizeof *world);
     assert_non_null(world);
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&world->log, &world->settings, NULL, NULL);
-    world->endpoint = (struct shoal_shm_endpoint){.log = &world->log, .doorbell = &world->doorbell};
-    assert_int_equal(
-        shoal_progress_create(&world->log, &world->settings, &world->endpoint, &world->is_parent, &world->progress), SHOAL_OK);
+    const struct shoal_doorbell doorbell = {&doorbell_ops, &world->counts};
+    assert_int_equal(shoal_progress_create(&world->log, &world->settings, doorbell, &world->is_parent, &world->progress),
+                     SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
-        const struct shoal_sim_options options = {.seed = 1, .size = 2, .counter_start = world->settings.counter_start};
+        const struct shoal_sim_options options = {
+            .seed = 1, .size = 2, .counter_start = world->settings.counter_start, .host = host};
         assert_int_equal(shoal_sim_create(&options, &world->sims[i]), SHOAL_OK);
         world->engines[i] = open_engine(world, i, 0);
         world->peers[i] = open_engine(world, i, 1);
@@ -69,6 +153,11 @@ static struct world *open_world(void)
         shoal_progress_unlock(world->progress);
     }
     return world;
+}
+
+static struct world *open_world(void)
+{
+    return open_world_on(NULL);
 }
 
 static void close_world(struct world *world)
@@ -271,19 +360,84 @@ static void absences_are_not_excused_for_ever(void **state)
     close_world(world);
 }
 
+static void add_source(struct world *world, bool has_descriptor)
+{
+    atomic_store(&world->counts.has_descriptor, has_descriptor);
+    shoal_progress_lock(world->progress);
+    shoal_progress_add_source(world->progress, (struct shoal_wait_source){&source_ops, &world->counts});
+    shoal_progress_unlock(world->progress);
+}
+
+static void wait_sources_are_polled_in_each_turn(void **state)
+{
+    struct world *world = open_world();
+    (void)state;
+    add_source(world, false);
+    shoal_progress_poll(world->progress);
+    assert_true(atomic_load(&world->counts.checks) > 0); /* the first turn looks at deadlines, too */
+    for (int turn = 0; turn < 3; turn++) {
+        const int before = atomic_load(&world->counts.polls);
+        shoal_progress_poll(world->progress);
+        assert_true(atomic_load(&world->counts.polls) > before);
+    }
+    close_world(world);
+}
+
+/* Waits for a request of which nothing comes, until something was counted. */
+static void wait_until_counted(struct world *world, struct shoal_request *request, atomic_int *count, atomic_int *or_count)
+{
+    const uint64_t start_ns = shoal_clock_ns();
+    const int before = atomic_load(count) + atomic_load(or_count);
+    while (atomic_load(count) + atomic_load(or_count) == before && shoal_clock_ns() - start_ns < 30 * SHOAL_NS_PER_S)
+        assert_int_equal(shoal_progress_wait(world->progress, request, shoal_clock_ns() + 10 * SHOAL_NS_PER_MS), SHOAL_PENDING);
+    assert_true(atomic_load(count) + atomic_load(or_count) > before);
+}
+
+/* Where the descriptor ceases to be reliable the wait goes on at the doorbell, for short times: nobody rings it then. */
+static void waits_for_remote_ranks_sleep_at_a_descriptor(void **state)
+{
+    static const uint16_t host[] = {0, 1};
+    struct world *world = open_world_on(host);
+    struct counts *counts = &world->counts;
+    struct shoal_request request = {.done_fn = NULL};
+    (void)state;
+    add_source(world, true);
+    post_barrier(world, 0, &request);
+    wait_until_counted(world, &request, &counts->waits, &counts->waits);
+    assert_int_equal(atomic_load(&counts->naps) + atomic_load(&counts->long_naps), 0);
+    atomic_store(&counts->has_descriptor, false);
+    const int waits = atomic_load(&counts->waits);
+    wait_until_counted(world, &request, &counts->naps, &counts->long_naps);
+    assert_int_equal(atomic_load(&counts->long_naps), 0);
+    assert_int_equal(atomic_load(&counts->waits), waits);
+    end_barrier(world, 0, &request);
+    close_world(world);
+}
+
+static void waits_for_local_ranks_sleep_at_the_doorbell(void **state)
+{
+    struct world *world = open_world();
+    struct counts *counts = &world->counts;
+    struct shoal_request request = {.done_fn = NULL};
+    (void)state;
+    add_source(world, true);
+    post_barrier(world, 0, &request);
+    wait_until_counted(world, &request, &counts->naps, &counts->long_naps);
+    assert_int_equal(atomic_load(&counts->waits), 0);
+    end_barrier(world, 0, &request);
+    close_world(world);
+}
+
 /* A peer stays on the list when its doorbell could not be mapped. */
 static void a_peer_without_a_doorbell_is_on_no_core(void **state)
 {
-    struct world *world = open_world();
+    struct shoal_shm_doorbell doorbell = {.asleep = 0};
     struct shoal_shm_peer peer = {.doorbell = NULL}, *peers[] = {&peer};
+    struct shoal_shm_endpoint endpoint = {.doorbell = &doorbell, .peers = peers, .peer_count = 1};
     cpu_set_t taken;
     (void)state;
-    world->endpoint.peers = peers;
-    world->endpoint.peer_count = 1;
-    assert_false(shoal_shm_endpoint_meet_on_core(&world->endpoint, 1, &taken));
+    assert_false(shoal_shm_endpoint_meet_on_core(&endpoint, 1, &taken));
     assert_true(CPU_COUNT(&taken) == 1 && CPU_ISSET(1, &taken));
-    world->endpoint.peer_count = 0;
-    close_world(world);
 }
 
 /* Where another process reads it. */
@@ -310,6 +464,9 @@ int main(void)
         cmocka_unit_test(progress_does_not_list_an_engine_that_closes),
         cmocka_unit_test(deadlines_pass_with_a_counter_of_another_rate),
         cmocka_unit_test(absences_are_not_excused_for_ever),
+        cmocka_unit_test(wait_sources_are_polled_in_each_turn),
+        cmocka_unit_test(waits_for_remote_ranks_sleep_at_a_descriptor),
+        cmocka_unit_test(waits_for_local_ranks_sleep_at_the_doorbell),
         cmocka_unit_test(a_peer_without_a_doorbell_is_on_no_core),
         cmocka_unit_test(rejected_messages_are_recorded_at_a_check),
     };

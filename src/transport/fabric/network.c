@@ -968,3 +968,29 @@ void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns)
     if (ppoll(&entry, 1, &timeout, NULL) > 0)
         atomic_store_explicit(&network->was_woken, true, memory_order_relaxed);
 }
+
+static bool source_poll(void *network)
+{
+    return shoal_network_poll(network);
+}
+
+static bool source_has_descriptor(void *network)
+{
+    return shoal_network_has_descriptor(network);
+}
+
+static bool source_may_wait(void *network)
+{
+    return shoal_network_may_wait(network);
+}
+
+static void source_wait(void *network, uint64_t timeout_ns)
+{
+    shoal_network_wait(network, timeout_ns);
+}
+
+struct shoal_wait_source shoal_network_wait_source(struct shoal_network *network)
+{
+    static const struct shoal_wait_source_ops ops = {source_poll, source_has_descriptor, source_may_wait, source_wait};
+    return (struct shoal_wait_source){&ops, network};
+}

@@ -15,6 +15,7 @@
 #include "transport/fabric/reachability.h"
 #include "transport/fabric/session.h"
 #include "transport/transport.h"
+#include "transport/waiting.h"
 
 struct shoal_network;
 
@@ -230,5 +231,7 @@ bool shoal_network_has_descriptor(const struct shoal_network *network);
 bool shoal_network_may_wait(struct shoal_network *network);
 /* Sleeps until something may have come, or for so long; after shoal_network_may_wait was true. Any thread, without the lock. */
 void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns);
+/* The four above, for the progress engine. Valid as long as the network. */
+struct shoal_wait_source shoal_network_wait_source(struct shoal_network *network);
 
 #endif

@@ -20,6 +20,7 @@
 #include "membership/survivors_board.h"
 #include "transport/shm/shm_segment.h"
 #include "transport/transport.h"
+#include "transport/waiting.h"
 
 #define SHOAL_SHM_ID_BYTES 16
 #define SHOAL_SHM_PEERS_MAX SHOAL_RANKS_MAX
@@ -182,6 +183,9 @@ void shoal_shm_endpoint_doze(struct shoal_shm_endpoint *endpoint);
 void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint);
 void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns);
 void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint);
+
+/* All of these, shoal_shm_endpoint_drain and the two about cores, for the progress engine. Valid as long as the endpoint. */
+struct shoal_doorbell shoal_shm_endpoint_doorbell(struct shoal_shm_endpoint *endpoint);
 
 /* Handshakes of the form "store mine, look at yours" need a full fence on both sides. Where both processes have the kernel's
  * membarrier, the rare side (going to sleep, taking memory back) makes all others pass a fence, and the frequent side needs
