@@ -486,8 +486,9 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                            : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
         if (!can_move)
             continue;
-        shoal_network_forget_source(context->network, shoal_shm_endpoint_own(context->endpoint, exposed[i]));
-        shoal_shm_endpoint_renew(context->endpoint, exposed[i]);
+        struct shoal_region *region = shoal_memory_at(context->memory, exposed[i]);
+        if (region)
+            shoal_memory_renew(context->memory, region);
     }
 }
 

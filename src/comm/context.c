@@ -45,10 +45,11 @@ static enum shoal_status context_fill(struct shoal_context *context)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
-    SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, &context->endpoint));
+    SHOAL_TRY(shoal_memory_create(&context->log, &context->settings, &context->memory));
+    SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, context->memory, &context->endpoint));
     SHOAL_TRY(shoal_progress_create(&context->log, &context->settings, shoal_shm_endpoint_doorbell(context->endpoint),
                                     context->is_parent, &context->progress));
-    context->endpoint->guard = (struct shoal_shm_guard){lock_for_endpoint, unlock_for_endpoint, context->progress};
+    shoal_memory_set_guard(context->memory, (struct shoal_guard){lock_for_endpoint, unlock_for_endpoint, context->progress});
     context->flights = shoal_flights_create();
     if (!context->flights)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");
@@ -121,7 +122,8 @@ void shoal_context_destroy(struct shoal_context *context)
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);
-    shoal_progress_destroy(context->progress); /* its lock guards what the endpoint has */
+    shoal_memory_destroy(context->memory);
+    shoal_progress_destroy(context->progress); /* its lock guards memory and endpoint */
     pthread_mutex_destroy(&context->opening);
     shoal_log_fini(&context->log);
     shoal_tuning_fini(&context->tuning);
@@ -159,7 +161,7 @@ enum shoal_status shoal_mem_alloc(struct shoal_context *context, size_t bytes, v
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_alloc"));
     if (!memory_out)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_alloc: memory_out is NULL");
-    return shoal_shm_endpoint_alloc(context->endpoint, bytes, memory_out);
+    return shoal_memory_alloc(context->memory, bytes, memory_out);
 }
 
 /* Peers that have not seen yet that a communicator broke, or that are stopped, may go on to use memory that it used. */
@@ -168,13 +170,20 @@ static bool has_broken(const struct shoal_context *context)
     return context->has_broken || shoal_progress_has_broken(context->progress);
 }
 
+/* What peers have freed meanwhile is unmapped here, too. */
+static void drain_after(struct shoal_context *context, enum shoal_status ended)
+{
+    if (ended == SHOAL_OK)
+        shoal_shm_endpoint_drain(context->endpoint);
+}
+
 enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_free"));
     shoal_progress_lock(context->progress);
-    shoal_network_forget_source(context->network, memory);
-    const enum shoal_status status = has_broken(context) ? shoal_shm_endpoint_free(context->endpoint, memory)
-                                                         : shoal_shm_endpoint_keep(context->endpoint, memory);
+    const enum shoal_status status =
+        has_broken(context) ? shoal_memory_free(context->memory, memory) : shoal_memory_keep(context->memory, memory);
+    drain_after(context, status);
     shoal_progress_unlock(context->progress);
     return status;
 }
@@ -185,7 +194,7 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
     if (!memory || !bytes)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_mem_register: memory is NULL or bytes is 0");
     shoal_progress_lock(context->progress);
-    const enum shoal_status status = shoal_shm_endpoint_register(context->endpoint, memory, bytes, fd, offset);
+    const enum shoal_status status = shoal_memory_register(context->memory, memory, bytes, fd, offset);
     shoal_progress_unlock(context->progress);
     return status;
 }
@@ -194,7 +203,8 @@ enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memo
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
     shoal_progress_lock(context->progress);
-    const enum shoal_status status = shoal_shm_endpoint_deregister(context->endpoint, memory);
+    const enum shoal_status status = shoal_memory_deregister(context->memory, memory);
+    drain_after(context, status);
     shoal_progress_unlock(context->progress);
     return status;
 }

@@ -7,6 +7,7 @@
 
 #include "bootstrap/bootstrap.h"
 #include "engine/progress.h"
+#include "memory/memory.h"
 #include "transport/hosts/hosts.h"
 
 struct shoal_context {
@@ -14,6 +15,7 @@ struct shoal_context {
     struct shoal_settings settings;
     struct shoal_tuning tuning; /* what settings.algorithms stands for */
     struct shoal_log log;
+    struct shoal_memory *memory;
     struct shoal_shm_endpoint *endpoint;
     struct shoal_progress *progress;
     struct shoal_flights *flights; /* the recorders of its communicators */

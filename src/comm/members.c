@@ -146,7 +146,8 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
 /* One endpoint serves all worlds of a context. */
 static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic)
 {
-    const struct shoal_network_options options = {.log = &context->log, .settings = &context->settings, .nic = nic};
+    const struct shoal_network_options options = {
+        .log = &context->log, .settings = &context->settings, .memory = context->memory, .nic = nic};
     struct shoal_network *network;
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);

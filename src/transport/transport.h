@@ -13,6 +13,7 @@
 #define SHOAL_TRANSPORT_TRANSPORT_H
 
 #include "base/compiler.h"
+#include "memory/location.h"
 
 #define SHOAL_ANNOUNCEMENTS 32  /* records kept per rank: twice the operations that may be active */
 #define SHOAL_ACTIVE_MAX 16     /* operations of one communicator under way at once */
@@ -42,16 +43,6 @@ struct shoal_descriptor {
 /* The operation has a plan, so the announcement says where its operands are. Without a plan `input` and `output` mean
  * nothing. */
 #define SHOAL_HINT_PLANNED 2
-
-/* Where an operand lies: a segment of its rank and an offset; 0 when only its own rank reaches it ("staged"). */
-typedef uint64_t shoal_location;
-
-#define SHOAL_LOCATION_OFFSET_BITS 40
-
-static inline uint64_t shoal_location_segment(shoal_location location)
-{
-    return location >> SHOAL_LOCATION_OFFSET_BITS;
-}
 
 struct shoal_announcement {
     struct shoal_descriptor descriptor;

@@ -33,6 +33,7 @@ struct maker {
 struct inner {
     struct shoal_settings settings;
     struct shoal_log logs[CONTRACT_RANKS_MAX];
+    struct shoal_memory *memories[CONTRACT_RANKS_MAX];
     struct shoal_shm_endpoint *endpoints[CONTRACT_RANKS_MAX];
     struct shared shared[SHARED_MAX];
     int shared_count;
@@ -46,7 +47,9 @@ static enum shoal_status connect_endpoint(struct inner *inner, struct maker *mak
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(
         shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
-    enum shoal_status status = shoal_shm_endpoint_create(log, &inner->settings, &inner->endpoints[maker->rank]);
+    enum shoal_status status = shoal_memory_create(log, &inner->settings, &inner->memories[maker->rank]);
+    if (status == SHOAL_OK)
+        status = shoal_shm_endpoint_create(log, &inner->settings, inner->memories[maker->rank], &inner->endpoints[maker->rank]);
     if (status == SHOAL_OK)
         status = shoal_shm_endpoint_connect(inner->endpoints[maker->rank], &bootstrap, TIMEOUT_MS, places);
     for (int r = 0; r < maker->world->size && status == SHOAL_OK; r++)
@@ -115,7 +118,7 @@ static void *share(struct contract_world *world, int rank, size_t bytes)
     struct inner *inner = world->inner;
     void *memory = NULL;
     assert_true(inner->shared_count < SHARED_MAX);
-    if (shoal_shm_endpoint_alloc(inner->endpoints[rank], bytes, &memory) != SHOAL_OK)
+    if (shoal_memory_alloc(inner->memories[rank], bytes, &memory) != SHOAL_OK)
         return NULL;
     inner->shared[inner->shared_count++] = (struct shared){rank, memory};
     return memory;
@@ -128,9 +131,10 @@ static void destroy(struct contract_world *world)
         if (world->ranks[rank])
             world->ranks[rank]->ops->destroy(world->ranks[rank], true);
     for (int i = 0; i < inner->shared_count; i++)
-        assert_int_equal(shoal_shm_endpoint_free(inner->endpoints[inner->shared[i].rank], inner->shared[i].memory), SHOAL_OK);
+        assert_int_equal(shoal_memory_free(inner->memories[inner->shared[i].rank], inner->shared[i].memory), SHOAL_OK);
     for (int rank = 0; rank < world->size; rank++) {
         shoal_shm_endpoint_destroy(inner->endpoints[rank]);
+        shoal_memory_destroy(inner->memories[rank]);
         shoal_log_fini(&inner->logs[rank]);
     }
     free(inner);

@@ -77,6 +77,7 @@ void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t co
 struct harness {
     struct shoal_settings settings;
     struct shoal_log log;
+    struct shoal_memory *memory;
     struct shoal_shm_endpoint *endpoint;
     struct shoal_network *network;
     struct shoal_transport *transport;
@@ -146,7 +147,9 @@ static void open_harness(struct harness *h)
     enum shoal_status status = shoal_settings_load(&h->settings, overrides, error, sizeof error);
     assert(status == SHOAL_OK);
     shoal_log_init(&h->log, &h->settings, drop_line, NULL);
-    status = shoal_shm_endpoint_create(&h->log, &h->settings, &h->endpoint);
+    status = shoal_memory_create(&h->log, &h->settings, &h->memory);
+    assert(status == SHOAL_OK);
+    status = shoal_shm_endpoint_create(&h->log, &h->settings, h->memory, &h->endpoint);
     assert(status == SHOAL_OK);
     status = shoal_network_open(&options, &h->network);
     assert(status == SHOAL_OK);
@@ -161,6 +164,7 @@ static void close_harness(struct harness *h)
         h->transport->ops->destroy(h->transport, true);
     shoal_network_close(h->network);
     shoal_shm_endpoint_destroy(h->endpoint);
+    shoal_memory_destroy(h->memory);
     shoal_log_fini(&h->log);
 }
 

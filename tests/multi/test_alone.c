@@ -131,7 +131,6 @@ static float *use_memory(struct world *world, size_t count)
 
 static void freed_memory_is_kept_for_the_next_use(struct world *world)
 {
-    struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     float *first = use_memory(world, MIB_FLOATS);
     OK(world, shoal_mem_free(world->context, first));
     CHECK(world, shoal_mem_free(world->context, first) == SHOAL_ERR_ARGUMENT, "freed twice");
@@ -148,35 +147,38 @@ static void freed_memory_is_kept_for_the_next_use(struct world *world)
             OK(world, shoal_mem_free(world->context, again));
     }
     OK(world, shoal_mem_free(world->context, small));
-    CHECK(world, endpoint->export_count == 2, "%zu pieces of memory are there", endpoint->export_count);
+    const struct shoal_memory_counts counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.regions == 2, "%zu pieces of memory are there", counts.regions);
 }
 
 static void memory_kept_has_a_limit(struct world *world)
 {
-    const struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     float *memory[4];
     for (int i = 0; i < 4; i++)
         memory[i] = use_memory(world, 3 * MIB_FLOATS);
     for (int i = 0; i < 4; i++)
         OK(world, shoal_mem_free(world->context, memory[i]));
-    CHECK(world, endpoint->kept_bytes == 6 * MIB && endpoint->export_count == 2, "%zu pieces, %llu bytes are kept",
-          endpoint->export_count, (unsigned long long)endpoint->kept_bytes);
+    struct shoal_memory_counts counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached_bytes == 6 * MIB && counts.regions == 2, "%zu pieces, %llu bytes are kept", counts.regions,
+          (unsigned long long)counts.cached_bytes);
     float *last = use_memory(world, 3 * MIB_FLOATS), *large = use_memory(world, 9 * MIB_FLOATS);
     CHECK(world, last == memory[2] || last == memory[3], "what was freed last is not there");
     OK(world, shoal_mem_free(world->context, large));
-    CHECK(world, endpoint->kept_bytes == 3 * MIB && endpoint->export_count == 2, "%zu pieces, %llu bytes after a large one",
-          endpoint->export_count, (unsigned long long)endpoint->kept_bytes);
+    counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached_bytes == 3 * MIB && counts.regions == 2, "%zu pieces, %llu bytes after a large one",
+          counts.regions, (unsigned long long)counts.cached_bytes);
     void *small[300];
     for (int i = 0; i < 300; i++)
         OK(world, shoal_mem_alloc(world->context, 64, &small[i]));
     for (int i = 0; i < 300; i++)
         OK(world, shoal_mem_free(world->context, small[i]));
-    CHECK(world, endpoint->kept_count == 256 && endpoint->export_count == 257, "%zu small pieces are kept",
-          endpoint->kept_count);
+    counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached == 256 && counts.regions == 257, "%zu small pieces are kept", counts.cached);
     float *use = use_memory(world, 7 * MIB_FLOATS);
     OK(world, shoal_mem_free(world->context, use)); /* leaves room for no more than a MiB */
-    CHECK(world, endpoint->kept_count == 256 && endpoint->kept_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes",
-          endpoint->kept_count, (unsigned long long)endpoint->kept_bytes);
+    counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached == 256 && counts.cached_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes", counts.cached,
+          (unsigned long long)counts.cached_bytes);
     OK(world, shoal_mem_free(world->context, last));
 }
 
@@ -186,7 +188,7 @@ static void memory_kept_gives_way(struct world *world)
     struct shoal_comm *comm;
     OK(world, shoal_mem_free(world->context, use_memory(world, 8 * MIB_FLOATS)));
     float *large = use_memory(world, 12 * MIB_FLOATS);
-    CHECK(world, world->context->endpoint->kept_bytes == 0, "more is kept than the limit leaves");
+    CHECK(world, shoal_memory_count(world->context->memory).cached_bytes == 0, "more is kept than the limit leaves");
     OK(world, shoal_mem_free(world->context, large));
     OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
     float *x = calloc(MIB_FLOATS, sizeof(float));
@@ -200,7 +202,6 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
     struct shoal_comm *comm;
-    const struct shoal_shm_endpoint *endpoint = world->context->endpoint;
     soon.timeout_ms = 100;
     OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
     float *used = use_memory(world, FLOATS), *other = use_memory(world, FLOATS);
@@ -209,12 +210,13 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
               "no time-out");
     const size_t kept = (world->rank == 0 ? 0 : 1) * FLOATS * sizeof(float);
     OK(world, shoal_mem_free(world->context, used));
-    CHECK(world, endpoint->kept_bytes == kept, "%llu bytes are kept", (unsigned long long)endpoint->kept_bytes);
+    const struct shoal_memory_counts counts = shoal_memory_count(world->context->memory);
+    CHECK(world, counts.cached_bytes == kept, "%llu bytes are kept", (unsigned long long)counts.cached_bytes);
     OK(world, shoal_barrier(world->comm, NULL));
     shoal_comm_free(comm);
     if (world->rank == 0) { /* a peer that was stopped may go on when the communicator is gone */
         OK(world, shoal_mem_free(world->context, other));
-        CHECK(world, endpoint->kept_bytes == 0, "memory is kept after a failure");
+        CHECK(world, shoal_memory_count(world->context->memory).cached_bytes == 0, "memory is kept after a failure");
     }
 }
 

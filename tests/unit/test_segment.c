@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/settings.h"
+#include "memory/segment.h"
 #include "quiet_log.h"
-#include "transport/shm/shm_segment.h"
 
 #define BYTES ((uint64_t)16 * SHOAL_PAGE)
 

@@ -2,103 +2,102 @@
 
 #include <stdlib.h>
 
-static bool holds(const struct shoal_fabric_source *source, const void *at, size_t bytes)
-{
-    const size_t offset = (uintptr_t)at - (uintptr_t)source->holding.begin;
-    return offset <= source->holding.bytes && bytes <= source->holding.bytes - offset;
-}
-
-/* The link to the one that holds these bytes; *link is NULL where there is none. */
-static struct shoal_fabric_source **sources_find_link(struct shoal_fabric_sources *sources, const void *at, size_t bytes)
-{
-    struct shoal_fabric_source **link = &sources->known;
-    while (*link && !holds(*link, at, bytes))
-        link = &(*link)->next;
-    return link;
-}
-
-static struct shoal_fabric_source *sources_take(struct shoal_fabric_source **link)
-{
-    struct shoal_fabric_source *source = *link;
-    *link = source->next;
-    return source;
-}
-
-static void put_first(struct shoal_fabric_source **list, struct shoal_fabric_source *source)
+static void sources_put_first(struct shoal_fabric_source **list, struct shoal_fabric_source *source)
 {
     source->next = *list;
+    source->link = list;
+    if (source->next)
+        source->next->link = &source->next;
     *list = source;
 }
 
-/* Memory is unregistered before it may be unmapped. */
-static void end(struct shoal_fabric_sources *sources, struct shoal_fabric_source *source)
+static void sources_take_out(struct shoal_fabric_source *source)
 {
-    shoal_fabric_endpoint_unregister(sources->endpoint, &source->memory);
-    source->holding.release(source->holding.arg);
+    *source->link = source->next;
+    if (source->next)
+        source->next->link = source->link;
+}
+
+/* Memory is unregistered before it may be unmapped. */
+static void sources_end(struct shoal_fabric_source *source)
+{
+    sources_take_out(source);
+    if (source->region)
+        source->region->registration = NULL;
+    shoal_fabric_endpoint_unregister(source->sources->endpoint, &source->memory);
+    if (source->segment)
+        shoal_segment_unpin(source->segment);
     free(source);
 }
 
-struct shoal_fabric_source *shoal_fabric_sources_find(struct shoal_fabric_sources *sources, const void *at, size_t bytes)
+/* While writes are under way from it, the adapter still reads its pages. */
+static void sources_forget(struct shoal_registration *registration)
 {
-    struct shoal_fabric_source **link = sources_find_link(sources, at, bytes);
-    if (*link && link != &sources->known)
-        put_first(&sources->known, sources_take(link));
-    else if (!*link)
-        return NULL;
-    return sources->known;
+    struct shoal_fabric_source *source = (struct shoal_fabric_source *)(void *)registration;
+    source->region = NULL;
+    if (!source->under_way) {
+        sources_end(source);
+        return;
+    }
+    sources_take_out(source);
+    sources_put_first(&source->sources->forgotten, source);
 }
 
-static void tell_refusal(struct shoal_fabric_sources *sources, const struct shoal_fabric_holding *holding, const char *reason)
+static void log_refusal(struct shoal_fabric_sources *sources, const struct shoal_region *region, const char *reason)
 {
     if (!sources->has_refused)
         shoal_log_line(sources->log, SHOAL_LOG_WARN, "fabric",
                        "%zu bytes of shoal_mem_alloc could not be registered (%s), so that what is sent from there is copied "
                        "first; raise the limit of locked memory (ulimit -l)",
-                       holding->bytes, reason);
+                       region->bytes, reason);
     sources->has_refused = true;
 }
 
-struct shoal_fabric_source *shoal_fabric_sources_add(struct shoal_fabric_sources *sources,
-                                                     const struct shoal_fabric_holding *holding)
+static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sources, struct shoal_region *region)
 {
     struct shoal_fabric_source *source = calloc(1, sizeof *source);
-    if (!source) {
-        holding->release(holding->arg);
+    if (!source)
         return NULL;
-    }
-    source->holding = *holding;
+    source->registration.forget = sources_forget;
+    source->sources = sources;
+    source->region = region;
+    source->segment = region->segment ? shoal_segment_pin(region->segment) : NULL;
     const char *refusal =
-        shoal_fabric_endpoint_register_source(sources->endpoint, holding->begin, holding->bytes, &source->memory);
+        shoal_fabric_endpoint_register_source(sources->endpoint, region->begin, region->bytes, &source->memory);
     if (refusal)
-        tell_refusal(sources, holding, refusal);
-    put_first(&sources->known, source);
+        log_refusal(sources, region, refusal);
+    sources_put_first(&sources->known, source);
+    region->registration = &source->registration;
     return source;
 }
 
-void shoal_fabric_sources_forget(struct shoal_fabric_sources *sources, const void *at)
+void shoal_fabric_sources_init(struct shoal_fabric_sources *sources, struct shoal_fabric_endpoint *endpoint,
+                               struct shoal_log *log)
 {
-    struct shoal_fabric_source **link = sources_find_link(sources, at, 1);
-    if (!*link)
-        return;
-    put_first(&sources->forgotten, sources_take(link));
-    shoal_fabric_sources_tidy(sources);
+    *sources = (struct shoal_fabric_sources){.endpoint = endpoint, .log = log};
+}
+
+struct shoal_fabric_source *shoal_fabric_sources_of(struct shoal_fabric_sources *sources, struct shoal_region *region)
+{
+    if (SHOAL_LIKELY(region->registration != NULL))
+        return (struct shoal_fabric_source *)(void *)region->registration;
+    return sources_add(sources, region);
 }
 
 void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources)
 {
-    struct shoal_fabric_source **link = &sources->forgotten;
-    while (*link) {
-        if ((*link)->under_way)
-            link = &(*link)->next;
-        else
-            end(sources, sources_take(link));
+    struct shoal_fabric_source *next;
+    for (struct shoal_fabric_source *source = sources->forgotten; source; source = next) {
+        next = source->next;
+        if (!source->under_way)
+            sources_end(source);
     }
 }
 
 void shoal_fabric_sources_close(struct shoal_fabric_sources *sources)
 {
     while (sources->known)
-        end(sources, sources_take(&sources->known));
+        sources_end(sources->known);
     while (sources->forgotten)
-        end(sources, sources_take(&sources->forgotten));
+        sources_end(sources->forgotten);
 }

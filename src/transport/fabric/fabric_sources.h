@@ -1,46 +1,43 @@
-/* Shared memory of the user that writes go from as it lies there, where a provider wants sources registered. It is registered
- * whole when it is first written from, once for each endpoint, and stays so until its owner forgets it and all that was
- * written from it has left. What the provider refuses (a limit of locked memory) is known, too, and copied from.
+/* Regions that the network writes from as they lie there, where a provider wants sources registered: what libfabric keeps of
+ * each. A region is registered whole when it is first written from, once for each endpoint, and stays so until it ends or moves
+ * and all writes from it have completed locally. A region that the provider refuses (a limit of locked memory) is remembered as
+ * refused, and its writes are copied.
  *
- * Other memory is not registered: nobody would tell when it is unmapped (fabric_bounce.h). One thread at a time. */
+ * Memory that is in no region is not registered: nobody would tell when it is unmapped (fabric_bounce.h). All calls come under
+ * the memory's guard. */
 #ifndef SHOAL_TRANSPORT_FABRIC_SOURCES_H
 #define SHOAL_TRANSPORT_FABRIC_SOURCES_H
 
+#include "memory/memory.h"
 #include "transport/fabric/fabric_endpoint.h"
 
-/* What is registered, and who keeps it mapped until release. */
-struct shoal_fabric_holding {
-    char *begin;
-    size_t bytes;
-    void (*release)(void *arg);
-    void *arg;
-};
+struct shoal_fabric_sources;
 
 struct shoal_fabric_source {
-    struct shoal_fabric_holding holding;
+    struct shoal_registration registration; /* the region's; first */
+    struct shoal_fabric_sources *sources;
+    struct shoal_region *region;       /* NULL: it has ended, or moved */
+    struct shoal_segment *segment;     /* pinned; NULL: the region has none */
     struct shoal_fabric_memory memory; /* region NULL: refused */
-    unsigned under_way;                /* writes from it that have not left */
-    struct shoal_fabric_source *next;
+    unsigned under_way;                /* writes from it that have not completed locally */
+    struct shoal_fabric_source *next, **link;
 };
 
 struct shoal_fabric_sources {
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_log *log;
-    struct shoal_fabric_source *known;     /* the last one used first */
-    struct shoal_fabric_source *forgotten; /* until what is under way has left */
-    bool has_refused;                      /* which is told once */
+    struct shoal_fabric_source *known;     /* those of regions */
+    struct shoal_fabric_source *forgotten; /* until all writes from them have completed locally */
+    bool has_refused;                      /* which is logged once */
 };
 
-/* The one in which all these bytes lie; NULL: there is none. */
-struct shoal_fabric_source *shoal_fabric_sources_find(struct shoal_fabric_sources *sources, const void *at, size_t bytes);
-/* Takes the holding, and releases it in the end. NULL: there is no memory, and it was released at once. */
-struct shoal_fabric_source *shoal_fabric_sources_add(struct shoal_fabric_sources *sources,
-                                                     const struct shoal_fabric_holding *holding);
-/* The owner frees, or moves, the memory in which `at` lies. Where nothing is under way from it, it is unregistered at once. */
-void shoal_fabric_sources_forget(struct shoal_fabric_sources *sources, const void *at);
+void shoal_fabric_sources_init(struct shoal_fabric_sources *sources, struct shoal_fabric_endpoint *endpoint,
+                               struct shoal_log *log);
+/* The region's registration, made now where it has none; NULL: there is no memory. */
+struct shoal_fabric_source *shoal_fabric_sources_of(struct shoal_fabric_sources *sources, struct shoal_region *region);
 /* Unregisters what is forgotten and at rest. */
 void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources);
-/* When the endpoint has stopped: nothing is under way any more. */
+/* When the endpoint has stopped: nothing is under way any more. Regions lose their registrations. */
 void shoal_fabric_sources_close(struct shoal_fabric_sources *sources);
 
 #endif

@@ -66,6 +66,7 @@ struct shoal_network {
     struct shoal_fabric_endpoint *endpoint;
     const struct shoal_network_interposer *interposer; /* NULL but in tests */
     void *between;                                     /* what it has made for this network */
+    struct shoal_memory *memory;          /* NULL: no sources are registered */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
@@ -184,7 +185,8 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
         status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
-    network->sources = (struct shoal_fabric_sources){.endpoint = network->endpoint, .log = network->log};
+    shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
+    network->memory = options->memory;
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
         shoal_fabric_fork_seal();
@@ -844,25 +846,12 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
     shoal_fabric_endpoint_unregister(network->endpoint, memory);
 }
 
-bool shoal_network_registers_sources(const struct shoal_network *network)
-{
-    return shoal_fabric_endpoint_registers_sources(network->endpoint);
-}
-
 struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes)
 {
-    return shoal_fabric_sources_find(&network->sources, at, bytes);
-}
-
-struct shoal_fabric_source *shoal_network_add_source(struct shoal_network *network, const struct shoal_fabric_holding *holding)
-{
-    return shoal_fabric_sources_add(&network->sources, holding);
-}
-
-void shoal_network_forget_source(struct shoal_network *network, const void *at)
-{
-    if (network)
-        shoal_fabric_sources_forget(&network->sources, at);
+    if (!network->memory || !shoal_fabric_endpoint_registers_sources(network->endpoint))
+        return NULL;
+    struct shoal_region *region = shoal_memory_find(network->memory, at, bytes);
+    return region && region->owner == SHOAL_REGION_OWN ? shoal_fabric_sources_of(&network->sources, region) : NULL;
 }
 
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)

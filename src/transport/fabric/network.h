@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 
 #include "membership/membership.h"
+#include "memory/memory.h"
 #include "observe/rejections.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/reachability.h"
@@ -130,6 +131,7 @@ struct shoal_network_channel {
 struct shoal_network_options {
     struct shoal_log *log;
     const struct shoal_settings *settings;
+    struct shoal_memory *memory; /* where sources lie; it must outlive the network. NULL: none are registered */
     const struct shoal_nic *nic; /* NULL: whatever the provider takes */
 };
 
@@ -194,12 +196,9 @@ SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *ne
                                                         struct shoal_fabric_memory *memory_out);
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
 
-/* Memory of the user that writes go from, where the provider wants sources registered; see fabric_sources.h. */
-bool shoal_network_registers_sources(const struct shoal_network *network);
+/* The registration of the region in which all these bytes lie, where the provider wants sources registered; made when it is
+ * asked for first. NULL: the provider wants none, they lie in no such region, or there is no memory. See fabric_sources.h. */
 struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes);
-struct shoal_fabric_source *shoal_network_add_source(struct shoal_network *network, const struct shoal_fabric_holding *holding);
-/* Before the memory in which `at` lies is freed, or moves. NULL for the network is allowed. */
-void shoal_network_forget_source(struct shoal_network *network, const void *at);
 
 struct shoal_network_write {
     struct shoal_network_load *load;

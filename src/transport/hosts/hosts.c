@@ -85,14 +85,13 @@ struct hosts {
     struct shoal_network_channel channel;
     struct shoal_membership_comm part; /* in the membership */
     bool is_joined;                    /* the lowest local rank's segment, where a failure is kept, is here */
-    struct shoal_shm_endpoint *endpoint;
-    struct shoal_transport *local; /* shared memory, among the ranks of this host */
-    struct shoal_member *members;  /* [size] */
-    int *local_of;                 /* [size] number on this host, -1 elsewhere */
-    int *rank_of;                  /* [local->size] */
-    uint16_t *host;                /* [size] from 0 on, in the order of lowest ranks */
-    struct remote *remotes;        /* [size] */
-    struct counter *counters;      /* [size * slots] */
+    struct shoal_transport *local;     /* shared memory, among the ranks of this host */
+    struct shoal_member *members;      /* [size] */
+    int *local_of;                     /* [size] number on this host, -1 elsewhere */
+    int *rank_of;                      /* [local->size] */
+    uint16_t *host;                    /* [size] from 0 on, in the order of lowest ranks */
+    struct remote *remotes;            /* [size] */
+    struct counter *counters;          /* [size * slots] */
     unsigned slots;
     size_t slot_bytes;
     uint64_t completed;
@@ -316,22 +315,6 @@ static void put_segment(void *segment)
     shoal_segment_put(segment);
 }
 
-static void unpin_segment(void *segment)
-{
-    shoal_segment_unpin(segment);
-}
-
-/* Shared memory that is written from for the first time. NULL: the source lies elsewhere. */
-static struct shoal_fabric_source *add_source(struct hosts *hosts, const void *source, size_t bytes)
-{
-    const struct shoal_shm_export *export = shoal_shm_endpoint_find(hosts->endpoint, source, bytes);
-    if (!export)
-        return NULL;
-    const struct shoal_fabric_holding holding = {export->begin, export->bytes, unpin_segment,
-                                                 shoal_segment_pin(export->segment)};
-    return shoal_network_add_source(hosts->network, &holding);
-}
-
 /* The source of a put: its memory, its registration, and the counter of writes from there. */
 struct origin {
     const void *at;
@@ -345,10 +328,8 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
     struct origin origin = {.at = source, .bytes = bytes};
     if (is_in_staging(hosts, source, bytes)) {
         origin.memory = &hosts->staging;
-    } else if (shoal_network_registers_sources(hosts->network)) {
+    } else {
         struct shoal_fabric_source *known = shoal_network_find_source(hosts->network, source, bytes);
-        if (!known)
-            known = add_source(hosts, source, bytes);
         if (known && known->memory.region) {
             origin.memory = &known->memory;
             origin.under_way = &known->under_way;
@@ -1221,7 +1202,6 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
     if (!hosts)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator");
     hosts->log = options->log;
-    hosts->endpoint = endpoint;
     hosts->network = options->network;
     hosts->membership = options->membership;
     hosts->slots = options->shm.slots;

@@ -193,8 +193,8 @@ static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, 
     if (slots > shm->slots || slot_bytes > shm->staging_stride - SHOAL_PAGE)
         return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
                               "a staging buffer of %u x %zu bytes is larger than agreed", slots, slot_bytes);
-    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, seat->segment, (uint64_t)(seat->staging - seat->segment->base),
-                                         shm->slots * shm->staging_stride, "the communicator's staging buffer"));
+    SHOAL_TRY(shoal_memory_reserve(shm->endpoint->memory, seat->segment, (uint64_t)(seat->staging - seat->segment->base),
+                                   shm->slots * shm->staging_stride, "the communicator's staging buffer"));
     shm->has_staging = true;
     map_staging(shm);
     return SHOAL_OK;
@@ -250,7 +250,7 @@ static enum shoal_status reserve_queue(struct shm *shm, const struct seat *own, 
     if (shm->has_queue[peer])
         return SHOAL_OK;
     snprintf(what, sizeof what, "the queue of messages to rank %d", shm->numbers[peer]);
-    SHOAL_TRY(shoal_shm_endpoint_reserve(shm->endpoint, own->segment, (uint64_t)(queue - own->segment->base), QUEUE, what));
+    SHOAL_TRY(shoal_memory_reserve(shm->endpoint->memory, own->segment, (uint64_t)(queue - own->segment->base), QUEUE, what));
     shm->has_queue[peer] = true;
     return SHOAL_OK;
 }
@@ -513,7 +513,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     }
     for (int r = 0; shm->seats && r < transport->size; r++) {
         if (r == transport->rank)
-            shoal_segment_release(shm->seats[r].segment, &shm->endpoint->budget);
+            shoal_memory_release(shm->endpoint->memory, shm->seats[r].segment);
         else
             shoal_segment_put(shm->seats[r].segment);
     }
@@ -624,7 +624,7 @@ static enum shoal_status make_own_segment(struct shm *shm)
     struct shoal_segment *own;
     SHOAL_TRY(shoal_segment_create(shm->endpoint->log, "shoal-communicator", layout.total_bytes, &own));
     const enum shoal_status status =
-        shoal_shm_endpoint_reserve(shm->endpoint, own, layout.head, layout.control_bytes - layout.head, "the communicator");
+        shoal_memory_reserve(shm->endpoint->memory, own, layout.head, layout.control_bytes - layout.head, "the communicator");
     if (status != SHOAL_OK) {
         shoal_segment_put(own);
         return status;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,30 +15,8 @@
 #include "topology/limits.h"
 #include "transport/shm/shm_link.h"
 
-/* A location is the export's number, 24 bits, and an offset of up to a TiB. */
-#define OFFSET_MASK ((UINT64_C(1) << SHOAL_LOCATION_OFFSET_BITS) - 1)
-#define EXPORT_MAX ((UINT64_C(1) << (64 - SHOAL_LOCATION_OFFSET_BITS)) - 1)
 /* So often memory is located between two looks at what peers have sent. */
 #define DRAIN_EVERY 64
-/* Addresses that agree in their low 28 bits collide in some processors' caches: memory of different ranks, and memory made one
- * after the other, begins a page apart modulo this many pages. */
-#define STAGGER_PAGES 61
-#define KEPT_MAX 256 /* pieces of freed memory: all are looked through for each shoal_mem_alloc */
-
-static void no_lock(void *arg)
-{
-    (void)arg;
-}
-
-static void lock(const struct shoal_shm_endpoint *endpoint)
-{
-    endpoint->guard.lock(endpoint->guard.arg);
-}
-
-static void unlock(const struct shoal_shm_endpoint *endpoint)
-{
-    endpoint->guard.unlock(endpoint->guard.arg);
-}
 
 #define DOORBELL_BYTES (SHOAL_PAGE + SHOAL_SURVIVORS_BOARD_BYTES)
 _Static_assert(sizeof(struct shoal_shm_doorbell) <= SHOAL_PAGE, "the board begins on a page of its own");
@@ -51,22 +28,23 @@ static struct shoal_survivors_board *board_of(const struct shoal_segment *doorbe
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
+static void tell_revoked(void *arg, size_t peer, uint64_t number);
+
 enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
-                                            struct shoal_shm_endpoint **endpoint_out)
+                                            struct shoal_memory *memory, struct shoal_shm_endpoint **endpoint_out)
 {
     struct shoal_shm_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (!endpoint)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for a context");
     endpoint->log = log;
     endpoint->settings = settings;
-    endpoint->guard = (struct shoal_shm_guard){no_lock, no_lock, NULL};
-    endpoint->budget.limit = settings->memory_limit;
+    endpoint->memory = memory;
     endpoint->oom_kills = shoal_topology_oom_kills();
     enum shoal_status status = shoal_auth_random(endpoint->id, sizeof endpoint->id);
     if (status == SHOAL_OK)
         status = shoal_segment_create(log, "shoal-doorbell", DOORBELL_BYTES, &endpoint->doorbell_segment);
     if (status == SHOAL_OK)
-        status = shoal_segment_reserve(endpoint->doorbell_segment, log, 0, DOORBELL_BYTES, &endpoint->budget, "the context");
+        status = shoal_memory_reserve(memory, endpoint->doorbell_segment, 0, DOORBELL_BYTES, "the context");
     if (status != SHOAL_OK) {
         shoal_shm_endpoint_destroy(endpoint);
         return status;
@@ -76,6 +54,7 @@ enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct 
     endpoint->doorbell->has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0;
     if (sched_getaffinity(0, sizeof endpoint->doorbell->cores, &endpoint->doorbell->cores))
         CPU_ZERO(&endpoint->doorbell->cores);
+    shoal_memory_set_exporter(memory, (struct shoal_exporter){tell_revoked, endpoint});
     *endpoint_out = endpoint;
     return SHOAL_OK;
 }
@@ -107,20 +86,14 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
 {
     if (!endpoint)
         return;
+    shoal_memory_set_exporter(endpoint->memory, (struct shoal_exporter){NULL, NULL});
     shoal_shm_endpoint_drain(endpoint); /* takes over references that peers of this process have passed */
     for (size_t i = 0; i < endpoint->peer_count; i++)
         destroy_peer(endpoint->peers[i]);
-    for (size_t i = 0; i < endpoint->export_count; i++) {
-        shoal_segment_put(endpoint->exports[i]->segment);
-        free(endpoint->exports[i]->is_told);
-        free(endpoint->exports[i]);
-    }
     for (size_t i = 0; i < endpoint->joining_count; i++)
         shoal_segment_put(endpoint->joining[i].segment);
-    shoal_segment_put(endpoint->doorbell_segment);
+    shoal_memory_release(endpoint->memory, endpoint->doorbell_segment);
     free(endpoint->peers);
-    free(endpoint->exports);
-    free(endpoint->numbered);
     free(endpoint->joining);
     free(endpoint);
 }
@@ -390,13 +363,13 @@ static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct sh
                                   struct shoal_shm_place *places)
 {
     shm_endpoint_number_hosts(endpoint, meeting, places);
-    lock(endpoint);
+    shoal_memory_lock(endpoint->memory);
     choose_wanted(endpoint, meeting, places);
-    unlock(endpoint);
+    shoal_memory_unlock(endpoint->memory);
     SHOAL_TRY(shoal_shm_link_meet(meeting)); /* waits: without the lock */
-    lock(endpoint);
+    shoal_memory_lock(endpoint->memory);
     const enum shoal_status status = add_met(endpoint, meeting, places);
-    unlock(endpoint);
+    shoal_memory_unlock(endpoint->memory);
     return status;
 }
 
@@ -405,7 +378,7 @@ enum shoal_status shoal_shm_endpoint_connect(struct shoal_shm_endpoint *endpoint
 {
     const uint64_t deadline_ns = shoal_clock_ns() + timeout_ms * SHOAL_NS_PER_MS;
     struct shoal_shm_link_meeting meeting;
-    endpoint->rank = bootstrap->rank;
+    shoal_memory_set_stagger(endpoint->memory, bootstrap->rank);
     places_out[0] = (struct shoal_shm_place){.host = 0, .meeting = 1};
     if (bootstrap->size == 1)
         return SHOAL_OK;
@@ -448,337 +421,31 @@ enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, s
 
 /* ---- Memory for peers ---------------------------------------------------------------------------------------------------- */
 
-typedef uint64_t (*key_fn)(const struct shoal_shm_export *export);
-
-static uint64_t begin_of(const struct shoal_shm_export *export)
+static void tell_revoked(void *arg, size_t peer, uint64_t number)
 {
-    return (uintptr_t) export->begin;
-}
-
-static uint64_t id_of(const struct shoal_shm_export *export)
-{
-    return export->id;
-}
-
-/* How many of those sorted by a key have it at most so high. */
-static size_t count_up_to(struct shoal_shm_export *const *sorted, size_t count, key_fn key_of, uint64_t key)
-{
-    size_t low = 0, high = count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (key_of(sorted[middle]) <= key)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static void put_in(struct shoal_shm_export **sorted, size_t count, key_fn key_of, struct shoal_shm_export *export)
-{
-    const size_t at = count_up_to(sorted, count, key_of, key_of(export));
-    memmove(sorted + at + 1, sorted + at, (count - at) * sizeof(struct shoal_shm_export *));
-    sorted[at] = export;
-}
-
-static void take_out(struct shoal_shm_export **sorted, size_t count, key_fn key_of, const struct shoal_shm_export *export)
-{
-    size_t after = count_up_to(sorted, count, key_of, key_of(export));
-    while (sorted[after - 1] != export) /* another begins there: memory that was unmapped and is still registered */
-        after--;
-    memmove(sorted + after - 1, sorted + after, (count - after) * sizeof(struct shoal_shm_export *));
-}
-
-static struct shoal_shm_export *find_number(const struct shoal_shm_endpoint *endpoint, uint64_t id)
-{
-    const size_t after = count_up_to(endpoint->numbered, endpoint->export_count, id_of, id);
-    return after && endpoint->numbered[after - 1]->id == id ? endpoint->numbered[after - 1] : NULL;
-}
-
-static uint64_t next_number(struct shoal_shm_endpoint *endpoint)
-{
-    do
-        endpoint->next_export = endpoint->next_export < EXPORT_MAX ? endpoint->next_export + 1 : 1;
-    while (find_number(endpoint, endpoint->next_export));
-    return endpoint->next_export;
-}
-
-static enum shoal_status add_export(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment, char *begin,
-                                    size_t bytes)
-{
-    struct shoal_shm_export *export = calloc(1, sizeof *export);
-    struct shoal_shm_export **exports = shm_endpoint_grow(endpoint->exports, endpoint->export_count, sizeof *exports);
-    endpoint->exports = exports ? exports : endpoint->exports;
-    struct shoal_shm_export **numbered = shm_endpoint_grow(endpoint->numbered, endpoint->export_count, sizeof *numbered);
-    endpoint->numbered = numbered ? numbered : endpoint->numbered;
-    if (!export || !exports || !numbered) {
-        free(export);
-        shoal_segment_put(segment);
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
-    }
-    *export = (struct shoal_shm_export){.id = next_number(endpoint), .segment = segment, .begin = begin, .bytes = bytes};
-    put_in(exports, endpoint->export_count, begin_of, export);
-    put_in(numbered, endpoint->export_count++, id_of, export);
-    return SHOAL_OK;
-}
-
-/* Nobody knows it any more by this number. */
-static void forget_told(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
-{
-    for (size_t p = 0; p < export->told_count; p++) {
-        if (export->is_told[p])
-            tell_gone(endpoint, endpoint->peers[p], export->id);
-        export->is_told[p] = false;
-    }
-    export->known_to = 0;
-}
-
-static void end_export(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
-{
-    forget_told(endpoint, export);
-    shoal_segment_release(export->segment, &endpoint->budget);
-    take_out(endpoint->exports, endpoint->export_count, begin_of, export);
-    take_out(endpoint->numbered, endpoint->export_count--, id_of, export);
-    free(export->is_told);
-    free(export);
-}
-
-/* The bytes from where the user's begin to the segment's end. */
-static size_t room_of(const struct shoal_shm_export *export)
-{
-    return export->segment->bytes - (size_t)(export->begin - export->segment->base);
-}
-
-static void count_kept(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_export *export, bool is_kept)
-{
-    SHOAL_ASSERT(is_kept || (endpoint->kept_count > 0 && endpoint->kept_bytes >= room_of(export)));
-    endpoint->kept_count = is_kept ? endpoint->kept_count + 1 : endpoint->kept_count - 1;
-    endpoint->kept_bytes = is_kept ? endpoint->kept_bytes + room_of(export) : endpoint->kept_bytes - room_of(export);
-}
-
-static void end_oldest(struct shoal_shm_endpoint *endpoint)
-{
-    struct shoal_shm_export *oldest = NULL;
-    for (size_t i = 0; i < endpoint->export_count; i++) {
-        struct shoal_shm_export *export = endpoint->exports[i];
-        if (export->freed && (!oldest || export->freed < oldest->freed))
-            oldest = export;
-    }
-    SHOAL_ASSERT(oldest); /* the counts say that there is one */
-    count_kept(endpoint, oldest, false);
-    shoal_segment_discard(oldest->segment); /* peers may unmap it later */
-    end_export(endpoint, oldest);
-}
-
-static void keep_at_most(struct shoal_shm_endpoint *endpoint, uint64_t bytes, size_t count)
-{
-    while (endpoint->kept_bytes > bytes || endpoint->kept_count > count)
-        end_oldest(endpoint);
-}
-
-/* The smallest that is kept and holds so many bytes, of which it may waste a quarter as many. */
-static void *take_kept(struct shoal_shm_endpoint *endpoint, size_t bytes)
-{
-    struct shoal_shm_export *best = NULL;
-    for (size_t i = 0; i < endpoint->export_count; i++) {
-        struct shoal_shm_export *export = endpoint->exports[i];
-        if (export->freed && room_of(export) >= bytes && room_of(export) - bytes <= SHOAL_PAGE + bytes / 4 &&
-            (!best || room_of(export) < room_of(best)))
-            best = export;
-    }
-    if (!best)
-        return NULL;
-    best->freed = 0;
-    best->bytes = bytes;
-    count_kept(endpoint, best, false);
-    return best->begin;
-}
-
-enum shoal_status shoal_shm_endpoint_reserve(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment, uint64_t begin,
-                                             uint64_t bytes, const char *what)
-{
-    lock(endpoint);
-    if (endpoint->kept_count && bytes > shoal_segment_room(&endpoint->budget))
-        keep_at_most(endpoint, 0, 0);
-    unlock(endpoint);
-    return shoal_segment_reserve(segment, endpoint->log, begin, bytes, &endpoint->budget, what);
-}
-
-enum shoal_status shoal_shm_endpoint_alloc(struct shoal_shm_endpoint *endpoint, size_t bytes, void **memory_out)
-{
-    struct shoal_segment *segment;
-    const size_t turn = atomic_fetch_add_explicit(&endpoint->staggers, 1, memory_order_relaxed);
-    const size_t pad = ((size_t)endpoint->rank * 7 + turn) % STAGGER_PAGES * SHOAL_PAGE;
-    if (bytes > OFFSET_MASK - pad - SHOAL_PAGE)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
-                              "shoal_mem_alloc of %zu bytes: at most a TiB in one piece", bytes);
-    lock(endpoint);
-    void *kept = take_kept(endpoint, bytes);
-    unlock(endpoint);
-    if (kept) {
-        *memory_out = kept;
-        return SHOAL_OK;
-    }
-    const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
-    char what[64];
-    snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
-    SHOAL_TRY(shoal_segment_create(endpoint->log, "shoal-memory", total, &segment));
-    enum shoal_status status = shoal_shm_endpoint_reserve(endpoint, segment, pad, total - pad, what);
-    if (status != SHOAL_OK) {
-        shoal_segment_put(segment);
-        return status;
-    }
-    char *begin = segment->base + pad;
-    lock(endpoint);
-    status = add_export(endpoint, segment, begin, bytes);
-    unlock(endpoint);
-    if (status == SHOAL_OK)
-        *memory_out = begin;
-    return status;
-}
-
-/* What is known before the end of these bytes ends before they begin. */
-static bool overlaps_none(const struct shoal_shm_endpoint *endpoint, const char *begin, size_t bytes)
-{
-    const size_t before_end = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)begin + bytes - 1);
-    return !before_end || endpoint->exports[before_end - 1]->begin + endpoint->exports[before_end - 1]->bytes <= begin;
-}
-
-enum shoal_status shoal_shm_endpoint_register(struct shoal_shm_endpoint *endpoint, void *memory, size_t bytes, int fd,
-                                              uint64_t offset)
-{
-    const size_t within = (uintptr_t)memory % SHOAL_PAGE;
-    struct shoal_segment *segment;
-    struct stat file;
-    if (!overlaps_none(endpoint, memory, bytes))
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm", "shoal_mem_register: %p overlaps memory already known",
-                              memory);
-    if (fd < 0) /* remembered, so that deregister finds it; peers cannot map it */
-        return add_export(endpoint, NULL, memory, bytes);
-    if (fstat(fd, &file) != 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < bytes)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
-                              "shoal_mem_register: descriptor %d does not hold %zu bytes from %llu", fd, bytes,
-                              (unsigned long long)offset);
-    if (offset % SHOAL_PAGE != within)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
-                              "shoal_mem_register: address %p cannot map offset %llu (they differ within a page)", memory,
-                              (unsigned long long)offset);
-    if (bytes > OFFSET_MASK - SHOAL_PAGE)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm",
-                              "shoal_mem_register of %zu bytes: at most a TiB in one piece", bytes);
-    SHOAL_TRY(shoal_segment_wrap(endpoint->log, (char *)memory - within, bytes + within, fd, offset - within, &segment));
-    return add_export(endpoint, segment, memory, bytes);
-}
-
-/* The one in use that begins there; NULL: there is none. */
-static struct shoal_shm_export *find_begin(struct shoal_shm_endpoint *endpoint, const void *memory, bool is_registered)
-{
-    size_t after = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)memory);
-    for (; after && endpoint->exports[after - 1]->begin == memory; after--) {
-        struct shoal_shm_export *export = endpoint->exports[after - 1];
-        if (!export->freed && (!export->segment || export->segment->is_foreign) == is_registered)
-            return export;
-    }
-    return NULL;
-}
-
-static enum shoal_status end_found(struct shoal_shm_endpoint *endpoint, void *memory, bool is_registered)
-{
-    struct shoal_shm_export *export = find_begin(endpoint, memory, is_registered);
-    if (!export)
-        return shoal_log_fail(endpoint->log, SHOAL_ERR_ARGUMENT, "shm", "%p is not memory of %s", memory,
-                              is_registered ? "shoal_mem_register" : "shoal_mem_alloc");
-    end_export(endpoint, export);
-    shoal_shm_endpoint_drain(endpoint);
-    return SHOAL_OK;
-}
-
-enum shoal_status shoal_shm_endpoint_free(struct shoal_shm_endpoint *endpoint, void *memory)
-{
-    return end_found(endpoint, memory, false);
-}
-
-enum shoal_status shoal_shm_endpoint_deregister(struct shoal_shm_endpoint *endpoint, void *memory)
-{
-    return end_found(endpoint, memory, true);
-}
-
-enum shoal_status shoal_shm_endpoint_keep(struct shoal_shm_endpoint *endpoint, void *memory)
-{
-    const uint64_t most = endpoint->settings->memory_kept;
-    struct shoal_shm_export *export = find_begin(endpoint, memory, false);
-    if (export && room_of(export) > most)
-        shoal_segment_discard(export->segment); /* peers that do nothing now unmap it much later */
-    if (!export || room_of(export) > most)
-        return shoal_shm_endpoint_free(endpoint, memory);
-    keep_at_most(endpoint, most - room_of(export), KEPT_MAX - 1);
-    export->freed = ++endpoint->frees;
-    count_kept(endpoint, export, true);
-    shoal_shm_endpoint_drain(endpoint);
-    return SHOAL_OK;
-}
-
-static void renew(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
-{
-    const uint64_t pad = (uint64_t)(export->begin - export->segment->base);
-    enum shoal_status status = shoal_segment_renew(export->segment, endpoint->log, pad);
-    if (status != SHOAL_OK)
-        return; /* said; the memory stays where it is */
-    forget_told(endpoint, export);
-    take_out(endpoint->numbered, endpoint->export_count, id_of, export);
-    export->id = next_number(endpoint);
-    put_in(endpoint->numbered, endpoint->export_count - 1, id_of, export);
-}
-
-void shoal_shm_endpoint_renew(struct shoal_shm_endpoint *endpoint, shoal_location location)
-{
-    struct shoal_shm_export *export = find_number(endpoint, shoal_location_segment(location));
-    if (export && export->segment && !export->segment->is_foreign)
-        renew(endpoint, export);
-}
-
-static bool is_room_for_told(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export)
-{
-    if (export->told_count == endpoint->peer_count)
-        return true;
-    bool *is_told = realloc(export->is_told, endpoint->peer_count * sizeof *is_told);
-    if (!is_told)
-        return false;
-    for (size_t p = export->told_count; p < endpoint->peer_count; p++)
-        is_told[p] = false;
-    export->is_told = is_told;
-    export->told_count = endpoint->peer_count;
-    return true;
+    struct shoal_shm_endpoint *endpoint = arg;
+    tell_gone(endpoint, endpoint->peers[peer], number);
 }
 
 /* Peers learn of memory when it is first used with them; true when all of the group know it. One that has ended does not
  * count. */
-static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct shoal_shm_export *export,
+static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct shoal_region *region,
                                   const struct shoal_shm_group *group)
 {
-    if (export->known_to == group->comm)
+    if (region->known_to == group->comm)
         return true;
-    if (!is_room_for_told(endpoint, export))
+    if (!shoal_region_expect_peers(region, endpoint->peer_count))
         return false;
     bool is_known = true;
     for (int r = 0; r < group->size; r++) {
         struct shoal_shm_peer *peer = group->peers[r];
-        if (!peer || export->is_told[peer->index])
+        if (!peer || region->is_exported[peer->index])
             continue;
-        export->is_told[peer->index] = pass_segment(peer, SHOAL_SHM_LINK_MEMORY, export->id, export->segment);
-        is_known &= export->is_told[peer->index] || shoal_membership_process_has_ended(&peer->process);
+        region->is_exported[peer->index] = pass_segment(peer, SHOAL_SHM_LINK_MEMORY, region->number, region->segment);
+        is_known &= region->is_exported[peer->index] || shoal_membership_process_has_ended(&peer->process);
     }
-    export->known_to = is_known ? group->comm : 0;
+    region->known_to = is_known ? group->comm : 0;
     return is_known;
-}
-
-/* The one in use in which all these bytes lie; NULL: there is none. */
-static struct shoal_shm_export *find_holder(const struct shoal_shm_endpoint *endpoint, const char *address, size_t bytes)
-{
-    const size_t after = count_up_to(endpoint->exports, endpoint->export_count, begin_of, (uintptr_t)address);
-    struct shoal_shm_export *export = after ? endpoint->exports[after - 1] : NULL;
-    const bool holds = export && !export->freed && bytes <= export->bytes && address <= export->begin + (export->bytes - bytes);
-    return holds ? export : NULL;
 }
 
 shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_group *group,
@@ -786,23 +453,16 @@ shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, co
 {
     if (++endpoint->locates % DRAIN_EVERY == 0) /* memory that peers have freed is unmapped here now and then */
         shoal_shm_endpoint_drain(endpoint);
-    struct shoal_shm_export *export = find_holder(endpoint, address, bytes);
-    if (!export || !export->segment || !shm_endpoint_announce(endpoint, export, group))
+    struct shoal_region *region = shoal_memory_find(endpoint->memory, address, bytes);
+    if (!region || region->kind != SHOAL_REGION_SHARED || !shm_endpoint_announce(endpoint, region, group))
         return 0;
-    return export->id << SHOAL_LOCATION_OFFSET_BITS | (uint64_t)((const char *)address - export->segment->base);
-}
-
-const struct shoal_shm_export *shoal_shm_endpoint_find(const struct shoal_shm_endpoint *endpoint, const void *address,
-                                                       size_t bytes)
-{
-    const struct shoal_shm_export *export = find_holder(endpoint, address, bytes);
-    return export && export->segment && !export->segment->is_foreign ? export : NULL;
+    return shoal_region_locate(region, address);
 }
 
 void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, shoal_location location,
                                size_t bytes)
 {
-    const uint64_t offset = location & OFFSET_MASK;
+    const uint64_t offset = shoal_location_offset(location);
     const struct shoal_shm_mapped *mapped = find_mapped(peer, shoal_location_segment(location));
     if (!mapped) {
         drain_peer(endpoint, peer);
@@ -813,10 +473,10 @@ void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal
     return mapped->segment->base + offset;
 }
 
-void *shoal_shm_endpoint_own(struct shoal_shm_endpoint *endpoint, shoal_location location)
+void *shoal_shm_endpoint_own(const struct shoal_shm_endpoint *endpoint, shoal_location location)
 {
-    const struct shoal_shm_export *export = find_number(endpoint, shoal_location_segment(location));
-    return export ? export->segment->base + (location & OFFSET_MASK) : NULL;
+    const struct shoal_region *region = shoal_memory_at(endpoint->memory, location);
+    return region ? region->segment->base + shoal_location_offset(location) : NULL;
 }
 
 /* ---- Sleeping and waking ------------------------------------------------------------------------------------------------- */

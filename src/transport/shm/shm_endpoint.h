@@ -18,7 +18,7 @@
 #include "bootstrap/bootstrap.h"
 #include "membership/process.h"
 #include "membership/survivors_board.h"
-#include "transport/shm/shm_segment.h"
+#include "memory/memory.h"
 #include "transport/transport.h"
 #include "transport/waiting.h"
 
@@ -54,25 +54,6 @@ struct shoal_shm_peer {
     uint64_t place; /* what its doorbell said last */
 };
 
-/* Own memory that peers may map. */
-struct shoal_shm_export {
-    uint64_t id;
-    struct shoal_segment *segment;
-    char *begin; /* what the user sees */
-    size_t bytes;
-    bool *is_told; /* [told_count], by the peer's index: who has its descriptor */
-    size_t told_count;
-    uint64_t known_to; /* the communicator whose ranks all have it, 0 none: what was asked last */
-    uint64_t freed;    /* 0: in use; else it is kept, and the least was freed first */
-};
-
-/* The progress engine's lock, taken while the endpoint's tables change. Recursive. */
-struct shoal_shm_guard {
-    void (*lock)(void *arg);
-    void (*unlock)(void *arg);
-    void *arg;
-};
-
 /* A peer's segment of a communicator that is being made. */
 struct shoal_shm_joining {
     uint64_t comm;
@@ -83,31 +64,23 @@ struct shoal_shm_joining {
 struct shoal_shm_endpoint {
     struct shoal_log *log;
     const struct shoal_settings *settings;
-    struct shoal_shm_guard guard; /* none, until the progress engine sets its own */
+    struct shoal_memory *memory; /* the context's; its guard is the endpoint's, too */
     unsigned char id[SHOAL_SHM_ID_BYTES];
-    struct shoal_segment_budget budget;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
     struct shoal_survivors_board *board; /* behind the doorbell */
     struct shoal_shm_peer **peers;
     size_t peer_count;
-    uint64_t oom_kills;                 /* of shoal_topology_oom_kills, at the beginning */
-    struct shoal_shm_export **exports;  /* by where they begin: no two overlap */
-    struct shoal_shm_export **numbered; /* the same, by their numbers */
-    size_t export_count;
-    uint64_t next_export;
-    uint64_t frees;
-    uint64_t kept_bytes; /* of exports that are kept */
-    size_t kept_count;
+    uint64_t oom_kills; /* of shoal_topology_oom_kills, at the beginning */
     unsigned locates;
-    atomic_uint staggers;
     struct shoal_shm_joining *joining;
     size_t joining_count;
-    atomic_int rank;         /* in the last communicator that was made; staggers memory */
     _Atomic uint64_t fences; /* how often all other processes were made to pass a fence; for tests */
 };
 
+/* The memory must outlive the endpoint, which exports its regions. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
+                                                           struct shoal_memory *memory,
                                                            struct shoal_shm_endpoint **endpoint_out);
 /* Accepts a half-built endpoint and NULL. All transports on it must be gone. */
 void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
@@ -136,26 +109,6 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoi
 /* Reads what peers have sent about their memory, new and gone. Then sends them the notices that the link had no room for. */
 void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint);
 
-/* Gets memory for [begin, begin + bytes) of a segment, of which `what` is told where there is none (ERR_MEMORY); what is kept
- * is given up for it. Takes the guard itself. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_reserve(struct shoal_shm_endpoint *endpoint, struct shoal_segment *segment,
-                                                            uint64_t begin, uint64_t bytes, const char *what);
-
-/* Memory for peers; see the public header. alloc takes the guard itself: getting memory may take long. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_alloc(struct shoal_shm_endpoint *endpoint, size_t bytes, void **memory_out);
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_register(struct shoal_shm_endpoint *endpoint, void *memory, size_t bytes,
-                                                             int fd, uint64_t offset);
-/* free and keep take memory of alloc back, deregister that of register. keep leaves it mapped here and by peers, for the next
- * alloc, as far as SHOAL_MEMORY_KEPT goes: to make it anew costs more than most operations on it. No peer may write to it
- * then. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_free(struct shoal_shm_endpoint *endpoint, void *memory);
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_keep(struct shoal_shm_endpoint *endpoint, void *memory);
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_deregister(struct shoal_shm_endpoint *endpoint, void *memory);
-
-/* Moves the memory at a location to fresh pages at the same addresses; peers keep the old ones until they next look at what
- * they were sent. Memory of shoal_mem_register stays, and what the network may read from (that is said). */
-void shoal_shm_endpoint_renew(struct shoal_shm_endpoint *endpoint, shoal_location location);
-
 /* Who shall reach memory: the ranks of a communicator. peers[rank] is NULL for the own rank. */
 struct shoal_shm_group {
     uint64_t comm;
@@ -169,11 +122,8 @@ shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, co
 /* The peer's memory as an address here; NULL when it has not sent it. */
 void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, shoal_location location,
                                size_t bytes);
-/* The own memory of shoal_mem_alloc in which all these bytes lie; NULL: there is none. */
-const struct shoal_shm_export *shoal_shm_endpoint_find(const struct shoal_shm_endpoint *endpoint, const void *address,
-                                                       size_t bytes);
-/* The own memory at a location. */
-void *shoal_shm_endpoint_own(struct shoal_shm_endpoint *endpoint, shoal_location location);
+/* The own memory at a location; NULL: there is none. */
+void *shoal_shm_endpoint_own(const struct shoal_shm_endpoint *endpoint, shoal_location location);
 
 /* Sleeping. shoal_shm_endpoint_doze says "about to sleep": a ring after it ends the sleep. The caller then looks once more for
  * work and, if there is none, sleeps. Any thread. */

@@ -5,7 +5,7 @@
 
 #include "bootstrap/auth.h"
 #include "bootstrap/bootstrap.h"
-#include "transport/shm/shm_segment.h"
+#include "memory/segment.h"
 
 #define SHOAL_SHM_LINK_ID_BYTES 16
 
@@ -59,8 +59,8 @@ void shoal_shm_link_meeting_fini(struct shoal_shm_link_meeting *meeting);
 
 /* After the meeting: */
 enum shoal_shm_link_type {
-    SHOAL_SHM_LINK_MEMORY = 1, /* key: number of an export; with its descriptor */
-    SHOAL_SHM_LINK_GONE,       /* key: number of an export that was freed */
+    SHOAL_SHM_LINK_MEMORY = 1, /* key: number of a region; with its descriptor */
+    SHOAL_SHM_LINK_GONE,       /* key: number of a region that was freed */
     SHOAL_SHM_LINK_COMM,       /* key: number of a communicator; with the descriptor of the sender's segment */
     SHOAL_SHM_LINK_REFUSED     /* key: number of a communicator for which the sender could not make a segment */
 };
@@ -80,7 +80,5 @@ bool shoal_shm_link_send(int socket, const struct shoal_shm_link_message *messag
 bool shoal_shm_link_receive(int socket, struct shoal_shm_link_message *message_out, int *fd_out);
 /* poll for at most timeout_ms. For set-up only. */
 void shoal_shm_link_wait(int socket, short events, int timeout_ms);
-
-
 
 #endif

@@ -1,4 +1,4 @@
-#include "transport/shm/shm_segment.h"
+#include "memory/segment.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static enum shoal_status map_pages(struct shoal_segment *segment, struct shoal_l
 {
     segment->base = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, (off_t)segment->offset);
     if (segment->base == MAP_FAILED)
-        return shoal_log_fail(log, errno == ENOMEM ? SHOAL_ERR_MEMORY : SHOAL_ERR_SYSTEM, "shm",
+        return shoal_log_fail(log, errno == ENOMEM ? SHOAL_ERR_MEMORY : SHOAL_ERR_SYSTEM, "memory",
                               "cannot map %llu bytes of shared memory: %s", (unsigned long long)segment->bytes,
                               strerror(errno));
     madvise(segment->base, segment->bytes, MADV_DONTFORK);
@@ -57,7 +57,7 @@ static enum shoal_status no_segment(struct shoal_log *log, int fd)
 {
     if (fd >= 0)
         close(fd);
-    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "no memory for the description of a segment");
+    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "no memory for the description of a segment");
 }
 
 enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, uint64_t bytes,
@@ -65,12 +65,12 @@ enum shoal_status shoal_segment_create(struct shoal_log *log, const char *name, 
 {
     const int fd = shoal_topology_memfd(name);
     if (fd < 0)
-        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "memfd_create failed: %s%s", strerror(errno),
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s%s", strerror(errno),
                               errno == EMFILE ? " (raise `ulimit -n`)" : "");
     if (ftruncate(fd, (off_t)bytes) != 0) {
         const int reason = errno;
         close(fd);
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "cannot size a segment to %llu bytes: %s",
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "cannot size a segment to %llu bytes: %s",
                               (unsigned long long)bytes, strerror(reason));
     }
     /* Nobody may shrink it under a peer's feet: that would be SIGBUS there. */
@@ -84,7 +84,7 @@ enum shoal_status shoal_segment_wrap(struct shoal_log *log, void *base, uint64_t
 {
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0)
-        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "cannot duplicate descriptor %d: %s", fd, strerror(errno));
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "cannot duplicate descriptor %d: %s", fd, strerror(errno));
     struct shoal_segment *segment = new_segment(own, bytes, offset);
     if (!segment)
         return no_segment(log, own);
@@ -127,15 +127,16 @@ static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, uint6
     const uint64_t left = is_container ? limits.container : limits.machine, allowed = allowed_by(budget);
     if (bytes > allowed)
         return shoal_log_fail(
-            log, SHOAL_ERR_MEMORY, "shm",
+            log, SHOAL_ERR_MEMORY, "memory",
             "%s needs %llu bytes of shared memory, but of the %llu of SHOAL_MEMORY_LIMIT only %llu are left; use less, "
             "or raise it",
             what, (unsigned long long)bytes, (unsigned long long)budget->limit, (unsigned long long)allowed);
     if (bytes - done > left)
-        return shoal_log_fail(
-            log, SHOAL_ERR_MEMORY, "shm", "%s needs %llu bytes of shared memory, but the %s leaves only %llu; use less, or %s",
-            what, (unsigned long long)bytes, is_container ? "container's limit" : "machine", (unsigned long long)(left + done),
-            is_container ? "give the container more" : "end what else runs here");
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory",
+                              "%s needs %llu bytes of shared memory, but the %s leaves only %llu; use less, or %s", what,
+                              (unsigned long long)bytes, is_container ? "container's limit" : "machine",
+                              (unsigned long long)(left + done),
+                              is_container ? "give the container more" : "end what else runs here");
     return SHOAL_OK;
 }
 
@@ -151,7 +152,7 @@ static enum shoal_status get_pages(const struct shoal_segment *segment, struct s
     while (result != 0 && errno == EINTR);
     if (result == 0)
         return SHOAL_OK;
-    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "shm", "%s cannot get %llu bytes of shared memory: %s", what,
+    return shoal_log_fail(log, SHOAL_ERR_MEMORY, "memory", "%s cannot get %llu bytes of shared memory: %s", what,
                           (unsigned long long)bytes, strerror(errno));
 }
 
@@ -210,7 +211,7 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
     struct shoal_segment *fresh;
     struct shoal_segment_budget unlimited = {0}; /* the old pages counted, and are given up */
     if (segment->pins)
-        return shoal_log_fail(log, SHOAL_ERR_STATE, "shm",
+        return shoal_log_fail(log, SHOAL_ERR_STATE, "memory",
                               "shared memory at %p stays on its pages, as the network still reads from them; a rank that is "
                               "stopped may write to it when it goes on",
                               (void *)segment->base);
@@ -221,7 +222,7 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
         memcpy(fresh->base + begin, segment->base + begin, segment->bytes - begin);
         /* mremap replaces the old mapping in one step: no moment without memory at the address. */
         if (mremap(fresh->base, segment->bytes, segment->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, segment->base) == MAP_FAILED)
-            status = shoal_log_fail(log, SHOAL_ERR_SYSTEM, "shm", "cannot move shared memory: %s", strerror(errno));
+            status = shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "cannot move shared memory: %s", strerror(errno));
     }
     if (status == SHOAL_OK) {
         const int old = segment->fd;

@@ -4,8 +4,8 @@
  *
  * Reference counted, because contexts of one process share one mapping: the last shoal_segment_put unmaps. Reference counts are
  * atomic; all else belongs to the owner. */
-#ifndef SHOAL_TRANSPORT_SHM_SEGMENT_H
-#define SHOAL_TRANSPORT_SHM_SEGMENT_H
+#ifndef SHOAL_MEMORY_SEGMENT_H
+#define SHOAL_MEMORY_SEGMENT_H
 
 #include <stdatomic.h>
 
