@@ -462,10 +462,17 @@ SHOAL_CALL shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **m
 SHOAL_CALL shoal_mem_free(struct shoal_context *context, void *memory);
 
 /* Registers memory of the caller: [memory, memory + bytes) is a shared mapping of descriptor fd (a memfd or file) from offset
- * on, and peers then map it too. Shoal duplicates fd. With fd = -1 any memory is accepted, without a gain on one host yet. Call
- * shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the range),
- * ERR_SYSTEM. */
+ * on, and peers then map it too. Shoal duplicates fd. With fd = -1 any memory is accepted; peers cannot map it. The network
+ * sends registered memory from where it lies, as it does memory of shoal_mem_alloc: EFA and InfiniBand lock it at its first
+ * use. Private memory is locked from Linux 5.13 on, where fork() leaves locked pages to the parent; under older kernels it is
+ * copied. Call shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, fd does not hold the
+ * range), ERR_SYSTEM. */
 SHOAL_CALL shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset);
+
+/* Ends the registration that begins at memory. No operation on it may be under way. After an operation that failed, the network
+ * may read from the memory for a moment: the call waits for that, up to a second, but not in a callback. ERR_ARGUMENT: no
+ * registration begins there. ERR_STATE: the network still reads from the memory, which stays registered and must stay mapped;
+ * call again later, or destroy the context first. */
 SHOAL_CALL shoal_mem_deregister(struct shoal_context *context, void *memory);
 
 /* ---- 9. When something fails --------------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 #include "comm/context.h"
 
+#include "base/clock.h"
 #include "comm/dump.h"
 
 #include <errno.h>
@@ -199,9 +200,27 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
     return status;
 }
 
+#define READ_WAIT_NS SHOAL_NS_PER_S
+
+/* Writes of an operation that failed may still be under way from the memory. Ends when they have completed, or after a second;
+ * at once in a callback, which must not wait. */
+static void wait_until_read(struct shoal_context *context, const void *memory)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + READ_WAIT_NS;
+    bool is_busy = !shoal_progress_is_inside(&context->progress);
+    while (is_busy) {
+        shoal_progress_lock(&context->progress);
+        is_busy = shoal_memory_is_busy(context->memory, memory) && shoal_clock_ns() < deadline_ns;
+        shoal_progress_unlock(&context->progress);
+        if (is_busy)
+            shoal_progress_poll(&context->progress);
+    }
+}
+
 enum shoal_status shoal_mem_deregister(struct shoal_context *context, void *memory)
 {
     SHOAL_TRY(shoal_context_check(context, "shoal_mem_deregister"));
+    wait_until_read(context, memory);
     shoal_progress_lock(context->progress);
     const enum shoal_status status = shoal_memory_deregister(context->memory, memory);
     drain_after(context, status);

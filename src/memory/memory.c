@@ -396,7 +396,18 @@ enum shoal_status shoal_memory_register(struct shoal_memory *memory, void *addre
     return add_region(memory, &range);
 }
 
+bool shoal_memory_is_busy(struct shoal_memory *memory, const void *address)
+{
+    const struct shoal_region *region = find_begin(memory, address, SHOAL_REGION_USER);
+    return region && region->registration && region->registration->is_busy(region->registration);
+}
+
 enum shoal_status shoal_memory_deregister(struct shoal_memory *memory, void *address)
 {
+    if (shoal_memory_is_busy(memory, address))
+        return shoal_log_fail(memory->log, SHOAL_ERR_STATE, "memory",
+                              "shoal_mem_deregister: the network still reads from %p for an operation that failed; keep it "
+                              "mapped, and deregister it later or destroy the context first",
+                              address);
     return end_found(memory, address, SHOAL_REGION_USER);
 }

@@ -33,6 +33,8 @@ enum shoal_region_owner {
 /* What a network adapter keeps of a region. The one who registers a region embeds this in a struct of its own and points the
  * region to it. */
 struct shoal_registration {
+    /* Whether an operation under way still reads the region's memory through the adapter. Called under the guard. */
+    bool (*is_busy)(const struct shoal_registration *registration);
     /* The region's memory ends, or moves: use the registration for no further operation. Called under the guard; the region
      * no longer points here then. */
     void (*forget)(struct shoal_registration *registration);
@@ -117,7 +119,10 @@ SHOAL_MUST_USE enum shoal_status shoal_memory_keep(struct shoal_memory *memory, 
  * ERR_ARGUMENT (it overlaps a region, fd does not hold it), ERR_MEMORY, ERR_SYSTEM. */
 SHOAL_MUST_USE enum shoal_status shoal_memory_register(struct shoal_memory *memory, void *address, size_t bytes, int fd,
                                                        uint64_t offset);
-/* ERR_ARGUMENT: no registered range begins there. */
+/* Whether a registered range begins there that an adapter still reads. */
+bool shoal_memory_is_busy(struct shoal_memory *memory, const void *address);
+/* ERR_ARGUMENT: no registered range begins there. ERR_STATE: an adapter still reads from it, and nothing has changed: its pages
+ * are the user's, so they cannot be kept. */
 SHOAL_MUST_USE enum shoal_status shoal_memory_deregister(struct shoal_memory *memory, void *address);
 
 /* The region in use in which all of [address, address + bytes) lie; NULL: there is none. O(log n), and less for the region

@@ -3,11 +3,13 @@
 #include <errno.h>
 #include <linux/membarrier.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 static bool close_found(int fd)
@@ -83,6 +85,19 @@ static bool has_membarrier(void)
     return commands > 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED);
 }
 
+/* Linux 5.13 is the first that tells libibverbs so (RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK). */
+bool shoal_topology_release_copies_locked_pages(const char *release)
+{
+    int version, patch;
+    return sscanf(release, "%d.%d", &version, &patch) == 2 && (version > 5 || (version == 5 && patch >= 13));
+}
+
+bool shoal_topology_copies_locked_pages(void)
+{
+    struct utsname name;
+    return uname(&name) == 0 && shoal_topology_release_copies_locked_pages(name.release);
+}
+
 static const struct shoal_feature features[] = {
     {"memfd_create", has_memfd, true, "Linux 3.17", "there is no shared memory between ranks"},
     {"MADV_WIPEONFORK", has_wipe_on_fork, true, "Linux 4.14", "no context can be made"},
@@ -90,6 +105,8 @@ static const struct shoal_feature features[] = {
     {"pidfd_open", has_pidfd, false, "Linux 5.3", "a peer's end is seen only when its socket closes"},
     {"PIDFD_GET_INFO", has_pidfd_info, false, "Linux 6.13", "how a peer ended is not always known"},
     {"membarrier", has_membarrier, false, "Linux 4.16", "each handshake costs a fence more"},
+    {"fork() copies locked pages", shoal_topology_copies_locked_pages, false, "Linux 5.13",
+     "registered private memory is copied before it is sent"},
 };
 
 const struct shoal_feature *shoal_feature_at(size_t index)

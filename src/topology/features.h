@@ -16,6 +16,12 @@ struct shoal_feature {
  * errno. */
 int shoal_topology_memfd(const char *name);
 
+/* Whether fork() copies pages that an adapter has locked, so that the parent keeps those that the adapter reads. Else private
+ * memory that is written after a fork lies elsewhere than the adapter looks. */
+bool shoal_topology_copies_locked_pages(void);
+/* The same for a kernel's release, such as "5.13.0-19-generic". */
+bool shoal_topology_release_copies_locked_pages(const char *release);
+
 /* 0, 1, ... until NULL. */
 const struct shoal_feature *shoal_feature_at(size_t index);
 

@@ -19,6 +19,7 @@
 #include "memory_store.h"
 #include "mock/mock_ways.h"
 #include "mock/shuffle.h"
+#include "topology/features.h"
 #include "transport_contract.h"
 
 /* Read by the leak checker: endpoints of libfabric leave some of their descriptions behind. */
@@ -316,6 +317,84 @@ static void sources_in_shared_memory_are_registered_once_and_not_copied(void **s
     destroy(&sources.world);
 }
 
+static uint64_t copies_of(const struct sources *sources)
+{
+    return shoal_network_copies(((struct inner *)sources->world.inner)->contexts[0]->network);
+}
+
+/* The adapter reads [range, range + SOURCE_BYTES) while it is registered, and a copy of it before and after. */
+static void assert_read_where_it_lies(struct sources *sources, unsigned char *range, int fd)
+{
+    memset(range, 1, SOURCE_BYTES);
+    const uint64_t before = copies_of(sources);
+    put_all(sources, range);
+    memset(range, 2, SOURCE_BYTES);
+    assert_comes(sources, 1);
+    assert_int_equal(copies_of(sources), before + 1);
+    assert_int_equal(shoal_mem_register(sources->context, range, SOURCE_BYTES, fd, 0), SHOAL_OK);
+    for (unsigned char turn = 3; turn < 6; turn++) {
+        put_all(sources, range);
+        memset(range, turn, SOURCE_BYTES);
+        assert_comes(sources, turn);
+        assert_int_equal(sources->count_regions(range), 1);
+        assert_int_equal(sources->count_regions(range + SOURCE_BYTES - 1), 1);
+    }
+    assert_int_equal(copies_of(sources), before + 1);
+    assert_int_equal(shoal_mem_deregister(sources->context, range), SHOAL_OK);
+    assert_int_equal(sources->count_regions(range), 0);
+    put_all(sources, range);
+    memset(range, 6, SOURCE_BYTES);
+    assert_comes(sources, 5);
+    assert_int_equal(copies_of(sources), before + 2);
+}
+
+static void sources_that_the_user_registered_are_not_copied(void **state)
+{
+    static unsigned char private[3 * SOURCE_BYTES];
+    struct sources sources;
+    open_sources(&sources, state);
+    const int fd = memfd_create("test", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, SOURCE_BYTES), 0);
+    unsigned char *shared = mmap(NULL, SOURCE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(shared, MAP_FAILED);
+    assert_read_where_it_lies(&sources, shared, fd);
+    if (shoal_topology_copies_locked_pages())
+        assert_read_where_it_lies(&sources, private + SOURCE_BYTES, -1);
+    munmap(shared, SOURCE_BYTES);
+    close(fd);
+    destroy(&sources.world);
+}
+
+static void hinder_taker(struct sources *sources, enum mock_way way);
+
+/* As after a failure. Its pages are the user's, who would unmap them. */
+static void sources_that_are_deregistered_too_early_are_waited_for(void **state)
+{
+    static unsigned char private[SOURCE_BYTES];
+    struct sources sources;
+    open_sources(&sources, state);
+    if (!shoal_topology_copies_locked_pages()) {
+        destroy(&sources.world);
+        skip();
+    }
+    assert_int_equal(shoal_mem_register(sources.context, private, SOURCE_BYTES, -1, 0), SHOAL_OK);
+    put_all(&sources, private);
+    assert_int_equal(shoal_mem_deregister(sources.context, private), SHOAL_OK); /* it makes progress itself */
+    assert_int_equal(sources.count_regions(private), 0);
+    assert_comes(&sources, 0);
+    assert_int_equal(shoal_mem_register(sources.context, private, SOURCE_BYTES, -1, 0), SHOAL_OK);
+    hinder_taker(&sources, MOCK_STALLED);
+    put_all(&sources, private);
+    assert_int_equal(shoal_mem_deregister(sources.context, private), SHOAL_ERR_STATE);
+    assert_int_equal(sources.count_regions(private), 1);
+    hinder_taker(&sources, MOCK_OPEN);
+    assert_comes(&sources, 0);
+    assert_int_equal(shoal_mem_deregister(sources.context, private), SHOAL_OK);
+    assert_int_equal(sources.count_regions(private), 0);
+    destroy(&sources.world);
+}
+
 /* At the addresses of memory that was freed new memory lies, which is another region's. */
 static void sources_that_are_freed_are_unregistered_before(void **state)
 {
@@ -544,6 +623,8 @@ static int run_sources(struct contract_factory *factory)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_prestate(sources_in_shared_memory_are_registered_once_and_not_copied, factory),
+        cmocka_unit_test_prestate(sources_that_the_user_registered_are_not_copied, factory),
+        cmocka_unit_test_prestate(sources_that_are_deregistered_too_early_are_waited_for, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_are_unregistered_before, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_too_early_stay_until_all_is_complete, factory),
         cmocka_unit_test_prestate(sources_that_are_freed_too_early_keep_their_pages_so_long, factory),

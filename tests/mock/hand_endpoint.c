@@ -115,6 +115,12 @@ bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint 
     return false;
 }
 
+uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint)
+{
+    (void)endpoint;
+    return 0;
+}
+
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint)
 {
     (void)endpoint;

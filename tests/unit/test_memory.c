@@ -324,7 +324,13 @@ static void peers_are_told_when_memory_ends_and_not_while_it_is_kept(void **stat
 struct adapter {
     struct shoal_registration registration;
     unsigned forgotten;
+    bool is_busy;
 };
+
+static bool is_adapter_busy(const struct shoal_registration *registration)
+{
+    return ((const struct adapter *)(const void *)registration)->is_busy;
+}
 
 static void count_forgotten(struct shoal_registration *registration)
 {
@@ -335,7 +341,7 @@ static void adapters_are_told_before_memory_ends_is_kept_or_moves(void **state)
 {
     static char range[10];
     struct shoal_memory *memory = open_memory();
-    struct adapter adapter = {{count_forgotten}, 0};
+    struct adapter adapter = {{is_adapter_busy, count_forgotten}, 0, false};
     (void)state;
     for (unsigned turn = 0; turn < 4; turn++) {
         char *at = turn == 3 ? range : allocate(memory, 100);
@@ -352,6 +358,28 @@ static void adapters_are_told_before_memory_ends_is_kept_or_moves(void **state)
                              SHOAL_OK);
         assert_int_equal(adapter.forgotten, turn + 1);
     }
+    shoal_memory_destroy(memory);
+}
+
+/* The user unmaps what is deregistered; own memory stays mapped as long as it is read. */
+static void memory_that_an_adapter_reads_is_not_deregistered(void **state)
+{
+    static char range[10];
+    struct shoal_memory *memory = open_memory();
+    struct adapter adapter = {{is_adapter_busy, count_forgotten}, 0, true};
+    (void)state;
+    assert_range(memory, range, sizeof range);
+    assert_false(shoal_memory_is_busy(memory, range));
+    struct shoal_region *region = shoal_memory_find(memory, range, 1);
+    region->registration = &adapter.registration;
+    assert_true(shoal_memory_is_busy(memory, range));
+    assert_false(shoal_memory_is_busy(memory, range + 1));
+    assert_int_equal(shoal_memory_deregister(memory, range), SHOAL_ERR_STATE);
+    assert_int_equal(adapter.forgotten, 0);
+    assert_ptr_equal(shoal_memory_find(memory, range, 1), region);
+    adapter.is_busy = false;
+    assert_int_equal(shoal_memory_deregister(memory, range), SHOAL_OK);
+    assert_int_equal(adapter.forgotten, 1);
     shoal_memory_destroy(memory);
 }
 
@@ -478,6 +506,7 @@ int main(void)
         cmocka_unit_test(numbers_begin_again_and_pass_over_those_in_use),
         cmocka_unit_test(peers_are_told_when_memory_ends_and_not_while_it_is_kept),
         cmocka_unit_test(adapters_are_told_before_memory_ends_is_kept_or_moves),
+        cmocka_unit_test(memory_that_an_adapter_reads_is_not_deregistered),
         cmocka_unit_test(the_cache_gives_way_to_what_is_needed),
         cmocka_unit_test(each_allocation_may_fail),
         cmocka_unit_test(many_pieces_take_hardly_longer_than_few),

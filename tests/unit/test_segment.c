@@ -18,6 +18,7 @@
 #include "base/settings.h"
 #include "memory/segment.h"
 #include "quiet_log.h"
+#include "topology/features.h"
 
 #define BYTES ((uint64_t)16 * SHOAL_PAGE)
 
@@ -112,6 +113,19 @@ static void segments_are_made_by_kernels_that_do_not_know_the_flag(void **state)
     make_where_refused(true, EINVAL);
 }
 
+/* ---- What a kernel promises ---- */
+
+static void locked_pages_are_copied_at_fork_from_linux_5_13_on(void **state)
+{
+    static const char *const with[] = {"5.13.0-19-generic", "5.13", "5.15.167.4-microsoft-standard-WSL2", "6.1.0-1", "10.0"};
+    static const char *const without[] = {"5.12.19", "5.4.0-150", "4.18.0-553.el8.x86_64", "3.10.0", "", "unknown"};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(with); i++)
+        assert_true(shoal_topology_release_copies_locked_pages(with[i]));
+    for (size_t i = 0; i < SHOAL_COUNT_OF(without); i++)
+        assert_false(shoal_topology_release_copies_locked_pages(without[i]));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -119,6 +133,7 @@ int main(void)
         cmocka_unit_test(pages_that_are_pinned_go_with_the_last_pin),
         cmocka_unit_test(segments_are_made_where_files_that_may_be_run_are_refused),
         cmocka_unit_test(segments_are_made_by_kernels_that_do_not_know_the_flag),
+        cmocka_unit_test(locked_pages_are_copied_at_fork_from_linux_5_13_on),
     };
     return cmocka_run_group_tests(tests, open_log, close_log);
 }

@@ -1,5 +1,5 @@
-/* Bounce buffers: registered memory for the sources of writes that lie neither in the staging buffer nor in shared memory of
- * the user (fabric_sources.h): a ring of bytes. Room is taken in order, given back in any, and is free again in order. It
+/* Bounce buffers: registered memory for the sources of writes that lie neither in the staging buffer nor in a region that can
+ * be registered (fabric_sources.h): a ring of bytes. Room is taken in order, given back in any, and is free again in order. It
  * registers nothing and knows no libfabric. One thread.
  *
  * A cache of registrations of any memory would save the copy, but it has to hear of every munmap of the process (efa's own

@@ -426,6 +426,11 @@ size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpo
                                                                                : shoal_min_size(most, endpoint->bounce.bytes);
 }
 
+uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->bounce.next;
+}
+
 /* False: no buffer now. */
 static bool bounce_source(struct shoal_fabric_endpoint *endpoint, struct job *job, struct shoal_fabric_write *write)
 {

@@ -97,6 +97,8 @@ struct shoal_fabric_write {
 /* PENDING: not now. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint,
                                                              const struct shoal_fabric_write *write);
+/* How many writes had their source copied so far. */
+uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint);
 /* Whether the provider makes writes of messages that its own code on the other side copies, as efa does where the adapter
  * cannot write: Shoal's messages then come as far with less. False where it does not say. */
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint);

@@ -30,6 +30,11 @@ static void sources_end(struct shoal_fabric_source *source)
     free(source);
 }
 
+static bool sources_is_busy(const struct shoal_registration *registration)
+{
+    return ((const struct shoal_fabric_source *)(const void *)registration)->under_way > 0;
+}
+
 /* While writes are under way from it, the adapter still reads its pages. */
 static void sources_forget(struct shoal_registration *registration)
 {
@@ -47,7 +52,7 @@ static void log_refusal(struct shoal_fabric_sources *sources, const struct shoal
 {
     if (!sources->has_refused)
         shoal_log_line(sources->log, SHOAL_LOG_WARN, "fabric",
-                       "%zu bytes of shoal_mem_alloc could not be registered (%s), so that what is sent from there is copied "
+                       "%zu bytes of memory could not be registered (%s), so that what is sent from there is copied "
                        "first; raise the limit of locked memory (ulimit -l)",
                        region->bytes, reason);
     sources->has_refused = true;
@@ -58,7 +63,7 @@ static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sour
     struct shoal_fabric_source *source = calloc(1, sizeof *source);
     if (!source)
         return NULL;
-    source->registration.forget = sources_forget;
+    source->registration = (struct shoal_registration){sources_is_busy, sources_forget};
     source->sources = sources;
     source->region = region;
     source->segment = region->segment ? shoal_segment_pin(region->segment) : NULL;

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "bootstrap/auth.h"
+#include "topology/features.h"
 #include "transport/fabric/fork.h"
 
 /* A message that waits to be sent. */
@@ -67,6 +68,7 @@ struct shoal_network {
     const struct shoal_network_interposer *interposer; /* NULL but in tests */
     void *between;                                     /* what it has made for this network */
     struct shoal_memory *memory;          /* NULL: no sources are registered */
+    bool copies_locked_pages;             /* at fork; else private memory is not registered */
     struct shoal_fabric_sources sources;
     struct shoal_network_peer **peers;
     size_t peer_count, peer_capacity;
@@ -187,6 +189,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
         status = network_open_endpoint(network, options);
     shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
     network->memory = options->memory;
+    network->copies_locked_pages = shoal_topology_copies_locked_pages();
     if (status == SHOAL_OK) {
         shoal_fabric_fork_note(network, shoal_network_address(network));
         shoal_fabric_fork_seal();
@@ -851,7 +854,13 @@ struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *netw
     if (!network->memory || !shoal_fabric_endpoint_registers_sources(network->endpoint))
         return NULL;
     struct shoal_region *region = shoal_memory_find(network->memory, at, bytes);
-    return region && region->owner == SHOAL_REGION_OWN ? shoal_fabric_sources_of(&network->sources, region) : NULL;
+    const bool may_register = region && (region->kind == SHOAL_REGION_SHARED || network->copies_locked_pages);
+    return may_register ? shoal_fabric_sources_of(&network->sources, region) : NULL;
+}
+
+uint64_t shoal_network_copies(const struct shoal_network *network)
+{
+    return shoal_fabric_endpoint_copies(network->endpoint);
 }
 
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)

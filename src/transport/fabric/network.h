@@ -197,8 +197,11 @@ SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *ne
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
 
 /* The registration of the region in which all these bytes lie, where the provider wants sources registered; made when it is
- * asked for first. NULL: the provider wants none, they lie in no such region, or there is no memory. See fabric_sources.h. */
+ * asked for first. NULL: the provider wants none, they lie in no region that can be registered, or there is no memory. See
+ * fabric_sources.h. */
 struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *network, const void *at, size_t bytes);
+/* How many writes had their source copied into a bounce buffer so far. */
+uint64_t shoal_network_copies(const struct shoal_network *network);
 
 struct shoal_network_write {
     struct shoal_network_load *load;
