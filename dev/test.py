@@ -26,48 +26,25 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 
 # Traces of the sanitizers need lines and no variables, which cost a third of the compiler's time.
 FOR_TRACES = ["-Dbuildtype=debugoptimized", "-Dc_args=-g1"]
-# name -> (directory, compiler, meson options, suites or single tests that run there; None: all but those of "python", which
-# have their turn to themselves, as those of them that run beside others load the machine)
+# name -> (directory, compiler, meson options). What runs there, tests/meson.build says; "python" is the part of the plain build
+# that has its turn to itself.
 BUILDS = {
-    "plain": ("build", "gcc", [], None),
-    "python": ("build", "gcc", [], {"python"}),
-    "clang": ("build-clang", "clang", ["-Dasserts=true"], {"unit", "sim", "contract"}),
-    "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES],
-             {"unit", "sim", "contract", "network", "multi", "fault", "fuzz", "control"}),
-    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES], {"threads", "contract", "control", "reducer"}),
+    "plain": ("build", "gcc", []),
+    "python": ("build", "gcc", []),
+    "clang": ("build-clang", "clang", ["-Dasserts=true"]),
+    "asan": ("build-asan", "gcc", ["-Db_sanitize=address,undefined", *FOR_TRACES]),
+    "tsan": ("build-tsan", "gcc", ["-Db_sanitize=thread", *FOR_TRACES]),
     "aarch64": ("build-aarch64", "aarch64-linux-gnu-gcc",
-                ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"],
-                {"unit", "sim", "contract", "threads", "fuzz", "emulated", "observe", "alone", "trace"}),
+                ["--cross-file=build-aarch64/sysroot/place.ini", "--cross-file=dev/cross/aarch64.ini"]),
 }
 # Tools that build tests: where one is missing when a build is configured, meson leaves them out, as `make build` needs none.
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
-# Builds for another processor: the folder that runs their programs under qemu, and the cases that qemu cannot run.
-SYSROOTS = {"aarch64": "build-aarch64/sysroot"}
-FORKS_BESIDE_THREADS = "qemu 7.2 cannot start a thread in a child that was forked beside other threads"
-LITTLE_TCP_INFO = "qemu 7.2 hands on 4 bytes of TCP_INFO, so a rank that is stopped is not told from one that is slow"
-NOT_EMULATED = {
-    "tcp_store_server_sleeps_when_idle_and_takes_no_signals": "qemu leaves signals open for itself, and /proc shows its mask",
-    "a_stopped_root_is_not_waited_for": LITTLE_TCP_INFO,
-    "membership_agrees_without_a_rank_that_is_stopped": LITTLE_TCP_INFO,
-    "bootstrap_environment_passes_other_servers_by": FORKS_BESIDE_THREADS,
-    "bootstrap_environment_warns_where_others_could_reach_it": FORKS_BESIDE_THREADS,
-}
-# Tests that would say nothing new in a build: plans are arithmetic on small integers, the simulated transport has one thread. And what a
-# build has not: there is no libfabric in the sysroot for fabric_endpoint to open.
-NOT_AGAIN = {"aarch64": {"plan_check", "fabric_endpoint"}, "tsan": {"transport_sim_contract"}}
-SANITIZERS = {
-    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
-    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-}
-
-
-# Builds that are made of what their tests say that they need (`depends`), and no more. Tests of the command need what they do not say.
-DECLARED = {"clang", "tsan", "aarch64"}
-# Suites of which so many tests run beside others: a part of a core is enough for each, as --profile shows, or it can wait long.
-BESIDE = {"unit", "sim", "fuzz", "beside"}
-LANES = 2
+SYSROOTS = {"aarch64": "build-aarch64/sysroot"}  # builds for another processor: the folder that runs their programs under qemu
+ALL = {"plain"}  # builds of everything; the others are made of what their tests say that they need (`depends`)
+# One test has its turn after the other, so many of those that are `is_parallel` run beside it, and so many more of those that
+# hardly take a processor (suite "waits"), as --profile shows.
+LANES_BESIDE, LANES_WAITING = 1, 2
 FAILURE_LINES = 60  # of a failed case, told again at the end
 
 
@@ -92,7 +69,7 @@ class Count:
 def configure(name):
     """Makes a build folder; configures one anew that lacks what tests need, which may have been installed since. Returns what is
     missing still."""
-    directory, compiler, options, _ = BUILDS[name]
+    directory, compiler, options = BUILDS[name]
     path = TOP / directory
 
     def setup(*words):
@@ -161,28 +138,41 @@ def introspected(name, what):
 
 def targets_of(name):
     """Targets for ninja: those that the tests of this build need; none: all."""
-    if name not in DECLARED:
+    if name in ALL:
         return []
     needed = {target for test in tests_of(name, "") for target in test["depends"]}
     return [os.path.relpath(file, TOP / BUILDS[name][0]) for target in introspected(name, "targets") if target["id"] in needed
             for file in target["filename"]]
 
 
+def setup_of(name):
+    """What tests/meson.build says of a build: the suites that are left out there, and the variables of the environment."""
+    lines = (TOP / BUILDS[name][0] / "tests/setup").read_text().splitlines()
+    words = dict(line.partition(" ")[::2] for line in lines)
+    return set(words.pop("left_out").split()), words
+
+
+def suites_of(test):
+    return {suite.split(":")[-1] for suite in test["suite"]}
+
+
 def tests_of(name, pattern):
-    directory, _, _, suites = BUILDS[name]
+    directory = TOP / BUILDS[name][0]
+    left_out, variables = setup_of(name)
     for test in introspected(name, "tests"):
-        labels = {test["name"], *(suite.split(":")[-1] for suite in test["suite"])}
-        if name in SYSROOTS and pathlib.Path(test["cmd"][0]).is_relative_to(TOP / directory):
+        suites = suites_of(test)
+        if suites & left_out or ("python" in suites) != (name == "python") or pattern not in test["name"]:
+            continue
+        if name in SYSROOTS and pathlib.Path(test["cmd"][0]).is_relative_to(directory):
             test["cmd"].insert(0, str(TOP / SYSROOTS[name] / "run"))
-        if (labels & suites if suites else "python" not in labels) and pattern in test["name"] and test["name"] not in NOT_AGAIN.get(name, ()):
-            yield test
+        test["env"] = {**variables, **test["env"]}
+        yield test
 
 
 def run(test, directory):
     """Runs one program in its own process group, so that nothing is left of it; returns (exit code or None, output, CPU seconds
     of it and of all that it waited for)."""
-    environment = {**os.environ, **SANITIZERS, **test["env"], "CMOCKA_MESSAGE_OUTPUT": "TAP"}
-    process = subprocess.Popen(test["cmd"], cwd=test.get("workdir") or directory, env=environment, stdin=subprocess.DEVNULL,
+    process = subprocess.Popen(test["cmd"], cwd=test.get("workdir") or directory, env={**os.environ, **test["env"]}, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     output = []
     reader = threading.Thread(target=lambda: output.append(process.stdout.read()))
@@ -214,10 +204,9 @@ def wait_for(process, reader, seconds):
     return bool(ready) and not reader.is_alive()
 
 
-def count_cases(code, output, excuses):
-    """Counts TAP lines; a program that ends badly counts as one more failure, one without TAP as one case. Cases in excuses
-    that fail count as skipped."""
-    count, skips, has_cases, excused = Count(), [], False, 0
+def count_cases(code, output):
+    """Counts TAP lines; a program that ends badly counts as one more failure, one without TAP as one case."""
+    count, skips, has_cases = Count(), [], False
     # cmocka has no place for a reason: our programs print "skipped: REASON" themselves, in the order of the cases.
     reasons = re.findall(r"^skipped: (.*)", output, re.M)
     for verdict, rest in re.findall(r"^(not ok|ok)\b(.*)", output, re.M):
@@ -227,34 +216,33 @@ def count_cases(code, output, excuses):
             count.skipped += 1
             name = rest[:skip.start()].strip(" -0123456789")
             skips.append(f"{name}: {skip.group(1)}" if name else f"{skip.group(1)}: {reasons.pop(0) if reasons else 'no reason given'}")
-        elif verdict == "not ok" and rest.split(" ")[-1] in excuses:
-            excused += 1
-            skips.append(f"{rest.split(' ')[-1]}: {excuses[rest.split(' ')[-1]]}")
         elif verdict == "not ok":
             count.failed += 1
         else:
             count.passed += 1
-    if code == 77:
+    is_skipped = re.search(r"^1\.\.0\s*#\s*skip\s*(.*)", output, re.M | re.I)
+    if is_skipped or code == 77:
         count.skipped += 1
-        skips.append(output.strip().splitlines()[-1] if output.strip() else "no reason given")
+        skips.append(is_skipped.group(1) if is_skipped else output.strip().splitlines()[-1] if output.strip() else "no reason given")
     elif not has_cases and code == 0:
         count.passed += 1
-    elif code not in (0, excused) and not count.failed:
+    if code not in (0, 77) and not count.failed:
         count.failed += 1
-    count.skipped += excused
     return count, skips
 
 
 def failures_of(output):
-    """Each failed case with the lines that follow its verdict; without one, how the output ends."""
+    """Each failed case with the lines around its verdict, some programs tell the reason before it; without one, how the output ends."""
     lines = output.strip().splitlines()
-    starts = [number for number, line in enumerate(lines) if line.startswith("not ok")]
-    if not starts:
+    verdicts = [number for number, line in enumerate(lines) if re.match(r"(not )?ok\b", line)]
+    failed = [number for number in verdicts if lines[number].startswith("not")]
+    if not failed:
         return ["\n    ".join(["no case failed; its last lines:", *lines[-FAILURE_LINES:]])]
     told = []
-    for start in starts:
-        end = next((i for i in range(start + 1, len(lines)) if re.match(r"(not )?ok\b", lines[i])), len(lines))
-        told.append("\n    ".join(lines[start:end][:FAILURE_LINES]))
+    for number in failed:
+        before = max((other for other in verdicts if other < number), default=-1)
+        after = min((other for other in verdicts if other > number), default=len(lines))
+        told.append("\n    ".join([lines[number], *lines[before + 1:number][:FAILURE_LINES], *lines[number + 1:after][:FAILURE_LINES]]))
     return told
 
 
@@ -266,7 +254,7 @@ def run_timed(test, directory):
 def report(name, test, result, options, total):
     code, output, cpu, seconds = result
     total.spent.append((seconds, cpu, f"{name}/{test['name']}"))
-    count, skips = count_cases(code, output, NOT_EMULATED if name in SYSROOTS else {})
+    count, skips = count_cases(code, output)
     total.add(count)
     verdict = "FAILED" if count.failed else "ok"
     ending = f" (no end within {test['timeout']} s)" if code is None else f" (exit code {code})" if code else ""
@@ -284,11 +272,12 @@ def report(name, test, result, options, total):
 
 
 class Plan:
-    """The tests to run, in the order of the builds: one test after the other, LANES of those of BESIDE meanwhile, and the next build."""
+    """The tests to run, in the order of the builds: one after the other, and in other lanes those that may run beside it. The next
+    build is made meanwhile."""
 
     def __init__(self, options, total):
         self.options, self.total = options, total
-        self.alone, self.beside = collections.deque(), collections.deque()
+        self.alone, self.beside, self.waiting = collections.deque(), collections.deque(), collections.deque()
         self.is_complete = False  # nothing is added any more
         self.changed = threading.Condition()
 
@@ -314,8 +303,11 @@ class Plan:
                 self.total.failures.append(f"FAILED build {name}")
                 self.total.failed += 1
             for test in tests:  # what waits longest has the highest priority: begun last, it would keep the others waiting
-                (self.beside if BESIDE & {suite.split(":")[-1] for suite in test["suite"]} else self.alone).append((name, test))
+                self.queue_for(test).append((name, test))
             self.changed.notify_all()
+
+    def queue_for(self, test):
+        return self.waiting if "waits" in suites_of(test) else self.beside if test["is_parallel"] else self.alone
 
     def take(self, *queues):
         """The next test of the first queue that has one; None when there will be none."""
@@ -331,14 +323,17 @@ class Plan:
                 report(name, test, result, self.options, self.total)
 
     def run(self):
-        with concurrent.futures.ThreadPoolExecutor(LANES + 1) as pool:
-            meanwhile = [pool.submit(self.make_builds), *(pool.submit(self.run_all, self.beside) for _ in range(LANES))]
+        queues = self.alone, self.beside, self.waiting
+        with concurrent.futures.ThreadPoolExecutor(1 + LANES_BESIDE + LANES_WAITING) as pool:
+            meanwhile = [pool.submit(self.make_builds),
+                         *(pool.submit(self.run_all, *queues[1:]) for _ in range(LANES_BESIDE)),
+                         *(pool.submit(self.run_all, self.waiting) for _ in range(LANES_WAITING))]
             try:
-                self.run_all(self.alone, self.beside)
+                self.run_all(*queues)
             finally:  # after Ctrl-C nothing more begins
                 with self.changed:
-                    self.alone.clear()
-                    self.beside.clear()
+                    for queue in queues:
+                        queue.clear()
                     is_over, self.is_complete = self.is_complete, True
                     self.changed.notify_all()
                 for pid in () if is_over else BUILDING:

@@ -787,8 +787,7 @@ def main():
         require()
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
-        print(f"skipped: {why}")
-        return sys.exit(77)
+        return 0
     cases = [(f"{group}/{one.__name__}", one) for group, ones in (("exact", EXACT), ("faults", FAULTS)) for one in ones]
     return run_cases([one for name, one in cases if not sys.argv[1:] or any(word in name for word in sys.argv[1:])])
 

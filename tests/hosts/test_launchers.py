@@ -155,7 +155,7 @@ def main():
         require()
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
-        return sys.exit(77)
+        return 0
     cases = [case(function) for function in (srun, srun_of_bench, torchrun, openmpi, mpich, srun_of_torch, openmpi_of_torch, mpich_of_torch)]
     return run_cases([one for one in cases if not sys.argv[1:] or any(word in one.__name__ for word in sys.argv[1:])])
 

@@ -17,7 +17,7 @@ def dev_test(top):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.TOP = pathlib.Path(top)
-    module.BUILDS = {"plain": ("build", "cc", [], None)}
+    module.BUILDS = {"plain": ("build", "cc", [])}
     module.NEEDED = {"shoal-test-dependency": "libshoal-test-dev"}
     return module
 

@@ -22,6 +22,7 @@
 #include "bootstrap/auth.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/key_table.h"
+#include "emulated.h"
 
 #define RANKS_MAX 8
 #define MANY_RANKS 70 /* some serve others */
@@ -967,6 +968,7 @@ static void bootstrap_environment_that_makes_no_sense_is_named(void **state)
 static void bootstrap_environment_passes_other_servers_by(void **state)
 {
     (void)state;
+    SKIP_IF_EMULATED(FORKS_BESIDE_THREADS);
     const uint16_t port = find_ports();
     uint16_t silent_port;
     /* On the next port a Shoal job of another kind, on the one after a program that accepts and says nothing. */
@@ -1161,6 +1163,7 @@ static bool find_outer_address(char text[INET_ADDRSTRLEN])
 static void bootstrap_environment_warns_where_others_could_reach_it(void **state)
 {
     (void)state;
+    SKIP_IF_EMULATED(FORKS_BESIDE_THREADS);
     char outer[INET_ADDRSTRLEN], master[64], port[64], lines[LINES_BYTES];
     if (!find_outer_address(outer)) {
         print_message("this host has no address but its loopback\n");
