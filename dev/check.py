@@ -41,6 +41,7 @@ ALLOWED = {
     "comm": {"base", "observe", "topology", "memory", "bootstrap", "transport/shm", "transport/hosts", "engine"},
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),
+    "data": set(),
 }
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {

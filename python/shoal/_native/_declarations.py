@@ -7,13 +7,14 @@ from ._structures import Sized, begins
 __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNSUPPORTED", "ERR_TIMEOUT", "ERR_PEER_LOST",
            "ERR_MISMATCH", "ERR_ABORTED", "ERR_AUTH", "ERR_STATE", "ERR_INTERNAL", "FLOAT32", "FLOAT64", "BFLOAT16", "INT64",
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
-           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
-           "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL", "VERSION_MAJOR",
-           "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions",
-           "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message",
-           "Failure", "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated",
-           "Watched", "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions",
-           "StepResult", "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterStats", "FUNCTIONS"]
+           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "TAIL_PAD", "TAIL_DROP",
+           "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL",
+           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn",
+           "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
+           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question",
+           "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
+           "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OuterOptions",
+           "OuterResult", "OuterStats", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -178,6 +179,22 @@ class Watched(Structure):
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
+
+# enum shoal_tail
+TAIL_PAD = 0
+TAIL_DROP = 1
+TAIL_KEEP = 2
+
+
+@begins(ranks=1, shuffles=1)
+class Sampling(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("samples", c_uint64), ("used", c_uint64), ("seed", c_uint64), ("epoch", c_uint64),
+                ("rank", c_int), ("ranks", c_int), ("shuffles", c_int), ("tail", c_int)]
+
+
+@begins()
+class Batch(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("per_rank", c_uint64), ("global", c_uint64), ("left", c_uint64)]
 
 
 class Parameter(Structure):
@@ -350,6 +367,9 @@ FUNCTIONS = {
     "shoal_simulate": (c_int, [POINTER(Simulation), c_void_p, POINTER(Simulated)]),
     "shoal_watch": (c_int, [c_int, WatchFn, c_void_p, c_char_p, c_size_t]),
     "shoal_watch_print": (c_int, [c_int, c_void_p, c_char_p, c_size_t]),
+    "shoal_sampling_count": (c_int, [POINTER(Sampling), POINTER(c_uint64), c_char_p, c_size_t]),
+    "shoal_sampling_indices": (c_int, [POINTER(Sampling), c_uint64, c_size_t, POINTER(c_uint64), c_char_p, c_size_t]),
+    "shoal_batch_divide": (c_int, [c_uint64, c_int, c_int, POINTER(Batch), c_char_p, c_size_t]),
     "shoal_gradient_layout_create": (c_int, [POINTER(Parameter), c_size_t, POINTER(GradientLayoutOptions), POINTER(c_void_p),
                                              c_char_p, c_size_t]),
     "shoal_gradient_layout_free": (None, [c_void_p]),
