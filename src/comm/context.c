@@ -207,13 +207,13 @@ enum shoal_status shoal_mem_register(struct shoal_context *context, void *memory
 static void wait_until_read(struct shoal_context *context, const void *memory)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + READ_WAIT_NS;
-    bool is_busy = !shoal_progress_is_inside(&context->progress);
+    bool is_busy = !shoal_progress_is_inside(context->progress);
     while (is_busy) {
-        shoal_progress_lock(&context->progress);
+        shoal_progress_lock(context->progress);
         is_busy = shoal_memory_is_busy(context->memory, memory) && shoal_clock_ns() < deadline_ns;
-        shoal_progress_unlock(&context->progress);
+        shoal_progress_unlock(context->progress);
         if (is_busy)
-            shoal_progress_poll(&context->progress);
+            shoal_progress_poll(context->progress);
     }
 }
 

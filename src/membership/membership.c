@@ -15,7 +15,7 @@
 /* Leaves of communicators that this rank has not made yet. */
 #define EARLY_MAX 1024
 #define CLOSED_MAX 256
-/* After this time shoal_membership_agree gives up: the control thread does not run, so it cannot report a decision. */
+/* After this time shoal_membership_fail gives up: the control thread does not run, so it cannot report a decision. */
 #define AGREE_S 5
 /* The thread did not run for so long: others may have taken this rank for stopped, and decided. */
 #define HELD_UP_MS (2 * SHOAL_CONTROL_HEARTBEAT_MS)
@@ -91,12 +91,18 @@ static void publish(struct shoal_membership *membership, enum notice_kind kind, 
     (void)shoal_control_publish(membership->control, weight, &notice, sizeof notice);
 }
 
-/* Final on this rank. */
+static void write_cause(struct shoal_membership_comm *member, const struct shoal_failure *failure)
+{
+    shoal_cause_board_write(member->board, failure);
+    member->wake(member->arg);
+}
+
+/* Final on this host. */
 static void take_decision(struct shoal_membership *membership, uint64_t comm, const struct shoal_failure *failure)
 {
     struct shoal_membership_comm *member = find_member(membership, comm);
     if (member)
-        member->take(member->arg, failure);
+        write_cause(member, failure);
     pthread_cond_broadcast(&membership->decided);
 }
 
@@ -336,7 +342,7 @@ static void propose_abort(struct shoal_membership *membership, struct shoal_memb
     /* acquire: pairs with the release in shoal_membership_abort. */
     if (!atomic_exchange_explicit(&member->is_aborted, false, memory_order_acquire))
         return;
-    member->abort(member->arg, &failure);
+    shoal_cause_fill_abort(&failure, member->rank, member->host);
     (void)propose(membership, member->comm, &failure, true);
 }
 
@@ -474,6 +480,7 @@ void shoal_membership_join(struct shoal_membership *membership, struct shoal_mem
 {
     pthread_mutex_lock(&membership->lock);
     const unsigned kept = membership->early_count < EARLY_MAX ? membership->early_count : EARLY_MAX;
+    member->membership = membership;
     member->next = membership->members;
     membership->members = member;
     for (unsigned i = 0; i < kept; i++) {
@@ -482,7 +489,7 @@ void shoal_membership_join(struct shoal_membership *membership, struct shoal_mem
     }
     const struct shoal_cause *cause = shoal_causes_find(&membership->causes, member->comm);
     if (cause && cause->is_decided && !cause->is_leaving)
-        member->take(member->arg, &cause->best);
+        write_cause(member, &cause->best);
     pthread_mutex_unlock(&membership->lock);
 }
 
@@ -509,25 +516,47 @@ static bool is_decided(const struct shoal_membership *membership, uint64_t comm,
     return true;
 }
 
-void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *member,
-                            struct shoal_failure *failure)
+/* Proposes the failure, and waits until all have agreed on one, which then is in *failure. */
+static void agree(struct shoal_membership *membership, uint64_t comm, struct shoal_failure *failure)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += AGREE_S;
     int error = 0;
     pthread_mutex_lock(&membership->lock);
-    const bool is_kept = propose(membership, member->comm, failure, true);
+    const bool is_kept = propose(membership, comm, failure, true);
     shoal_control_wake(membership->control);
-    while (is_kept && !is_decided(membership, member->comm, failure) && error == 0)
+    while (is_kept && !is_decided(membership, comm, failure) && error == 0)
         error = pthread_cond_timedwait(&membership->decided, &membership->lock, &until);
     pthread_mutex_unlock(&membership->lock);
 }
 
-void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *member)
+void shoal_membership_fail(struct shoal_membership_comm *member, const struct shoal_failure *failure)
 {
+    struct shoal_failure first = *failure;
+    if (member->membership)
+        agree(member->membership, member->comm, &first);
+    write_cause(member, &first);
+}
+
+void shoal_membership_abort(struct shoal_membership_comm *member)
+{
+    if (!member->membership) {
+        shoal_cause_board_write_abort(member->board, member->rank, member->host);
+        member->wake(member->arg);
+        return;
+    }
+    atomic_store_explicit(&member->has_aborted, true, memory_order_relaxed);
     atomic_store_explicit(&member->is_aborted, true, memory_order_release); /* pairs with the exchange in propose_abort */
-    shoal_control_wake(membership->control);
+    shoal_control_wake(member->membership->control);
+}
+
+void shoal_membership_heed_abort(struct shoal_membership_comm *member)
+{
+    struct shoal_failure failure;
+    atomic_store_explicit(&member->has_aborted, false, memory_order_relaxed);
+    shoal_cause_fill_abort(&failure, member->rank, member->host);
+    shoal_membership_fail(member, &failure);
 }
 
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)

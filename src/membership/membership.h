@@ -8,7 +8,8 @@
  *
  * On several hosts whatever is asked is answered from memory; the thread runs from open to close, wakes once a second and calls
  * the functions of struct shoal_membership_comm. On one host there is neither thread nor connection: the kernel is asked of the
- * processes. Only the functions with "agree" in their names wait, and they have deadlines. */
+ * processes, and causes lie in shared memory. Only shoal_membership_fail and the function with "agree" in its name wait, and
+ * they have deadlines. */
 #ifndef SHOAL_MEMBERSHIP_MEMBERSHIP_H
 #define SHOAL_MEMBERSHIP_MEMBERSHIP_H
 
@@ -16,6 +17,7 @@
 #include <sys/socket.h>
 
 #include "bootstrap/bootstrap.h"
+#include "membership/cause_board.h"
 #include "membership/process.h"
 #include "membership/survivors_board.h"
 
@@ -61,28 +63,45 @@ void shoal_membership_describe(struct shoal_membership *membership, int rank, ch
 
 /* ---- Communicators ------------------------------------------------------------------------------------------------------- */
 
-/* A communicator's part. The functions are called under the membership's lock, on its thread or inside a call below. */
+/* A communicator's part. Its ranks of one host share a board, on which the first cause becomes known to them. Where all its
+ * ranks are on one host, the first that writes there decides, and the part joins no membership. Else all hosts agree first. The
+ * functions are called under the membership's lock, on its thread or inside a call below. */
 struct shoal_membership_comm {
     uint64_t comm;
+    int rank;                        /* the own one, as messages call it */
+    const char *host;                /* the own one's name */
+    struct shoal_cause_board *board; /* of this host */
     void *arg;
-    void (*take)(void *arg, const struct shoal_failure *failure); /* the first cause, as agreed on */
-    void (*abort)(void *arg, struct shoal_failure *failure_out);  /* after shoal_membership_abort: what to propose */
-    void (*left)(void *arg, int rank, uint64_t completed);        /* a rank has left the communicator before its end */
-    atomic_bool is_aborted;
+    void (*wake)(void *arg); /* the ranks of this host: there is a cause on the board. Async-signal-safe */
+    void (*left)(void *arg, int rank, uint64_t completed); /* a rank has left the communicator before its end */
+    struct shoal_membership *membership;                   /* that it has joined; NULL: none */
+    atomic_bool is_aborted;                                /* which others are to be told */
+    atomic_bool has_aborted;                               /* and this rank has not waited for their agreement yet */
     struct shoal_membership_comm *next;
 };
 
-/* Notices that came for the communicator earlier are handed over at once. */
+/* For a communicator over several hosts. Notices that came for it earlier are handed over at once. */
 void shoal_membership_join(struct shoal_membership *membership, struct shoal_membership_comm *comm);
 /* After it no function of the communicator's part is called any more. */
 void shoal_membership_leave(struct shoal_membership *membership, struct shoal_membership_comm *comm);
 
-/* Proposes the failure, and waits until all have agreed on one, which then is in *failure and was given to `take`: about
- * SHOAL_CAUSES_COLLECT_MS, at most 5 s. */
-void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *comm,
-                            struct shoal_failure *failure);
-/* Proposes what the communicator's `abort` says, and does not wait. Async-signal-safe. */
-void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *comm);
+/* Makes this or an earlier failure the first cause of the communicator, on all its ranks. Over several hosts it is proposed,
+ * and the call waits until all have agreed on one: about SHOAL_CAUSES_COLLECT_MS, at most 5 s. */
+void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoal_failure *failure);
+/* The same for shoal_comm_abort, without waiting. Any thread; async-signal-safe. */
+void shoal_membership_abort(struct shoal_membership_comm *comm);
+/* The rank that called shoal_comm_abort does nothing more in the communicator, though others may not know of it yet: it waits
+ * for their agreement. */
+void shoal_membership_heed_abort(struct shoal_membership_comm *comm);
+
+/* True when there is a first cause; *failure_out is it. Cheap while there is none. */
+static inline bool shoal_membership_failed(struct shoal_membership_comm *comm, struct shoal_failure *failure_out)
+{
+    if (SHOAL_UNLIKELY(atomic_load_explicit(&comm->has_aborted, memory_order_relaxed)))
+        shoal_membership_heed_abort(comm);
+    return shoal_cause_board_read(comm->board, failure_out);
+}
+
 /* Tells the others that the rank (of the communicator) leaves it before its end. */
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed);
 

@@ -56,15 +56,20 @@ void shoal_membership_describe(struct shoal_membership *membership, int rank, ch
     snprintf(text, bytes, "alive");
 }
 
-void shoal_membership_agree(struct shoal_membership *membership, struct shoal_membership_comm *comm,
-                            struct shoal_failure *failure)
+void shoal_membership_fail(struct shoal_membership_comm *comm, const struct shoal_failure *failure)
 {
-    (void)membership, (void)comm, (void)failure;
+    shoal_cause_board_write(comm->board, failure);
+    comm->wake(comm->arg);
 }
 
-void shoal_membership_abort(struct shoal_membership *membership, struct shoal_membership_comm *comm)
+void shoal_membership_abort(struct shoal_membership_comm *comm)
 {
-    (void)membership, (void)comm;
+    (void)comm;
+}
+
+void shoal_membership_heed_abort(struct shoal_membership_comm *comm)
+{
+    (void)comm;
 }
 
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)

@@ -6,7 +6,9 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "alloc_limit.h"
 #include "base/clock.h"
@@ -106,9 +108,9 @@ static void old_decisions_are_forgotten_and_open_ones_are_not(void **state)
     shoal_causes_fini(&causes);
 }
 
-static void take(void *arg, const struct shoal_failure *failure)
+static void note_wake(void *arg)
 {
-    *(struct shoal_failure *)arg = *failure;
+    ++*(int *)arg;
 }
 
 static void without_memory_nobody_waits_for_an_agreement(void **state)
@@ -116,8 +118,11 @@ static void without_memory_nobody_waits_for_an_agreement(void **state)
     struct shoal_bootstrap bootstrap = {.size = 1, .launcher = "test"};
     struct shoal_settings settings;
     struct shoal_log log;
-    struct shoal_failure told = {0}, late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
-    struct shoal_membership_comm member = {.comm = COMM, .arg = &told, .take = take};
+    struct shoal_failure told = {0};
+    const struct shoal_failure late = failure(SHOAL_ERR_TIMEOUT, 5, 1, 3);
+    struct shoal_cause_board board = {0};
+    int wakes = 0;
+    struct shoal_membership_comm member = {.comm = COMM, .host = "here", .board = &board, .arg = &wakes, .wake = note_wake};
     struct shoal_membership *world = NULL;
     char error[256];
     (void)state;
@@ -128,13 +133,89 @@ static void without_memory_nobody_waits_for_an_agreement(void **state)
     shoal_membership_join(world, &member);
     const uint64_t start_ns = shoal_clock_ns();
     alloc_left = 0;
-    shoal_membership_agree(world, &member, &late);
+    shoal_membership_fail(&member, &late);
     alloc_left = LONG_MAX;
     assert_true(shoal_clock_ns() - start_ns < SHOAL_NS_PER_S);
+    assert_true(shoal_membership_failed(&member, &told) && wakes > 0);
     assert_int_equal(told.status, SHOAL_ERR_TIMEOUT);
     shoal_membership_leave(world, &member);
     shoal_membership_close(world);
     shoal_log_fini(&log);
+}
+
+/* ---- The board of a host ---- */
+
+#define WRITERS 4
+#define ROUNDS 200
+
+struct writer {
+    struct shoal_cause_board *board;
+    pthread_barrier_t *start;
+    int number;
+    struct shoal_failure read;
+    bool has_read;
+};
+
+/* Each at the same moment; one of them as shoal_comm_abort would. */
+static void *write_one(void *arg)
+{
+    struct writer *writer = arg;
+    struct shoal_failure own = failure(SHOAL_ERR_TIMEOUT, (uint64_t)writer->number, writer->number, writer->number);
+    memset(own.text, 'a' + writer->number, sizeof own.text - 1);
+    pthread_barrier_wait(writer->start);
+    if (writer->number == 0)
+        shoal_cause_board_write_abort(writer->board, 0, "here");
+    else
+        shoal_cause_board_write(writer->board, &own);
+    writer->has_read = shoal_cause_board_read(writer->board, &writer->read);
+    return NULL;
+}
+
+static void one_writer_of_a_board_wins_and_all_read_its_cause(void **state)
+{
+    (void)state;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct shoal_cause_board board = {0};
+        struct shoal_failure first;
+        struct writer writers[WRITERS];
+        pthread_t threads[WRITERS];
+        pthread_barrier_t start;
+        assert_false(shoal_cause_board_is_claimed(&board) || shoal_cause_board_read(&board, &first));
+        pthread_barrier_init(&start, NULL, WRITERS);
+        for (int i = 0; i < WRITERS; i++) {
+            writers[i] = (struct writer){.board = &board, .start = &start, .number = i};
+            assert_int_equal(pthread_create(&threads[i], NULL, write_one, &writers[i]), 0);
+        }
+        for (int i = 0; i < WRITERS; i++)
+            pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&start);
+        assert_true(shoal_cause_board_is_claimed(&board) && shoal_cause_board_read(&board, &first));
+        for (int i = 0; i < WRITERS; i++) {
+            assert_true(!writers[i].has_read || writers[i].read.rank == first.rank);
+            assert_true(!writers[i].has_read || strcmp(writers[i].read.text, first.text) == 0);
+        }
+        assert_true(first.rank == 0 ? first.status == SHOAL_ERR_ABORTED : first.text[0] == 'a' + first.rank);
+        assert_true(first.rank == 0 || strlen(first.text) == sizeof first.text - 1);
+    }
+}
+
+/* Without the printf family, as a signal handler may write it. */
+static void an_abort_is_worded_for_any_rank(void **state)
+{
+    static const int ranks[] = {0, 9, 10, 409, 4095, 2147483647};
+    char host[256], wanted[64];
+    (void)state;
+    memset(host, 'h', sizeof host - 1);
+    host[sizeof host - 1] = 0;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(ranks); i++) {
+        struct shoal_failure told;
+        memset(&told, 0xAA, sizeof told);
+        shoal_cause_fill_abort(&told, ranks[i], i % 2 ? host : "node-7");
+        snprintf(wanted, sizeof wanted, "rank %d called shoal_comm_abort", ranks[i]);
+        assert_string_equal(told.text, wanted);
+        assert_true(told.rank == ranks[i] && told.reporter == ranks[i] && told.step == -1 && told.pid == (int)getpid());
+        assert_int_equal(strlen(told.host), i % 2 ? sizeof told.host - 1 : strlen("node-7"));
+    }
 }
 
 int main(void)
@@ -146,6 +227,8 @@ int main(void)
         cmocka_unit_test(somebody_decides_in_time),
         cmocka_unit_test(without_memory_nobody_waits_for_an_agreement),
         cmocka_unit_test(old_decisions_are_forgotten_and_open_ones_are_not),
+        cmocka_unit_test(one_writer_of_a_board_wins_and_all_read_its_cause),
+        cmocka_unit_test(an_abort_is_worded_for_any_rank),
     };
     return cmocka_run_group_tests_name("causes", tests, NULL, NULL);
 }

@@ -36,6 +36,7 @@ struct rank {
     struct shoal_log log;
     struct shoal_membership *world;
     struct shoal_membership_comm member, other;
+    struct shoal_cause_board board, other_board;
     struct shoal_failure told;
     atomic_bool is_told, holds_up, watches;
     atomic_bool was_told_first; /* before another rank was told */
@@ -68,18 +69,16 @@ static void watch_others(struct rank *rank)
     atomic_store(&rank->was_told_first, !atomic_load(&ranks[1].is_told));
 }
 
-static void take(void *arg, const struct shoal_failure *failure)
+/* The cause is on the board: what is asked of the others is asked at that moment. */
+static void read_cause(void *arg)
 {
     struct rank *rank = arg;
+    if (atomic_load(&rank->is_told))
+        return;
     if (atomic_load(&rank->watches))
         watch_others(rank);
-    rank->told = *failure;
+    (void)shoal_cause_board_read(&rank->board, &rank->told);
     atomic_store(&rank->is_told, true);
-}
-
-static void propose_nothing(void *arg, struct shoal_failure *failure)
-{
-    (void)arg, (void)failure;
 }
 
 static void hear_left(void *arg, int rank, uint64_t completed)
@@ -112,7 +111,7 @@ static void *agree_one(void *arg)
     const int number = rank->bootstrap.rank;
     struct shoal_failure failure = {
         .struct_bytes = sizeof failure, .status = SHOAL_ERR_TIMEOUT, .sequence = 7, .rank = 0, .reporter = number};
-    shoal_membership_agree(rank->world, &rank->member, &failure);
+    shoal_membership_fail(&rank->member, &failure);
     return NULL;
 }
 
@@ -158,9 +157,10 @@ static void make_ranks(void)
         rank->bootstrap =
             (struct shoal_bootstrap){.rank = r, .size = RANKS, .launcher = "test", .state = rank, .exchange = meet};
         rank->member = (struct shoal_membership_comm){
-            .comm = COMM, .arg = rank, .take = take, .abort = propose_nothing, .left = hear_left};
+            .comm = COMM, .rank = r, .host = "here", .board = &rank->board, .arg = rank, .wake = read_cause, .left = hear_left};
         rank->other = rank->member;
         rank->other.comm = OTHER_COMM;
+        rank->other.board = &rank->other_board;
     }
 }
 

@@ -103,7 +103,6 @@ struct hosts {
     unsigned char *loads;    /* the memory of all loads and of what they count */
     enum shoal_status error; /* what went wrong where it could not be told, on whichever thread */
     char error_text[SHOAL_LOG_TEXT_MAX];
-    atomic_bool is_aborted; /* by this rank */
 };
 
 static struct hosts *hosts_of(struct shoal_transport *transport)
@@ -732,13 +731,9 @@ static void hosts_flush(struct shoal_transport *transport)
 
 /* ---- Failure ------------------------------------------------------------------------------------------------------------- */
 
-/* Other hosts may have found another cause at the same moment: it is written on this host when all have agreed on one. */
 static void hosts_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
-    struct hosts *hosts = hosts_of(transport);
-    struct shoal_failure first = *failure;
-    shoal_membership_agree(hosts->membership, &hosts->part, &first);
-    hosts->local->ops->fail(hosts->local, &first);
+    shoal_membership_fail(&hosts_of(transport)->part, failure);
 }
 
 /* Reports an error that could not be returned where it happened. */
@@ -756,53 +751,26 @@ static void fail_noted(struct hosts *hosts)
     hosts_fail(&hosts->transport, &failure);
 }
 
-static void give_abort(void *arg, struct shoal_failure *failure_out)
-{
-    const struct hosts *hosts = arg;
-    const int rank = hosts->transport.rank;
-    *failure_out = (struct shoal_failure){.struct_bytes = sizeof *failure_out,
-                                          .status = SHOAL_ERR_ABORTED,
-                                          .rank = rank,
-                                          .reporter = rank,
-                                          .pid = (int)getpid(),
-                                          .step = -1};
-    snprintf(failure_out->host, sizeof failure_out->host, "%.63s", hosts->log->host);
-    snprintf(failure_out->text, sizeof failure_out->text, "rank %d called shoal_comm_abort", rank);
-}
-
-/* The rank that called shoal_comm_abort does nothing more in the communicator, though others may not know of it yet. */
-static void heed_abort(struct hosts *hosts)
-{
-    struct shoal_failure failure;
-    atomic_store_explicit(&hosts->is_aborted, false, memory_order_relaxed);
-    give_abort(hosts, &failure);
-    hosts_fail(&hosts->transport, &failure);
-}
-
 static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
         fail_noted(hosts);
-    if (SHOAL_UNLIKELY(atomic_load_explicit(&hosts->is_aborted, memory_order_relaxed)))
-        heed_abort(hosts);
-    return hosts->local->ops->failed(hosts->local, failure);
+    return shoal_membership_failed(&hosts->part, failure);
 }
 
 static void hosts_abort_all(struct shoal_transport *transport)
 {
-    struct hosts *hosts = hosts_of(transport);
-    atomic_store_explicit(&hosts->is_aborted, true, memory_order_relaxed);
-    shoal_membership_abort(hosts->membership, &hosts->part);
+    shoal_membership_abort(&hosts_of(transport)->part);
 }
 
-/* The control tree calls the functions below, under the lock of the membership. */
-static void take_failure(void *arg, const struct shoal_failure *failure)
+static void wake_local(void *arg)
 {
-    struct hosts *hosts = arg;
-    hosts->local->ops->fail(hosts->local, failure);
+    const struct hosts *hosts = arg;
+    shoal_shm_wake(hosts->local);
 }
 
+/* The control tree calls it, under the lock of the membership. */
 static void hosts_hear_left(void *arg, int rank, uint64_t sequence)
 {
     struct hosts *hosts = arg;
@@ -1214,8 +1182,12 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
                                                     .written = hear_written,
                                                     .failed = hear_lost,
                                                     .turn = pay_all_owed};
-    hosts->part = (struct shoal_membership_comm){
-        .comm = options->shm.comm, .arg = hosts, .take = take_failure, .abort = give_abort, .left = hosts_hear_left};
+    hosts->part = (struct shoal_membership_comm){.comm = options->shm.comm,
+                                                 .rank = options->shm.rank,
+                                                 .host = hosts->log->host,
+                                                 .arg = hosts,
+                                                 .wake = wake_local,
+                                                 .left = hosts_hear_left};
     hosts->completed = options->shm.counter_start;
     enum shoal_status status = hosts_allocate(hosts, options);
     if (status == SHOAL_OK)
@@ -1235,6 +1207,7 @@ enum shoal_status shoal_hosts_join(struct shoal_transport *transport, int *socke
 {
     struct hosts *hosts = hosts_of(transport);
     SHOAL_TRY(shoal_shm_join(hosts->local, socket_out));
+    hosts->part.board = shoal_shm_cause_board(hosts->local);
     hosts->is_joined = true;
     shoal_network_channel_open(hosts->network, &hosts->channel);
     shoal_membership_join(hosts->membership, &hosts->part);

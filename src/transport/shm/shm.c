@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "membership/membership.h"
 #include "transport/shm/shm_layout.h"
 
 #define EXPECT_BYTES ((size_t)8 * SHOAL_CACHE_LINE)
@@ -26,6 +27,7 @@ struct seat {
 struct shm {
     struct shoal_transport transport;
     struct shoal_shm_endpoint *endpoint;
+    struct shoal_membership_comm part; /* where no rank is on another host; its board is there once all have joined */
     unsigned slots;
     size_t staging_stride;
     size_t control_bytes;
@@ -336,45 +338,22 @@ static void shm_flush(struct shoal_transport *transport)
 
 /* ---- Failure ------------------------------------------------------------------------------------------------------------- */
 
-static void wake_all(struct shm *shm)
+static void wake_all(void *arg)
 {
+    const struct shm *shm = arg;
     atomic_thread_fence(memory_order_seq_cst);
     for (int r = 0; r < shm->transport.size; r++)
         shoal_shm_doorbell_ring(shm->peers[r] ? shm->peers[r]->doorbell : shm->endpoint->doorbell);
 }
 
-/* True for the one who may write the record. */
-static bool shm_claim(struct shoal_shm_failure *failure)
-{
-    uint32_t unclaimed = 0;
-    return atomic_compare_exchange_strong_explicit(&failure->claimed, &unclaimed, 1, memory_order_acq_rel,
-                                                   memory_order_acquire);
-}
-
-#define CLAIM_POLLS 20000
-
 static void shm_fail(struct shoal_transport *transport, const struct shoal_failure *failure)
 {
-    struct shm *shm = shm_of(transport);
-    struct shoal_shm_failure *first = &shm->seats[0].head->failure;
-    if (shm_claim(first)) {
-        first->failure = *failure;
-        /* release: pairs with the acquire in failed. */
-        atomic_store_explicit(&first->ready, 1, memory_order_release);
-    }
-    /* Who was first writes for a microsecond; unless it died at that, its words are there now. */
-    for (int polls = 0; polls < CLAIM_POLLS && !atomic_load_explicit(&first->ready, memory_order_acquire); polls++)
-        shoal_clock_relax();
-    wake_all(shm);
+    shoal_membership_fail(&shm_of(transport)->part, failure);
 }
 
 static bool shm_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
-    const struct shoal_shm_failure *first = &shm_of(transport)->seats[0].head->failure;
-    if (!atomic_load_explicit(&first->ready, memory_order_acquire))
-        return false;
-    *failure = first->failure;
-    return true;
+    return shoal_membership_failed(&shm_of(transport)->part, failure);
 }
 
 static bool shm_enter(struct shoal_transport *transport)
@@ -383,7 +362,7 @@ static bool shm_enter(struct shoal_transport *transport)
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 1, memory_order_relaxed);
     /* "Inside" comes before the look at the failure; pairs with is_quiet: either we see the failure, or its owner sees us. */
     order_store_before_look(shm);
-    if (SHOAL_LIKELY(!atomic_load_explicit(&shm->seats[0].head->failure.claimed, memory_order_relaxed)))
+    if (SHOAL_LIKELY(!shoal_cause_board_is_claimed(shm->part.board)))
         return true;
     atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
     return false;
@@ -409,37 +388,9 @@ static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)
     return true;
 }
 
-/* "rank 12 called shoal_comm_abort", without the printf family: signal handlers call this. */
-static void print_abort(int rank, char *text)
-{
-    char digits[12];
-    size_t count = 0;
-    memcpy(text, "rank ", 5);
-    text += 5;
-    do
-        digits[count++] = (char)('0' + rank % 10);
-    while ((rank /= 10) > 0);
-    while (count)
-        *text++ = digits[--count];
-    memcpy(text, " called shoal_comm_abort", 25);
-}
-
 static void shm_abort_all(struct shoal_transport *transport)
 {
-    struct shm *shm = shm_of(transport);
-    struct shoal_shm_failure *first = &shm->seats[0].head->failure;
-    if (shm_claim(first)) {
-        memset(&first->failure, 0, sizeof first->failure);
-        first->failure.struct_bytes = sizeof first->failure;
-        first->failure.status = SHOAL_ERR_ABORTED;
-        first->failure.rank = first->failure.reporter = shm->numbers[transport->rank];
-        first->failure.step = -1;
-        first->failure.pid = getpid();
-        print_abort(shm->numbers[transport->rank], first->failure.text);
-        memcpy(first->failure.host, shm->endpoint->log->host, sizeof first->failure.host);
-        atomic_store_explicit(&first->ready, 1, memory_order_release);
-    }
-    wake_all(shm);
+    shoal_membership_abort(&shm_of(transport)->part);
 }
 
 static const char *shm_has_left(struct shm *shm, int peer)
@@ -650,6 +601,8 @@ enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const st
     shm->comm = options->comm;
     shm->slot_bytes = options->slot_bytes;
     shm->counter_start = options->counter_start;
+    shm->part =
+        (struct shoal_membership_comm){.comm = options->comm, .host = endpoint->log->host, .arg = shm, .wake = wake_all};
     shm->join_deadline_ns = shoal_clock_ns() + options->timeout_ms * SHOAL_NS_PER_MS;
     enum shoal_status status = shm_allocate(shm, endpoint, options);
     if (status == SHOAL_OK)
@@ -726,7 +679,21 @@ enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_
     if (failed != SHOAL_OK)
         return failed;
     shm->incremented[transport->rank] = &shm->seats[transport->rank].counters[transport->rank];
+    if (joined == SHOAL_OK) {
+        shm->part.rank = shm->numbers[transport->rank];
+        shm->part.board = &shm->seats[0].head->cause;
+    }
     return joined;
+}
+
+struct shoal_cause_board *shoal_shm_cause_board(struct shoal_transport *transport)
+{
+    return shm_of(transport)->part.board;
+}
+
+void shoal_shm_wake(struct shoal_transport *transport)
+{
+    wake_all(shm_of(transport));
 }
 
 struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport)

@@ -25,6 +25,11 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *end
  * read. Only then is the transport of use. On an error the caller destroys it. */
 SHOAL_MUST_USE enum shoal_status shoal_shm_join(struct shoal_transport *transport, int *socket_out);
 
+/* After shoal_shm_join, for a communicator that has ranks on other hosts, too: where the first cause becomes known to its ranks
+ * of this host, and what wakes them. wake is async-signal-safe. */
+struct shoal_cause_board *shoal_shm_cause_board(struct shoal_transport *transport);
+void shoal_shm_wake(struct shoal_transport *transport);
+
 /* The own segment, with a reference for the caller. */
 struct shoal_segment *shoal_shm_segment(struct shoal_transport *transport);
 

@@ -1,7 +1,7 @@
 /* What lies where in a rank's segment of a communicator. Everything has one writer.
  *
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
- *     head           one page: what this rank has completed, whether it left, whom it waits for, the group's failure (rank 0's
+ *     head           one page: what this rank has completed, whether it left, whom it waits for, the first cause (rank 0's
  *                    segment only)
  *     arrivals       SHOAL_ANNOUNCEMENTS records, each alone on a pair of cache lines        written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
@@ -16,6 +16,7 @@
 
 #include <stdatomic.h>
 
+#include "membership/cause_board.h"
 #include "transport/transport.h"
 
 struct shoal_shm_counter {
@@ -32,19 +33,12 @@ struct shoal_shm_announcement {
 
 enum shoal_shm_left { SHOAL_SHM_PRESENT, SHOAL_SHM_FINALIZED, SHOAL_SHM_FREED };
 
-/* Claimed once, by compare and swap, by the first rank that knows of a failure. */
-struct shoal_shm_failure {
-    _Atomic uint32_t claimed;
-    _Atomic uint32_t ready;
-    struct shoal_failure failure;
-};
-
 struct shoal_shm_head {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t completed;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t left;
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t is_inside; /* the owner touches operands of others now */
     _Alignas(SHOAL_CACHE_PAIR) _Atomic int waited_for;     /* 1 + the rank that the owner waits for, as it says; 0: none */
-    _Alignas(SHOAL_CACHE_PAIR) struct shoal_shm_failure failure;
+    _Alignas(SHOAL_CACHE_PAIR) struct shoal_cause_board cause;
 };
 
 _Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
