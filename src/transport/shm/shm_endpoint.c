@@ -268,7 +268,7 @@ static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *
     return NULL;
 }
 
-static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_address_blob *blob,
+static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_address_blob *blob,
                                   struct shoal_shm_link_contact *contact, struct shoal_shm_peer **peer_out)
 {
     struct shoal_shm_peer **peers = endpoint->peer_count < SHOAL_SHM_PEERS_MAX
@@ -281,11 +281,11 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no room for one more peer (%zu met, at most %d)",
                               endpoint->peer_count, SHOAL_SHM_PEERS_MAX);
     memcpy(peer->id, blob->id, sizeof peer->id);
-    memcpy(peer->name.host, blob->host, sizeof peer->name.host);
-    peer->name.pid = blob->pid;
+    memcpy(peer->name.host, blob->who.host, sizeof peer->name.host);
+    peer->name.pid = blob->who.pid;
     peer->index = endpoint->peer_count;
     peer->socket = contact->socket;
-    peer->process = (struct shoal_membership_process){.pid = blob->pid,
+    peer->process = (struct shoal_membership_process){.pid = blob->who.pid,
                                                       .pidfd = contact->pidfd,
                                                       .socket = contact->socket,
                                                       .is_own = contact->is_same_process,
@@ -305,34 +305,25 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
     return SHOAL_OK;
 }
 
-/* Says of the first rank of each other host why it counts as one. */
-static void tell_host(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting, int rank)
+static enum shoal_status place_all(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting,
+                                   struct shoal_shm_place *places)
 {
-    const struct shoal_address_blob *own = &meeting->blobs[meeting->bootstrap->rank], *blob = &meeting->blobs[rank];
-    char difference[256];
-    shoal_address_blob_print_difference(blob, own, difference, sizeof difference);
-    shoal_log_line(endpoint->log, SHOAL_LOG_INFO, "shm", "rank %d (process %d on %s) is on another host than this rank: %s",
-                   rank, blob->pid, blob->host, difference);
-}
-
-static void shm_endpoint_number_hosts(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_link_meeting *meeting,
-                                      struct shoal_shm_place *places)
-{
-    const int own = meeting->bootstrap->rank;
-    uint16_t hosts = 0;
-    for (int r = 0; r < meeting->bootstrap->size; r++) {
-        const struct shoal_address_blob *blob = &meeting->blobs[r];
-        int first = 0;
-        while (!shoal_address_blob_same_host(&meeting->blobs[first], blob))
-            first++;
-        places[r].host = first < r ? places[first].host : hosts++;
-        memcpy(places[r].name.host, blob->host, sizeof places[r].name.host);
-        places[r].name.pid = blob->pid;
+    const int size = meeting->bootstrap->size;
+    const struct shoal_membership_identities identities = {&meeting->blobs[0].who, sizeof meeting->blobs[0], size};
+    uint16_t *hosts = calloc((size_t)size, sizeof *hosts);
+    if (!hosts)
+        return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm", "no memory to meet %d ranks", size);
+    shoal_membership_number_hosts(&identities, meeting->bootstrap->rank, endpoint->log, hosts);
+    for (int r = 0; r < size; r++) {
+        const struct shoal_membership_identity *who = &meeting->blobs[r].who;
+        places[r].host = hosts[r];
+        memcpy(places[r].name.host, who->host, sizeof places[r].name.host);
+        places[r].name.pid = who->pid;
         memcpy(&places[r].meeting, meeting->blobs[0].name, sizeof places[r].meeting); /* is random */
         places[r].meeting |= 1;
-        if (first == r && !shoal_address_blob_same_host(&meeting->blobs[own], blob))
-            tell_host(endpoint, meeting, r);
     }
+    free(hosts);
+    return SHOAL_OK;
 }
 
 /* Who of this host is new? The others are met already. */
@@ -362,7 +353,7 @@ static enum shoal_status add_met(struct shoal_shm_endpoint *endpoint, struct sho
 static enum shoal_status meet_all(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                                   struct shoal_shm_place *places)
 {
-    shm_endpoint_number_hosts(endpoint, meeting, places);
+    SHOAL_TRY(place_all(endpoint, meeting, places));
     shoal_memory_lock(endpoint->memory);
     choose_wanted(endpoint, meeting, places);
     shoal_memory_unlock(endpoint->memory);

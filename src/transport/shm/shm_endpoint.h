@@ -1,9 +1,8 @@
 /* A rank's presence on its host: one endpoint per context. It holds what all communicators share: a control connection and a
  * pidfd per local peer, the doorbell others ring to wake this rank, the memory that peers may map.
  *
- * "Same host" means that one process can pass the other a descriptor: equal boot id and network namespace, proved by connecting
- * an abstract Unix socket of random name, whose other end must have our user id and know the job secret. It is never inferred
- * from LOCAL_RANK. SHOAL_HOST_ID overrules the first two.
+ * Which ranks are on this host follows from what they say of themselves (membership/same_host.h). It is proved by connecting an
+ * abstract Unix socket of random name, whose other end must have our user id and know the job secret.
  *
  * Ranks that are threads of one process share mappings instead of mapping twice.
  *

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -110,49 +109,15 @@ void shoal_shm_link_wait(int socket, short events, int timeout_ms)
     poll(&entry, 1, timeout_ms);
 }
 
-/* ---- Cards --------------------------------------------------------------------------------------------------------------- */
+/* ---- Address blobs --------------------------------------------------------------------------------------------------- */
 
-static void shm_link_read_line(const char *path, char *line, size_t bytes)
+static void fill_blob(struct shoal_shm_address_blob *blob, const unsigned char *endpoint_id, const char *host_id,
+                      const char *host)
 {
-    FILE *file = fopen(path, "re");
-    line[0] = 0;
-    if (!file)
-        return;
-    if (fgets(line, (int)bytes, file))
-        line[strcspn(line, "\n")] = 0;
-    fclose(file);
-}
-
-static void fill_blob(struct shoal_address_blob *blob, const unsigned char *endpoint_id, const char *host_id, const char *host)
-{
-    struct stat namespace;
     memcpy(blob->id, endpoint_id, sizeof blob->id);
-    shm_link_read_line("/proc/sys/kernel/random/boot_id", blob->boot_id, sizeof blob->boot_id);
-    blob->network_namespace = stat("/proc/self/ns/net", &namespace) == 0 ? (uint64_t) namespace.st_ino : 0;
-    snprintf(blob->host_id, sizeof blob->host_id, "%s", host_id);
-    snprintf(blob->host, sizeof blob->host, "%s", host);
+    shoal_membership_identity_fill(&blob->who, host_id, host);
     snprintf(blob->version, sizeof blob->version, "%s", shoal_version());
-    blob->pid = (int32_t)getpid();
     blob->uid = (uint32_t)geteuid();
-}
-
-bool shoal_address_blob_same_host(const struct shoal_address_blob *a, const struct shoal_address_blob *b)
-{
-    if (a->host_id[0] || b->host_id[0])
-        return strncmp(a->host_id, b->host_id, sizeof a->host_id) == 0;
-    return strncmp(a->boot_id, b->boot_id, sizeof a->boot_id) == 0 && a->network_namespace == b->network_namespace;
-}
-
-void shoal_address_blob_print_difference(const struct shoal_address_blob *there, const struct shoal_address_blob *here,
-                                         char *text, size_t bytes)
-{
-    if (there->host_id[0] || here->host_id[0])
-        snprintf(text, bytes, "SHOAL_HOST_ID is \"%.63s\" there, \"%.63s\" here", there->host_id, here->host_id);
-    else if (strncmp(there->boot_id, here->boot_id, sizeof here->boot_id) != 0)
-        snprintf(text, bytes, "/proc/sys/kernel/random/boot_id is %.39s there, %.39s here", there->boot_id, here->boot_id);
-    else
-        snprintf(text, bytes, "/proc/self/ns/net is net:[%llu] there, net:[%llu] here",
-                 (unsigned long long)there->network_namespace, (unsigned long long)here->network_namespace);
 }
 
 static socklen_t abstract_address(const unsigned char *name, struct sockaddr_un *address)
@@ -195,7 +160,7 @@ enum shoal_status shoal_shm_link_meeting_init(struct shoal_shm_link_meeting *mee
     for (size_t r = 0; status == SHOAL_OK && r < size; r++)
         meeting->contacts[r] = (struct shoal_shm_link_contact){-1, -1, -1, 0, false};
     if (status == SHOAL_OK) {
-        struct shoal_address_blob *own = &meeting->blobs[bootstrap->rank];
+        struct shoal_shm_address_blob *own = &meeting->blobs[bootstrap->rank];
         fill_blob(own, endpoint_id, host_id, log->host);
         status = shoal_auth_random(own->name, sizeof own->name);
         if (status == SHOAL_OK)
@@ -287,7 +252,7 @@ static enum shoal_status say_hello(struct shoal_shm_link_meeting *meeting, int s
     if (sent)
         return SHOAL_OK;
     return shoal_log_fail(meeting->log, SHOAL_ERR_SYSTEM, "shm", "cannot greet rank %d (process %d): %s", rank,
-                          meeting->blobs[rank].pid, strerror(reason));
+                          meeting->blobs[rank].who.pid, strerror(reason));
 }
 
 static enum shoal_status connect_to(struct shoal_shm_link_meeting *meeting, int rank)
@@ -309,7 +274,7 @@ static enum shoal_status connect_to(struct shoal_shm_link_meeting *meeting, int 
                 meeting->log, SHOAL_ERR_PEER_LOST, "shm",
                 "cannot reach rank %d (process %d on %s) over a Unix socket: %s; either it ended, or it is in "
                 "another network namespace",
-                rank, meeting->blobs[rank].pid, meeting->blobs[rank].host, strerror(errno));
+                rank, meeting->blobs[rank].who.pid, meeting->blobs[rank].who.host, strerror(errno));
     }
     if (!same_user(contact->socket))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm", "rank %d runs as another user (uid %u, here %u)", rank,
@@ -352,7 +317,7 @@ static enum shoal_status take_hello(struct shoal_shm_link_meeting *meeting, int 
     if (!is_signed(meeting->bootstrap, &hello))
         return shoal_log_fail(meeting->log, SHOAL_ERR_AUTH, "shm",
                               "rank %d (process %d) does not know the job's secret: SHOAL_SECRET must be the same on all ranks",
-                              hello.rank, meeting->blobs[hello.rank].pid);
+                              hello.rank, meeting->blobs[hello.rank].who.pid);
     *rank_out = hello.rank;
     return SHOAL_OK;
 }
@@ -371,7 +336,7 @@ static enum shoal_status check_deadline(struct shoal_shm_link_meeting *meeting, 
     if (shoal_clock_ns() < meeting->deadline_ns)
         return SHOAL_OK;
     return shoal_log_fail(meeting->log, SHOAL_ERR_TIMEOUT, "shm", "rank %d (process %d on %s) did not answer in time", missing,
-                          meeting->blobs[missing].pid, meeting->blobs[missing].host);
+                          meeting->blobs[missing].who.pid, meeting->blobs[missing].who.host);
 }
 
 /* Waits for the greeting on an open socket. *rank_out is -1 when a stranger came, or it closed, or nothing came until
@@ -423,7 +388,7 @@ static enum shoal_status hear_lower(struct shoal_shm_link_meeting *meeting, int 
     return shoal_log_fail(
         meeting->log, SHOAL_ERR_PEER_LOST, "shm",
         "rank %d (process %d on %s) closed the connection during the greeting: it ended or refused this rank (see its log)",
-        rank, meeting->blobs[rank].pid, meeting->blobs[rank].host);
+        rank, meeting->blobs[rank].who.pid, meeting->blobs[rank].who.host);
 }
 
 enum shoal_status shoal_shm_link_meet(struct shoal_shm_link_meeting *meeting)

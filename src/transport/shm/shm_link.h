@@ -5,27 +5,19 @@
 
 #include "bootstrap/auth.h"
 #include "bootstrap/bootstrap.h"
+#include "membership/same_host.h"
 #include "memory/segment.h"
 
 #define SHOAL_SHM_LINK_ID_BYTES 16
 
 /* What each rank tells all others through the store. */
-struct shoal_address_blob {
+struct shoal_shm_address_blob {
     unsigned char id[SHOAL_SHM_LINK_ID_BYTES];   /* of the endpoint */
     unsigned char name[SHOAL_SHM_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
-    char boot_id[40];
-    uint64_t network_namespace;
-    char host_id[64]; /* SHOAL_HOST_ID, "" when not set */
-    char host[64];
-    int32_t pid;
+    struct shoal_membership_identity who;
     uint32_t uid;
     char version[16];
 };
-
-bool shoal_address_blob_same_host(const struct shoal_address_blob *a, const struct shoal_address_blob *b);
-/* Of address blobs of different hosts: what makes them so, with both values. */
-void shoal_address_blob_print_difference(const struct shoal_address_blob *there, const struct shoal_address_blob *here,
-                                         char *text, size_t bytes);
 
 /* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
 struct shoal_shm_link_contact {
@@ -42,7 +34,7 @@ struct shoal_shm_link_meeting {
     struct shoal_segment *doorbell;
     int listener;
     uint64_t deadline_ns;
-    struct shoal_address_blob *blobs;        /* of all ranks; the own is filled by init */
+    struct shoal_shm_address_blob *blobs;    /* of all ranks; the own is filled by init */
     bool *is_wanted;                         /* whom to meet */
     struct shoal_shm_link_contact *contacts; /* filled by shoal_shm_link_meet */
 };
