@@ -638,10 +638,12 @@ static size_t draw_bytes(uint64_t *random, size_t room)
     return reference_below(random, 2) ? bytes[reference_below(random, COUNT_OF(bytes))] : reference_below(random, room);
 }
 
-static double draw_scale(uint64_t *random, enum shoal_type type)
+/* The 8 bits of bfloat16 hold the sums of many ranks, between hosts too, but not three times as much. */
+static double draw_scale(uint64_t *random, enum shoal_type type, int size)
 {
-    static const double whole[] = {1, 3, -2, 1000003}, fractions[] = {1, 3, -2, 0.5};
-    return (reference_is_integer(type) ? whole : fractions)[reference_below(random, COUNT_OF(whole))];
+    static const double whole[] = {1, 3, -2, 1000003}, fractions[] = {1, 3, -2, 0.5}, powers[] = {1, 2, -2, 0.5};
+    const double *scales = reference_is_integer(type) ? whole : type == SHOAL_BFLOAT16 && size > 8 ? powers : fractions;
+    return scales[reference_below(random, COUNT_OF(whole))];
 }
 
 static enum shoal_op draw_op(uint64_t *random, enum shoal_type type)
@@ -676,7 +678,7 @@ struct operation operation_draw(uint64_t *random, int size, size_t room)
     const struct operation_row *row = &rows[operation.kind];
     operation.form = draw_form(random, operation.kind);
     operation.op = row->is_reduced ? draw_op(random, operation.type) : SHOAL_SUM;
-    operation.scale = draw_scale(random, operation.type);
+    operation.scale = draw_scale(random, operation.type, size);
     operation.root = row->root_gives || row->root_takes ? (int)reference_below(random, (size_t)size) : 0;
     operation.tensors = tensors[reference_below(random, COUNT_OF(tensors))];
     operation.count = draw_bytes(random, room) / shoal_type_bytes(operation.type);
