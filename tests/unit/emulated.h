@@ -8,12 +8,12 @@
 #define LITTLE_TCP_INFO "qemu 7.2 hands on 4 bytes of TCP_INFO, so a rank that is stopped is not told from one that is slow"
 
 /* Include it after cmocka. `meson test` and dev/test.py set the variable in builds whose programs run under qemu. */
-#define SKIP_IF_EMULATED(reason)                 \
-    do {                                         \
-        if (getenv("SHOAL_TEST_EMULATED")) {     \
+#define SKIP_IF_EMULATED(reason)                    \
+    do {                                            \
+        if (getenv("SHOAL_TEST_EMULATED")) {        \
             print_message("skipped: %s\n", reason); \
-            skip();                              \
-        }                                        \
+            skip();                                 \
+        }                                           \
     } while (0)
 
 #endif

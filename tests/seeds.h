@@ -1,0 +1,37 @@
+#ifndef SHOAL_TESTS_SEEDS_H
+#define SHOAL_TESTS_SEEDS_H
+
+/* The seeds of random cases. The plain build runs all of a case; builds in which that takes many times as long run a part, of seeds
+ * that no other build runs. A part is a row of seeds without gaps: whatever a case draws from `seed % n`, a part that is longer
+ * than n has every value of it. */
+#include <stdint.h>
+
+struct seeds {
+    uint64_t first, end;
+};
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SEEDS_PART 4
+#define SEEDS_FROM 1000
+#elif !defined(__x86_64__) /* under qemu, mostly */
+#define SEEDS_PART 8
+#define SEEDS_FROM 2000
+#else
+#define SEEDS_PART 1
+#define SEEDS_FROM 0
+#endif
+
+/* Of a whole of `count`, how many seeds are run here: at least `least`. */
+static inline uint64_t seeds_count(uint64_t count, uint64_t least)
+{
+    const uint64_t part = count / SEEDS_PART < least ? least : count / SEEDS_PART;
+    return part < count ? part : count;
+}
+
+/* In the plain build 1 to `count`. */
+static inline struct seeds seeds_of(uint64_t count, uint64_t least)
+{
+    return (struct seeds){SEEDS_FROM + 1, SEEDS_FROM + 1 + seeds_count(count, least)};
+}
+
+#endif
