@@ -182,6 +182,44 @@ static void memory_kept_has_a_limit(struct world *world)
     OK(world, shoal_mem_free(world->context, last));
 }
 
+/* What this rank's segments have reserved. */
+static uint64_t reserved(const struct world *world)
+{
+    return shoal_memory_count(world->context->memory).reserved_bytes;
+}
+
+static void check_cost(struct world *world, struct shoal_comm *comm, uint64_t without, bool has_staging)
+{
+    struct shoal_memory_usage usage = SHOAL_MEMORY_USAGE_INIT;
+    OK(world, shoal_comm_memory(comm, &usage));
+    const uint64_t cost = reserved(world) - without;
+    CHECK(world, cost == usage.control_bytes + usage.staging_bytes, "%llu bytes are reserved, %zu and %zu are told",
+          (unsigned long long)cost, usage.control_bytes, usage.staging_bytes);
+    CHECK(world, usage.control_bytes <= 96 << 10, "%zu bytes of control", usage.control_bytes);
+    CHECK(world, has_staging ? usage.staging_bytes >= MIB : usage.staging_bytes == 0, "%zu bytes of staging",
+          usage.staging_bytes);
+}
+
+/* A staging buffer has no pages before the first operation that needs one; small operations, and those on shared memory, do
+ * not. All is given back. */
+static void a_communicator_costs_kilobytes_until_it_is_used(struct world *world)
+{
+    struct shoal_comm *comm;
+    float *plain = calloc(MIB_FLOATS, sizeof(float)), *shared = use_memory(world, MIB_FLOATS);
+    const uint64_t without = reserved(world);
+    OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &comm));
+    check_cost(world, comm, without, false);
+    OK(world, shoal_allreduce(comm, plain, plain, 4, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    OK(world, shoal_allreduce(comm, shared, shared, MIB_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    check_cost(world, comm, without, false);
+    OK(world, shoal_allreduce(comm, plain, plain, MIB_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    check_cost(world, comm, without, true);
+    shoal_comm_free(comm);
+    CHECK(world, reserved(world) == without, "%llu bytes are left", (unsigned long long)(reserved(world) - without));
+    OK(world, shoal_mem_free(world->context, shared));
+    free(plain);
+}
+
 /* Of 16 MiB, what is kept is no reason to refuse. */
 static void memory_kept_gives_way(struct world *world)
 {
@@ -322,6 +360,8 @@ int main(void)
                                       split_that_one_rank_cannot_make_fails_everywhere, NULL});
     world_run(&(struct world_options){"survivors_agree_without_a_rank_that_has_ended", 4, NULL,
                                       survivors_agree_without_a_rank_that_has_ended, NULL});
+    world_run(&(struct world_options){"a_communicator_costs_kilobytes_until_it_is_used", 3, NULL,
+                                      a_communicator_costs_kilobytes_until_it_is_used, NULL});
     static const char *const keeping[] = {"SHOAL_MEMORY_KEPT=8M", NULL};
     world_run(
         &(struct world_options){"freed_memory_is_kept_for_the_next_use", 3, NULL, freed_memory_is_kept_for_the_next_use, NULL});
