@@ -147,8 +147,7 @@ enum shoal_status fusion_agree(struct shoal_reducer *reducer, const struct fusio
     fill_options(&reducer->options, own->options);
     snprintf(own->text, sizeof own->text, "%s", text);
     const enum shoal_status gathered = shoal_allgather(reducer->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
-    const enum shoal_status judged =
-        gathered == SHOAL_OK ? judge(reducer, parameters, all, verdict, sizeof verdict) : gathered;
+    const enum shoal_status judged = gathered == SHOAL_OK ? judge(reducer, parameters, all, verdict, sizeof verdict) : gathered;
     free(all);
     return report_verdict(reducer, judged, verdict);
 }

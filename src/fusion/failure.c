@@ -12,6 +12,7 @@
 #define NOTICE_SEND_MS 1000
 #define NOTICE_TAKE_MS 3000
 #define CAUSE_MS 3000
+#define CAUSE_IDLE_MS 500 /* where no operation of a step can break the communicator, only another rank's abort */
 #define CAUSE_POLL_MS 5
 
 _Static_assert(sizeof(struct fusion_notice) <= SHOAL_EAGER_BYTES, "it leaves without a receive");
@@ -49,6 +50,14 @@ void fusion_note(struct shoal_reducer *reducer, enum shoal_status status, const 
 {
     if (claim(reducer, status))
         keep(reducer->failure.operation, sizeof reducer->failure.operation, operation);
+}
+
+static void fill_notice(struct fusion_notice *notice, const struct shoal_failure *failure)
+{
+    notice->status = (int32_t)failure->status;
+    notice->rank = failure->rank;
+    keep(notice->operation, sizeof notice->operation, failure->operation);
+    snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, failure->text);
 }
 
 static void send_notice(struct shoal_reducer *reducer, const struct fusion_notice *notice)
@@ -97,18 +106,41 @@ static void pause_briefly(struct shoal_reducer *reducer)
     fusion_unlock(reducer);
 }
 
+/* Whether each step has operations on the communicator of the reducer. */
+static bool is_comm_used(const struct shoal_reducer *reducer)
+{
+    bool is_used = reducer->tail_count > 0 || reducer->options.is_uneven;
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        is_used |= !reducer->slots[b].compressed;
+    return is_used;
+}
+
 /* The communicator of the reducer names the first cause. One of the compressor's may break before it, when a rank that knows
  * the cause has freed it already; then the other soon breaks, too. */
-static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *cause_out)
+static bool find_cause(struct shoal_reducer *reducer, struct shoal_failure *cause_out, bool *must_relay_out)
 {
+    *must_relay_out = false;
     bool is_known = shoal_last_failure(reducer->context, reducer->comm, cause_out) == SHOAL_OK;
     if (is_known || !fusion_compressor_failure(reducer, cause_out))
         return is_known;
-    for (int ms = 0; ms < CAUSE_MS && !is_known; ms += CAUSE_POLL_MS) {
+    const int most_ms = is_comm_used(reducer) ? CAUSE_MS : CAUSE_IDLE_MS;
+    for (int ms = 0; ms < most_ms && !is_known; ms += CAUSE_POLL_MS) {
         pause_briefly(reducer);
         is_known = shoal_last_failure(reducer->context, reducer->comm, cause_out) == SHOAL_OK;
     }
+    *must_relay_out = !is_known;
     return is_known || fusion_compressor_failure(reducer, cause_out);
+}
+
+/* The communicator of the reducer had nothing under way that could break it, and ranks that share none of the compressor's
+ * with the rank at fault know nothing yet. They learn it as they would of a fault of this rank, which is not the one that is
+ * blamed. */
+static void relay(struct shoal_reducer *reducer)
+{
+    fill_notice(&reducer->sent, &reducer->failure);
+    send_notice(reducer, &reducer->sent);
+    shoal_comm_abort(reducer->comm);
+    fusion_compressor_abort(reducer);
 }
 
 /* Takes the cause from the communicator, and from the notice of the rank at fault where that rank aborted it. Only one thread
@@ -118,13 +150,17 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
     struct shoal_failure cause = SHOAL_FAILURE_INIT, *own = &reducer->failure;
     struct fusion_notice notice;
     char text[sizeof cause.text];
-    if (!find_cause(reducer, &cause) || (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
+    bool must_relay;
+    if (!find_cause(reducer, &cause, &must_relay) ||
+        (is_own && cause.rank == reducer->rank && cause.status == SHOAL_ERR_ABORTED))
         return; /* the own text stands */
     const bool is_told = cause.status == SHOAL_ERR_ABORTED && cause.rank >= 0 && cause.rank != reducer->rank &&
                          take_notice(reducer, cause.rank, &notice);
     const char *operation = is_told ? notice.operation : own->operation;
-    if (is_told)
+    if (is_told) {
         cause.status = (enum shoal_status)notice.status;
+        cause.rank = notice.rank;
+    }
     const int length = is_told ? snprintf(text, sizeof text, "%s", notice.text)
                                : snprintf(text, sizeof text, "%s, step %llu, %s: %.350s", reducer->name,
                                           (unsigned long long)reducer->steps + 1, operation, cause.text);
@@ -139,6 +175,8 @@ static void settle_failure(struct shoal_reducer *reducer, bool is_own)
     keep(own->text, sizeof own->text, text);
     atomic_store_explicit(&reducer->failed, (int)cause.status, memory_order_release);
     fusion_unlock(reducer);
+    if (must_relay && !is_own)
+        relay(reducer);
 }
 
 static void publish(struct shoal_reducer *reducer, bool is_own)
@@ -157,16 +195,13 @@ static void publish(struct shoal_reducer *reducer, bool is_own)
 static bool claim_fault(struct shoal_reducer *reducer, enum shoal_status status, const char *operation, const char *text)
 {
     struct shoal_failure *failure = &reducer->failure;
-    struct fusion_notice *notice = &reducer->sent; /* for good: a send may end after the call that sends it */
     if (!claim(reducer, status))
         return false;
     failure->rank = failure->reporter = reducer->rank;
     keep(failure->operation, sizeof failure->operation, operation);
     snprintf(failure->text, sizeof failure->text, "%s, step %llu, rank %d: %.400s", reducer->name,
              (unsigned long long)reducer->steps + 1, reducer->rank, text);
-    notice->status = (int32_t)status;
-    keep(notice->operation, sizeof notice->operation, failure->operation);
-    snprintf(notice->text, sizeof notice->text, "%.*s", (int)sizeof notice->text - 1, failure->text);
+    fill_notice(&reducer->sent, failure); /* for good: a send may end after the call that sends it */
     return true;
 }
 

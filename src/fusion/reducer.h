@@ -67,8 +67,9 @@ struct fusion_slot {
 /* Sent by a rank at fault to the others. */
 struct fusion_notice {
     int32_t status;
+    int32_t rank; /* that is to blame; mostly the sender */
     char operation[96];
-    char text[412];
+    char text[408];
 };
 
 struct shoal_reducer {
