@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gradient_values.h"
 #include "multi_world.h"
 #include "reference.h"
 #include "shoal/gradients.h"
@@ -33,46 +34,6 @@ struct job {
     uint64_t shared;          /* the same on all ranks */
     int step;
 };
-
-/* Small whole numbers: sums are exact in every type, averages over 2 and 4 ranks too. */
-static double value_of(int step, int rank, size_t parameter, size_t element)
-{
-    return (double)((element * 7 + parameter * 13 + (size_t)step * 5 + (size_t)rank * 3) % 17) - 8;
-}
-
-static void put(enum shoal_type type, void *memory, size_t i, double value)
-{
-    const float single = (float)value;
-    uint32_t word;
-    memcpy(&word, &single, sizeof word);
-    if (type == SHOAL_FLOAT64)
-        ((double *)memory)[i] = value;
-    else if (type == SHOAL_FLOAT32)
-        ((float *)memory)[i] = single;
-    else if (type == SHOAL_BFLOAT16)
-        ((uint16_t *)memory)[i] = (uint16_t)(word >> 16);
-    else if (value == 0)
-        ((uint16_t *)memory)[i] = 0;
-    else
-        ((uint16_t *)memory)[i] = (uint16_t)((word >> 16 & 0x8000) | ((word >> 23 & 0xff) - 112) << 10 | (word >> 13 & 0x3ff));
-}
-
-static double get(enum shoal_type type, const void *memory, size_t i)
-{
-    if (type == SHOAL_FLOAT64)
-        return ((const double *)memory)[i];
-    if (type == SHOAL_FLOAT32)
-        return (double)((const float *)memory)[i];
-    const uint16_t half = ((const uint16_t *)memory)[i];
-    if (type == SHOAL_BFLOAT16) {
-        const uint32_t word = (uint32_t)half << 16;
-        float single;
-        memcpy(&single, &word, sizeof single);
-        return (double)single;
-    }
-    const double size = (half & 0x7fff) ? ldexp(1024 + (half & 0x3ff), (half >> 10 & 31) - 25) : 0;
-    return half & 0x8000 ? -size : size;
-}
 
 static void open_job(struct job *job, struct world *world, uint64_t seed)
 {
@@ -116,7 +77,8 @@ static void *place_of(struct job *job, size_t parameter, bool in_view)
 static void compute(struct job *job, size_t parameter, void *memory, double factor)
 {
     for (size_t i = 0; i < job->parameters[parameter].count; i++)
-        put(job->parameters[parameter].type, memory, i, factor * value_of(job->step, job->world->rank, parameter, i));
+        gradient_put(job->parameters[parameter].type, memory, i,
+                     factor * gradient_value(job->step, job->world->rank, parameter, i));
 }
 
 static double expect(const struct job *job, size_t parameter, size_t element, uint64_t ranks)
@@ -124,7 +86,7 @@ static double expect(const struct job *job, size_t parameter, size_t element, ui
     double sum = 0;
     for (int r = 0; r < job->world->size; r++) {
         if (ranks >> r & 1)
-            sum += value_of(job->step, r, parameter, element);
+            sum += gradient_value(job->step, r, parameter, element);
     }
     return sum / job->world->size;
 }
@@ -133,7 +95,7 @@ static double expect(const struct job *job, size_t parameter, size_t element, ui
 static void check_values(struct job *job, size_t parameter, const void *memory, uint64_t ranks, double factor)
 {
     for (size_t i = 0; i < job->parameters[parameter].count; i++) {
-        const double found = get(job->parameters[parameter].type, memory, i);
+        const double found = gradient_get(job->parameters[parameter].type, memory, i);
         CHECK(job->world, found == factor * expect(job, parameter, i, ranks),
               "step %d, %s, element %zu of %zu, type %d: %g, not %g", job->step, job->names[parameter], i,
               job->parameters[parameter].count, (int)job->parameters[parameter].type, found,
@@ -455,7 +417,7 @@ static void expect_norms(const struct job *job, double *local, double *averaged)
     for (size_t i = 0; i < PARAMETERS; i++) {
         for (size_t e = 0; e < job->parameters[i].count; e++) {
             for (int r = 0; r < job->world->size; r++)
-                *local += pow(value_of(job->step, r, i, e), 2) / job->world->size;
+                *local += pow(gradient_value(job->step, r, i, e), 2) / job->world->size;
             *averaged += pow(expect(job, i, e, ALL_RANKS), 2);
         }
     }
