@@ -77,8 +77,8 @@ SHOAL_CALL shoal_sampling_indices(const struct shoal_sampling *sampling, uint64_
 struct shoal_batch {
     size_t struct_bytes;
     uint64_t per_rank;
-    uint64_t global; /* what a step takes: per_rank * hosts * ranks_per_host, at most what was wanted */
-    uint64_t left;   /* wanted - global: less than the number of ranks */
+    uint64_t all_ranks; /* what a step takes: per_rank * hosts * ranks_per_host, at most what was wanted */
+    uint64_t left;      /* wanted - all_ranks: less than the number of ranks */
 };
 #define SHOAL_BATCH_INIT                    \
     {                                       \

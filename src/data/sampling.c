@@ -159,7 +159,7 @@ enum shoal_status shoal_batch_divide(uint64_t wanted, int hosts, int ranks_per_h
                       " leaves nothing for some of %d hosts * %d ranks: it must be at least %" PRIu64,
                       wanted, hosts, ranks_per_host, ranks);
     batch_out->per_rank = wanted / ranks;
-    batch_out->global = batch_out->per_rank * ranks;
+    batch_out->all_ranks = batch_out->per_rank * ranks;
     batch_out->left = wanted % ranks;
     return SHOAL_OK;
 }

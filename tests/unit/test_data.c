@@ -288,9 +288,9 @@ static void global_batches_are_divided(void **state)
     char error[256];
     (void)state;
     assert_int_equal(shoal_batch_divide(1000, 4, 8, &batch, error, sizeof error), SHOAL_OK);
-    assert_true(batch.per_rank == 31 && batch.global == 992 && batch.left == 8);
+    assert_true(batch.per_rank == 31 && batch.all_ranks == 992 && batch.left == 8);
     assert_int_equal(shoal_batch_divide(6, 2, 3, &batch, NULL, 0), SHOAL_OK);
-    assert_true(batch.per_rank == 1 && batch.global == 6 && batch.left == 0);
+    assert_true(batch.per_rank == 1 && batch.all_ranks == 6 && batch.left == 0);
     assert_int_equal(shoal_batch_divide(UINT64_MAX, 2, 1, &batch, NULL, 0), SHOAL_OK);
     assert_true(batch.per_rank == UINT64_MAX / 2 && batch.left == 1);
     const struct shoal_batch before = batch;

@@ -194,7 +194,7 @@ class Sampling(Sized):
 
 @begins()
 class Batch(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("per_rank", c_uint64), ("global", c_uint64), ("left", c_uint64)]
+    _fields_ = [("struct_bytes", c_size_t), ("per_rank", c_uint64), ("all_ranks", c_uint64), ("left", c_uint64)]
 
 
 class Parameter(Structure):

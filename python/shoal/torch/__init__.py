@@ -108,7 +108,8 @@ def join(store, rank, size, timeout, name, ranks):
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
 
-_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer"}
+_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer",
+          "DistributedSampler": "sampler", "divide_batch": "sampler"}
 
 
 def __getattr__(name):

@@ -1,0 +1,129 @@
+"""Which samples a rank trains on (include/shoal/data.h), as torch's DataLoader asks for them.
+
+    sampler = shoal.torch.DistributedSampler(dataset, seed=1)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=shoal.torch.divide_batch(256).per_rank, sampler=sampler)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for step, batch in enumerate(loader): ...           # sampler.state_dict(taken=(step + 1) * batch_size) resumes after it
+"""
+from __future__ import annotations
+
+import ctypes
+import typing
+
+import torch.distributed as dist
+import torch.utils.data.distributed as torchs
+
+from .. import _native
+from .._native import OK
+
+TAILS = {"pad": _native.TAIL_PAD, "drop": _native.TAIL_DROP, "keep": _native.TAIL_KEEP}
+BLOCK = 4096  # indices that are asked for at once
+ERROR_BYTES = 512
+
+
+class Batch(typing.NamedTuple):
+    per_rank: int
+    all_ranks: int
+    left: int
+
+
+def divide_batch(wanted: int, ranks: int | None = None) -> Batch:
+    """How many samples of a wanted global batch each rank takes, how many all of them take, and how many are left for the next
+    batch: less than there are ranks. ranks: those of the default group. A ValueError where a rank would get nothing."""
+    batch = _native.Batch()
+    _call("batch_divide", _number("the global batch", wanted), 1, _world(ranks, dist.get_world_size), ctypes.byref(batch))
+    return Batch(batch.per_rank, batch.all_ranks, batch.left)
+
+
+class DistributedSampler(torchs.DistributedSampler):
+    """The arguments of torch.utils.data.DistributedSampler, of which it is a subclass; the order is another one, the same in every
+    version of torch. dataset: what has a length, or a number. tail: what becomes of the samples that remain where ranks have
+    equally many: "pad" (repeats), "drop" (leaves out), or "keep" (the first ranks have one more, for an evaluation); None: drop_last
+    says which of the first two."""
+
+    def __init__(self, dataset, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True, seed: int = 0,
+                 drop_last: bool = False, *, tail: str | None = None):
+        tail = tail or ("drop" if drop_last else "pad")
+        if tail not in TAILS:
+            raise ValueError(f"shoal: tail is \"{tail}\", but must be one of {', '.join(TAILS)}")
+        self.dataset, self.shuffle, self.seed, self.tail = dataset, shuffle, _number("seed", seed), tail
+        self.num_replicas, self.rank = _world(num_replicas, dist.get_world_size), _world(rank, dist.get_rank)
+        self.epoch, self.drop_last, self.used = 0, tail == "drop", 0
+        self._begun_at, self._taken = 0, 0
+        len(self)  # says what is wrong
+
+    @property
+    def num_samples(self) -> int:
+        return len(self)
+
+    @property
+    def total_size(self) -> int:
+        return len(self) * self.num_replicas
+
+    def __len__(self) -> int:
+        """Samples of this rank in what is left of the epoch."""
+        count = ctypes.c_uint64()
+        _call("sampling_count", ctypes.byref(self._sampling()), ctypes.byref(count))
+        return count.value
+
+    def __iter__(self):
+        sampling, count = self._sampling(), len(self)
+        self._begun_at, self._taken = self.used, 0
+        block = (ctypes.c_uint64 * BLOCK)()
+        for first in range(0, count, BLOCK):
+            length = min(BLOCK, count - first)
+            _call("sampling_indices", ctypes.byref(sampling), first, length, block)
+            for index in block[:length]:
+                self._taken += 1
+                yield index
+        self.used = 0  # of the epoch that follows
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another epoch begins at its begin; the same one goes on where a loaded state says."""
+        if epoch != self.epoch:
+            self.epoch, self.used = _number("epoch", epoch), 0
+
+    def state_dict(self, taken: int | None = None) -> dict:
+        """Where the ranks are in the epoch; the same on all of them. taken: samples that this rank has trained on since the iteration
+        began. None: all that were handed out, which are more than that where a DataLoader's workers load ahead."""
+        taken = self._taken if taken is None else _number("taken", taken)
+        used = min(self._begun_at + taken * self.num_replicas, self._length())
+        return {"epoch": self.epoch, "seed": self.seed, "samples": self._length(), "used": used}
+
+    def load_state_dict(self, state: dict) -> None:
+        """The next iteration goes on there, whatever the number of ranks is now. Which samples are repeated or left out at the end
+        then depends on that number."""
+        if state["samples"] != self._length():
+            raise ValueError(f"shoal: the state is of a data set of {state['samples']} samples, this one has {self._length()}")
+        self.epoch, self.seed = _number("epoch", state["epoch"]), _number("seed", state["seed"])
+        self.used = self._begun_at = _number("used", state["used"])
+        self._taken = 0
+
+    def _length(self):
+        return _number("dataset", self.dataset) if isinstance(self.dataset, int) else len(self.dataset)
+
+    def _sampling(self):
+        return _native.Sampling(samples=self._length(), used=self.used, seed=self.seed, epoch=self.epoch, rank=self.rank,
+                                ranks=self.num_replicas, shuffles=int(self.shuffle), tail=TAILS[self.tail])
+
+
+def _world(given, of_group):
+    if given is not None:
+        return given
+    if not dist.is_initialized():
+        raise RuntimeError("shoal: without a default group the rank and the number of ranks must be given")
+    return of_group()
+
+
+def _number(name, value):
+    """As C takes it."""
+    if not isinstance(value, int) or not 0 <= value < 2**64:
+        raise ValueError(f"shoal: {name} is {value!r}, but must be a whole number from 0 to 2**64 - 1")
+    return value
+
+
+def _call(function, *arguments):
+    error = ctypes.create_string_buffer(ERROR_BYTES)
+    if getattr(_native.load(), function)(*arguments, error, ERROR_BYTES) != OK:
+        raise ValueError(f"shoal: {error.value.decode(errors='replace')}")
