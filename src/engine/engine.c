@@ -201,7 +201,7 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
     if (!engine->is_in_progress) /* a callback's post finds out soon enough; lists are being walked */
         shoal_engine_heed_failure(engine);
     if (engine->is_broken) {
-        shoal_request_complete(request, engine->failure.status);
+        shoal_request_complete(request, shoal_engine_failure(engine)->status);
         return;
     }
     if (call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV || call->kind == SHOAL_COLLECTIVE_DRAIN) {

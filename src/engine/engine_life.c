@@ -28,6 +28,20 @@ static void name_texts(struct shoal_recorder *recorder)
     }
 }
 
+/* Ranks of the host that has most; 0: no memory to count them. */
+static int find_most_locals(const struct shoal_engine *engine)
+{
+    const uint16_t *host = engine->transport->host;
+    uint16_t *counts = calloc((size_t)engine->size, sizeof *counts); /* there are no more hosts than ranks */
+    int most = 0;
+    for (int r = 0; counts && r < engine->size; r++) {
+        const int count = ++counts[host ? host[r] : 0];
+        most = count > most ? count : most;
+    }
+    free(counts);
+    return most;
+}
+
 static enum shoal_status engine_allocate(struct shoal_engine *engine, struct shoal_flights *flights)
 {
     const size_t size = (size_t)engine->size;
@@ -36,14 +50,17 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->scaled = calloc(size, sizeof(const void *));
     engine->shared = calloc(2 * size, sizeof *engine->shared);
-    engine->nearest = calloc(size, sizeof *engine->nearest);
+    engine->blame = shoal_blame_create(engine->size);
+    engine->dispute = shoal_dispute_create();
+    engine->most_locals = find_most_locals(engine);
     engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
     engine->nobody = calloc(size, 1);
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->nearest;
-    if (!engine->addresses || !has_scratch || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
+    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->most_locals;
+    const bool has_parts = engine->blame && engine->dispute;
+    if (!engine->addresses || !has_scratch || !has_parts || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -61,20 +78,6 @@ static void count_hosts(struct shoal_engine *engine)
         engine->local += r < engine->rank && shoal_engine_is_local(engine, r);
         engine->locals += shoal_engine_is_local(engine, r);
     }
-}
-
-/* Ranks of the host that has most. */
-static int find_most_locals(struct shoal_engine *engine)
-{
-    const uint16_t *host = engine->transport->host;
-    uint16_t *counts = engine->nearest; /* scratch; there are no more hosts than ranks */
-    int most = 0;
-    memset(counts, 0, (size_t)engine->size * sizeof *counts);
-    for (int r = 0; r < engine->size; r++) {
-        const int count = ++counts[host ? host[r] : 0];
-        most = count > most ? count : most;
-    }
-    return most;
 }
 
 enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
@@ -113,7 +116,6 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     }
     for (size_t i = 0; i < engine->depth * (size_t)engine->size; i++)
         engine->slot_base[i] = start;
-    engine->most_locals = find_most_locals(engine);
     *engine_out = engine;
     return SHOAL_OK;
 }
@@ -169,7 +171,8 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->dests);
     free(engine->scaled);
     free(engine->shared);
-    free(engine->nearest);
+    shoal_blame_destroy(engine->blame);
+    shoal_dispute_destroy(engine->dispute);
     free(engine->slot_base);
     free(engine->stores);
     free(engine);
@@ -185,11 +188,6 @@ bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
 int shoal_engine_most_locals(const struct shoal_engine *engine)
 {
     return engine->most_locals;
-}
-
-const struct shoal_failure *shoal_engine_failure(const struct shoal_engine *engine)
-{
-    return engine->is_broken ? &engine->failure : NULL;
 }
 
 const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *engine)
@@ -223,7 +221,7 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
 {
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
-                         engine->plans_bytes + engine->peer_sets_bytes;
+                         shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
     usage->local_bytes += engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0;
 }
 
@@ -236,10 +234,4 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
             return true;
     }
     return false;
-}
-
-const shoal_location *shoal_engine_exposed(const struct shoal_engine *engine, size_t *count_out)
-{
-    *count_out = engine->exposed_count;
-    return engine->exposed;
 }

@@ -561,6 +561,15 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
+/* What was packed may be on its way: it stays until the engine goes. */
+void shoal_engine_drop_chunks(struct shoal_engine *engine)
+{
+    for (unsigned i = 0; i < engine->depth; i++)
+        engine->left_packed[i] = engine->chunks[i].packed;
+    memset(engine->chunks, 0, sizeof engine->chunks);
+    engine->chunk_active = 0;
+}
+
 /* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write this rank's staging
  * buffer only, and nobody reads it before a signal says so. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)

@@ -11,6 +11,8 @@
 
 #include "collective/rounds.h"
 #include "engine/engine.h"
+#include "engine/failure.h"
+#include "engine/mismatch.h"
 #include "engine/stores.h"
 #include "plan/plan.h"
 
@@ -163,7 +165,6 @@ struct shoal_engine {
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
     uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
-    uint16_t *nearest;    /* [size] scratch: failure_find_missing has it */
 
     struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
@@ -182,27 +183,16 @@ struct shoal_engine {
     unsigned idle_turns;
 
     struct shoal_recorder recorder;
-    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when it broke */
-    unsigned exposed_count;
     struct shoal_record spare;       /* of requests under way so long that the recorder has gone round */
     const struct shoal_record *last; /* of the last operation that was done, NULL before */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* callbacks, which run inside, may post */
-    bool is_wait_said;               /* others were told whom this rank waits for */
-    bool is_broken;
+    bool is_wait_said;               /* others were told whom this rank waits for; failure.c */
+    bool is_broken;                  /* failure.c knows why */
+    bool is_fresh;                   /* it had nothing under way since the last shoal_engine_check */
+    struct shoal_blame *blame;
+    struct shoal_dispute *dispute;
     bool is_finalized;
-    struct shoal_failure failure;
-    uint64_t progress_ns;   /* when progress was last seen by shoal_engine_check */
-    uint64_t progress_mark; /* and what it looked like */
-    bool has_warned;
-    uint64_t warn_next_ns;      /* how long it has to stand still for the next warning */
-    uint64_t disputed_sequence; /* the operation in which calls were found to differ, 0: none */
-    uint64_t disputed_ns;       /* since when */
-    uint64_t lost_ns;           /* since when a remote rank is lost that something waits for, and nothing moves; 0: none is */
-    uint64_t lost_mark;
-    int warned_rank; /* whom it named */
-    uint64_t warned_ns;
-    uint64_t said_ns; /* when others were last told whom this rank waits for */
     shoal_step_fn on_step;
     void *on_step_arg;
 };
@@ -227,15 +217,6 @@ static inline size_t shoal_engine_notices_bytes(const struct shoal_engine *engin
 
 /* Does what can be done now; true when anything was done. */
 bool shoal_engine_progress(struct shoal_engine *engine);
-
-/* Checks deadlines, failures on other ranks, and whether peers live; makes system calls. Call it every few milliseconds while
- * operations are under way. Returns the nanoseconds until it wants to be called again. */
-uint64_t shoal_engine_check(struct shoal_engine *engine);
-
-/* This rank did not run for away_ns, or its clock jumped (UINT64_MAX). Operations under way get that much more time, at most
- * their timeout from now. Each request is excused at least eight times, and until the excuses sum up to its timeout. 0 only
- * shortens deadlines. */
-void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
 
 /* Whether everything published arrives although no thread makes progress. */
 static inline bool shoal_engine_is_flushed(const struct shoal_engine *engine)
@@ -304,6 +285,8 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engin
 /* Announced, and nothing else is under way: runs what concerns this rank alone while the others' records are on their way. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
 bool shoal_engine_run_chunks(struct shoal_engine *engine);
+/* The engine breaks: no chunk is under way any more. */
+void shoal_engine_drop_chunks(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* The contribution of a rank to a direct operation, contiguous. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
@@ -374,47 +357,6 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
 {
     return call->op == SHOAL_AVG ? engine->size : call->scale;
 }
-
-/* mismatch.c: whether a peer called what this rank called. On false the operation does not go on: the engine breaks at once, or
- * once the announcements of other ranks have shown which rank is the odd one. */
-SHOAL_MUST_USE bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
-                                            const struct shoal_announcement *other);
-/* The same for an operation that is already done on this rank. */
-SHOAL_MUST_USE bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
-                                                 const struct shoal_announcement *other);
-/* Fails with a mismatch that was found: when enough announcements are there, or now if it is urgent. True: the engine broke. */
-bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent);
-
-/* engine_fail.c: everything else that goes wrong. */
-/* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
-void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
-/* Takes over a failure that another rank or shoal_comm_abort has published; true when there was one. */
-bool shoal_engine_heed_failure(struct shoal_engine *engine);
-/* Withdraws what this rank has published about whom it waits for. */
-void shoal_engine_go_on(struct shoal_engine *engine);
-/* The request that a thread of this rank waits for: the oldest collective, where one is awaited (they run in order), else a
- * message; NULL: none. */
-struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
-/* The ranks that a request waits for. It is filled once and then asked for each rank. */
-struct shoal_wait {
-    struct shoal_request *request;
-    int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
-    uint64_t first_open; /* the first operation that some rank of this host has not completed */
-    bool is_any_behind;  /* some rank of this host has not called it */
-};
-struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
-/* Whether the wait is for that rank itself. */
-bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
-/* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */
-bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
-bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
-/* Fills in status, rank (-1: none to blame), operation and place of a failure; the caller writes the text. */
-void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
-                                int rank, struct shoal_failure *failure);
-/* Appends to a text, cut where the buffer ends. */
-SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
-/* "all-reduce of 1024 float32, sum" */
-void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
 
 /* messages.c: sends and receives. */
 SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);

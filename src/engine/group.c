@@ -49,7 +49,7 @@ enum shoal_status shoal_engine_post_group(struct shoal_engine *engine, const str
     group->left = count + 1;
     if (!engine->is_in_progress)
         shoal_engine_heed_failure(engine);
-    group->status = engine->is_broken ? engine->failure.status : SHOAL_OK;
+    group->status = engine->is_broken ? shoal_engine_failure(engine)->status : SHOAL_OK;
     for (size_t i = 0; i < count; i++) {
         group->members[i].done_fn = end_one;
         group->members[i].done_arg = group;

@@ -1,6 +1,7 @@
 /* Ranks that called different operations under one number. The rank that finds a difference does not report it at once: it
  * waits a moment for the records of the other ranks, groups all ranks by what they called, and names the rank outside the
  * majority. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -12,6 +13,21 @@
 #define GROUPS_MAX 6
 #define GROUPS_PRINTED 3
 #define RANKS_PRINTED 8
+
+struct shoal_dispute {
+    uint64_t sequence; /* the operation in which calls were found to differ, 0: none */
+    uint64_t since_ns;
+};
+
+struct shoal_dispute *shoal_dispute_create(void)
+{
+    return calloc(1, sizeof(struct shoal_dispute));
+}
+
+void shoal_dispute_destroy(struct shoal_dispute *dispute)
+{
+    free(dispute);
+}
 
 static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
@@ -250,10 +266,10 @@ static uint64_t patience_ns(const struct shoal_engine *engine, int known, int mi
 
 bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
 {
-    const uint64_t sequence = engine->disputed_sequence;
+    const uint64_t sequence = engine->dispute->sequence;
     if (SHOAL_LIKELY(!sequence) || engine->is_broken)
         return false;
-    const uint64_t since_ns = shoal_engine_now_ns(engine) - engine->disputed_ns;
+    const uint64_t since_ns = shoal_engine_now_ns(engine) - engine->dispute->since_ns;
     const struct view view = look_at_calls(engine, sequence);
     if (view.count > 1) {
         if (!is_urgent && since_ns < patience_ns(engine, view.known, view.missing, view.named))
@@ -274,9 +290,9 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
 
 static void dispute(struct shoal_engine *engine, uint64_t sequence)
 {
-    if (!engine->disputed_sequence || sequence < engine->disputed_sequence) {
-        engine->disputed_sequence = sequence;
-        engine->disputed_ns = shoal_engine_now_ns(engine);
+    if (!engine->dispute->sequence || sequence < engine->dispute->sequence) {
+        engine->dispute->sequence = sequence;
+        engine->dispute->since_ns = shoal_engine_now_ns(engine);
     }
     (void)shoal_engine_settle(engine, false);
 }

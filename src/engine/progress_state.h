@@ -49,7 +49,7 @@ static inline void shoal_progress_note_posted(struct shoal_progress *progress, s
     if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
-    engine->progress_ns = 0; /* progress of earlier operations says nothing about this one */
+    engine->is_fresh = true; /* progress of earlier operations says nothing about this one */
     engine->busy_next = progress->busy;
     progress->busy = engine;
 }

@@ -758,7 +758,7 @@ static void assert_all_failed(struct world *world, const struct program *program
         }
         if (!has_failed)
             continue;
-        const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
         assert_true(world->ranks[r].engine->is_broken);
         assert_int_equal(failure->status, status);
         assert_true(failure->text[0] != '\0');
@@ -829,7 +829,7 @@ static void engine_killed_rank_is_named_by_all_others(void **state)
             char name[32];
             snprintf(name, sizeof name, "rank %d ", victim);
             if (r != victim && world->ranks[r].engine->is_broken)
-                assert_non_null(strstr(world->ranks[r].engine->failure.text, name));
+                assert_non_null(strstr(shoal_engine_failure(world->ranks[r].engine)->text, name));
         }
         close_world(world);
     }
@@ -857,7 +857,7 @@ static void engine_killed_rank_is_named_though_a_message_waits_for_another(void 
     assert_true(drive(world, 2, 2 * SHOAL_NS_PER_S));
     for (int r = 0; r < 2; r++) {
         assert_int_equal(status_of(world, r, 1), SHOAL_ERR_PEER_LOST);
-        assert_int_equal(world->ranks[r].engine->failure.rank, 2);
+        assert_int_equal(shoal_engine_failure(world->ranks[r].engine)->rank, 2);
     }
     close_world(world);
 }
@@ -899,7 +899,7 @@ static void engine_mismatch_reaches_all_with_both_calls(void **state)
         }
         assert_true(drive(world, 1, 2 * SHOAL_NS_PER_S));
         for (int r = 0; r < size; r++) {
-            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
             assert_int_equal(status_of(world, r, 0), SHOAL_ERR_MISMATCH);
             assert_non_null(strstr(failure->text, other->text));
             assert_non_null(strstr(failure->text, "all-reduce of 1000 float32, sum"));
@@ -947,7 +947,7 @@ static void engine_mismatch_names_the_odd_rank(void **state)
         snprintf(own, sizeof own, "; rank %d (process %d on sim-%d) called all-reduce of 999 float32, sum", odd, 1000 + odd,
                  is_apart ? hosts[odd] : 0);
         for (int r = 0; r < 8; r++) {
-            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
             if (failure->rank != odd || !strstr(failure->text, own) || (!is_apart && !strstr(failure->text, others)))
                 fail_msg("seed %llu: rank %d names rank %d, not %d: %s", (unsigned long long)seed, r, failure->rank, odd,
                          failure->text);
@@ -966,7 +966,7 @@ static void engine_mismatch_without_a_majority_names_nobody(void **state)
         const bool is_odd[4] = {[1] = true, [3] = true};
         struct world *world = run_odd(&weather, seed % 2 ? 100 : 10000, is_odd, preset);
         for (int r = 0; r < 4; r++) {
-            const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+            const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
             assert_int_equal(failure->rank, -1);
             assert_int_equal(failure->pid, 0);
             assert_non_null(strstr(failure->text, "2 of 4 ranks (0, 2) called"));
@@ -1064,7 +1064,7 @@ static void engine_mismatch_is_found_over_hosts(void **state)
             fail_msg("seed %llu: operations did not end", (unsigned long long)seed);
         for (int r = 0; r < size && are_unlike(world, seed); r++) {
             assert_int_equal(status_of(world, r, CALLS_IN_ALL - 1), SHOAL_ERR_MISMATCH);
-            assert_int_equal(world->ranks[r].engine->failure.sequence, CALLS_ALIKE + 1);
+            assert_int_equal(shoal_engine_failure(world->ranks[r].engine)->sequence, CALLS_ALIKE + 1);
         }
         close_world(world);
     }
@@ -1089,8 +1089,8 @@ static void engine_absent_rank_is_named_at_the_deadline(void **state)
         if (r == 2)
             continue;
         assert_int_equal(status_of(world, r, 0), SHOAL_ERR_TIMEOUT);
-        assert_int_equal(world->ranks[r].engine->failure.rank, 2);
-        assert_true(world->ranks[r].engine->failure.waited_ms >= 15000);
+        assert_int_equal(shoal_engine_failure(world->ranks[r].engine)->rank, 2);
+        assert_true(shoal_engine_failure(world->ranks[r].engine)->waited_ms >= 15000);
     }
     close_world(world);
 }
@@ -1182,7 +1182,7 @@ static void engine_blames_a_stopped_rank_and_no_deadlock(void **state)
     assert_non_null(strstr(world->last_line, "deadlock"));
     shoal_sim_stop(world->sim, 1);
     drive(world, 1, 16 * SHOAL_NS_PER_S);
-    const struct shoal_failure *failure = &world->ranks[0].engine->failure;
+    const struct shoal_failure *failure = shoal_engine_failure(world->ranks[0].engine);
     assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
     assert_null(strstr(failure->text, "deadlock"));
     assert_int_equal(failure->rank, 1);
@@ -1215,7 +1215,7 @@ static void engine_calls_a_cycle_of_messages_a_deadlock(void **state)
         for (int r = 0; r < size && i != 3; r++) /* as other processes see it */
             assert_int_equal(atomic_load(&world->ranks[r].engine->recorder.flight->waits_for), 1 + (r + 1) % size);
         drive(world, 1, 16 * SHOAL_NS_PER_S);
-        const struct shoal_failure *failure = &world->ranks[0].engine->failure;
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[0].engine);
         assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
         assert_string_equal(failure->operation,
                             i == 3 ? "receive of 1 int64, peer 2, tag 5" : "receive of 1 int64, peer 1, tag 5");
@@ -1249,7 +1249,7 @@ static void engine_names_a_message_with_another_tag(void **state)
     assert_non_null(strstr(world->last_line, "receive of 1 int64, peer 0, tag 5"));
     assert_non_null(strstr(world->last_line, "a message with tag 7 has come from rank 0, and no receive asks for it"));
     drive(world, 1, 16 * SHOAL_NS_PER_S);
-    assert_non_null(strstr(world->ranks[1].engine->failure.text, "a message with tag 7 has come from rank 0"));
+    assert_non_null(strstr(shoal_engine_failure(world->ranks[1].engine)->text, "a message with tag 7 has come from rank 0"));
     close_world(world);
 }
 
@@ -1281,9 +1281,9 @@ static void engine_names_who_does_not_take_what_is_sent(void **state)
         post(world, r, 0, &barrier);
     drive(world, 1, 16 * SHOAL_NS_PER_S);
     assert_int_equal(status_of(world, 1, 0), SHOAL_OK);
-    assert_int_equal(engine->failure.status, SHOAL_ERR_TIMEOUT);
-    assert_int_equal(engine->failure.rank, 2);
-    assert_non_null(strstr(engine->failure.text, "waiting for its data to leave for rank 2 (process 1002 on "));
+    assert_int_equal(shoal_engine_failure(engine)->status, SHOAL_ERR_TIMEOUT);
+    assert_int_equal(shoal_engine_failure(engine)->rank, 2);
+    assert_non_null(strstr(shoal_engine_failure(engine)->text, "waiting for its data to leave for rank 2 (process 1002 on "));
     close_world(world);
 }
 
@@ -1311,7 +1311,7 @@ static void engine_names_the_end_of_a_chain(void **state)
         post_allreduce(world, r, 0);
     assert_true(drive(world, 1, 16 * SHOAL_NS_PER_S));
     for (int r = 0; r < 3; r++) {
-        const struct shoal_failure *failure = &world->ranks[r].engine->failure;
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
         assert_int_equal(failure->reporter, 0);
         assert_int_equal(failure->rank, 3);
         assert_non_null(strstr(failure->text, "waiting for rank 3 (process 1003 on sim-1, running; rank 1 waits for it)"));
@@ -1338,9 +1338,9 @@ static void engine_does_not_name_the_end_of_a_chain_that_was(void **state)
             post_allreduce(world, r, 1);
     }
     drive(world, 2, 25 * SHOAL_NS_PER_S);
-    assert_int_equal(world->ranks[0].engine->failure.status, SHOAL_ERR_TIMEOUT);
-    assert_int_equal(world->ranks[0].engine->failure.rank, 2);
-    assert_null(strstr(world->ranks[0].engine->failure.text, "waits for it"));
+    assert_int_equal(shoal_engine_failure(world->ranks[0].engine)->status, SHOAL_ERR_TIMEOUT);
+    assert_int_equal(shoal_engine_failure(world->ranks[0].engine)->rank, 2);
+    assert_null(strstr(shoal_engine_failure(world->ranks[0].engine)->text, "waits for it"));
     world->ranks[2].is_gone = false;
     close_world(world);
 }
@@ -1377,7 +1377,7 @@ static void engine_absent_root_is_named_though_a_leaf_is_behind(void **state)
     for (int r = 0; r < 2; r++) {
         assert_int_equal(status_of(world, r, 3), SHOAL_OK);
         assert_int_equal(status_of(world, r, 4), SHOAL_ERR_TIMEOUT);
-        assert_int_equal(world->ranks[r].engine->failure.rank, 3);
+        assert_int_equal(shoal_engine_failure(world->ranks[r].engine)->rank, 3);
     }
     close_world(world);
 }
@@ -1486,7 +1486,7 @@ static void engine_mismatch_found_at_a_peers_end_is_the_cause(void **state)
     shoal_sim_advance_to(world->sim, shoal_sim_now_ns(world->sim) + 10 * TICK_NS);
     shoal_engine_check(engine);
     assert_true(engine->is_broken);
-    assert_int_equal(engine->failure.status, SHOAL_ERR_MISMATCH);
+    assert_int_equal(shoal_engine_failure(engine)->status, SHOAL_ERR_MISMATCH);
     close_world(world);
 }
 

@@ -9,6 +9,48 @@
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
+struct shoal_blame {
+    struct shoal_failure failure; /* of a broken engine */
+    uint64_t progress_ns;         /* when progress was last seen by shoal_engine_check; 0: not since it became busy */
+    uint64_t progress_mark;       /* and what it looked like */
+    bool has_warned;
+    int warned_rank; /* whom the warning named */
+    uint64_t warned_ns;
+    uint64_t warn_next_ns; /* how long it has to stand still for the next warning */
+    uint64_t lost_ns;      /* since when a remote rank is lost that something waits for, and nothing moves; 0: none is */
+    uint64_t lost_mark;
+    uint64_t said_ns;                             /* when others were last told whom this rank waits for */
+    shoal_location exposed[2 * SHOAL_ACTIVE_MAX]; /* operands that peers could reach when it broke */
+    size_t exposed_count;
+    uint16_t nearest[]; /* [size] scratch: failure_find_missing has it */
+};
+
+size_t shoal_blame_bytes(int size)
+{
+    return sizeof(struct shoal_blame) + (size_t)size * sizeof(uint16_t);
+}
+
+struct shoal_blame *shoal_blame_create(int size)
+{
+    return calloc(1, shoal_blame_bytes(size));
+}
+
+void shoal_blame_destroy(struct shoal_blame *blame)
+{
+    free(blame);
+}
+
+const struct shoal_failure *shoal_engine_failure(const struct shoal_engine *engine)
+{
+    return engine->is_broken ? &engine->blame->failure : NULL;
+}
+
+const shoal_location *shoal_engine_exposed(const struct shoal_engine *engine, size_t *count_out)
+{
+    *count_out = engine->blame->exposed_count;
+    return engine->blame->exposed;
+}
+
 void shoal_engine_append(char *text, size_t bytes, const char *format, ...)
 {
     const size_t used = strlen(text);
@@ -180,7 +222,7 @@ static bool is_teller(const struct shoal_engine *engine)
 {
     static _Atomic uint64_t told; /* the job last told of by this process */
     int teller = engine->leader;
-    if (engine->failure.status == SHOAL_ERR_PEER_LOST && engine->failure.rank == teller)
+    if (engine->blame->failure.status == SHOAL_ERR_PEER_LOST && engine->blame->failure.rank == teller)
         teller++;
     while (teller < engine->size && !shoal_engine_is_local(engine, teller))
         teller++;
@@ -241,9 +283,9 @@ static void note_exposed(struct shoal_engine *engine)
         if (request->state == SHOAL_REQUEST_QUEUED || request->is_direct)
             continue;
         if (request->arrival.output)
-            engine->exposed[engine->exposed_count++] = request->arrival.output;
+            engine->blame->exposed[engine->blame->exposed_count++] = request->arrival.output;
         if (request->arrival.input && request->arrival.input != request->arrival.output)
-            engine->exposed[engine->exposed_count++] = request->arrival.input;
+            engine->blame->exposed[engine->blame->exposed_count++] = request->arrival.input;
     }
 }
 
@@ -266,13 +308,11 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
 {
     struct shoal_request *active = engine->active_head, *queued = engine->queue_head;
     note_exposed(engine);
-    engine->failure = *failure;
+    engine->blame->failure = *failure;
     engine->is_broken = true;
     engine->active_head = engine->queue_head = engine->start_next = NULL;
-    engine->active_count = engine->chunk_active = 0;
-    for (unsigned i = 0; i < engine->depth; i++)
-        engine->left_packed[i] = engine->chunks[i].packed;
-    memset(engine->chunks, 0, sizeof engine->chunks);
+    engine->active_count = 0;
+    shoal_engine_drop_chunks(engine);
     log_broken(engine, failure);
     complete_list(active, failure->status);
     complete_list(queued, failure->status);
@@ -519,7 +559,7 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
 /* What the request waits for, with at most eight ranks. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
-    uint16_t *const nearest = engine->nearest;
+    uint16_t *const nearest = engine->blame->nearest;
     const int first = failure_find_missing(engine, request, nearest);
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
@@ -567,14 +607,14 @@ static uint64_t next_warning_ns(uint64_t stalled_ns)
 static void warn_slow(struct shoal_engine *engine, struct shoal_request *request, uint64_t now_ns)
 {
     char missing[400], cycle[300], call_text[96], after[700] = "";
-    const uint64_t stalled_ns = now_ns - engine->progress_ns;
+    const uint64_t stalled_ns = now_ns - engine->blame->progress_ns;
     const int rank = name_missing(engine, request, missing, sizeof missing);
-    engine->warned_ns = now_ns;
-    if (engine->has_warned && rank == engine->warned_rank && stalled_ns < engine->warn_next_ns)
+    engine->blame->warned_ns = now_ns;
+    if (engine->blame->has_warned && rank == engine->blame->warned_rank && stalled_ns < engine->blame->warn_next_ns)
         return;
-    engine->has_warned = true;
-    engine->warned_rank = rank;
-    engine->warn_next_ns = next_warning_ns(stalled_ns);
+    engine->blame->has_warned = true;
+    engine->blame->warned_rank = rank;
+    engine->blame->warn_next_ns = next_warning_ns(stalled_ns);
     print_request(request, call_text, sizeof call_text);
     shoal_messages_append_unexpected(engine, request, after, sizeof after);
     if (shoal_engine_find_deadlock(engine, cycle, sizeof cycle))
@@ -618,19 +658,19 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
 static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
 {
     struct shoal_request *request = first_call(engine);
-    const uint64_t stalled_ns = now_ns - engine->progress_ns;
-    if (stalled_ns < SAY_AGAIN_NS || now_ns - engine->said_ns < SAY_AGAIN_NS)
+    const uint64_t stalled_ns = now_ns - engine->blame->progress_ns;
+    if (stalled_ns < SAY_AGAIN_NS || now_ns - engine->blame->said_ns < SAY_AGAIN_NS)
         return;
     int rank = say_blocked(engine, stalled_ns);
     if (rank < 0) {
         if (!request)
             return;
-        rank = failure_find_missing(engine, request, engine->nearest);
+        rank = failure_find_missing(engine, request, engine->blame->nearest);
         engine->ops->say_waits_for(engine->transport, request->sequence, rank);
     }
     shoal_recorder_note_wait(&engine->recorder, rank,
                              shoal_clock_ticks() - (uint64_t)((double)stalled_ns / ns_per_tick(engine)));
-    engine->said_ns = now_ns;
+    engine->blame->said_ns = now_ns;
     engine->is_wait_said = true;
 }
 
@@ -755,10 +795,10 @@ static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal
     const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
     if (shoal_engine_is_local(engine, rank))
         return false;
-    if (!engine->lost_ns || engine->lost_mark != mark)
-        engine->lost_ns = now_ns;
-    engine->lost_mark = mark;
-    return now_ns - engine->lost_ns < (is_blocked ? UNDER_WAY_NS : OUT_OF_REACH_NS);
+    if (!engine->blame->lost_ns || engine->blame->lost_mark != mark)
+        engine->blame->lost_ns = now_ns;
+    engine->blame->lost_mark = mark;
+    return now_ns - engine->blame->lost_ns < (is_blocked ? UNDER_WAY_NS : OUT_OF_REACH_NS);
 }
 
 static bool fail_lost(struct shoal_engine *engine)
@@ -767,7 +807,7 @@ static bool fail_lost(struct shoal_engine *engine)
     int rank;
     struct shoal_request *request = find_blocked(engine, &found, &rank);
     if (!request || is_perhaps_under_way(engine, request, rank)) {
-        engine->lost_ns = request ? engine->lost_ns : 0;
+        engine->blame->lost_ns = request ? engine->blame->lost_ns : 0;
         return false;
     }
     if (shoal_engine_progress(engine) || shoal_engine_settle(engine, true) || engine->is_broken)
@@ -813,7 +853,7 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
     is_given |= excuse_list(engine, engine->queue_head, away_ns);
     is_given |= excuse_list(engine, shoal_messages_first(engine), away_ns);
     if (is_given)
-        engine->progress_ns = 0; /* nobody is slow yet */
+        engine->blame->progress_ns = 0; /* nobody is slow yet */
 }
 
 /* Between two looks at whom a slow operation waits for. */
@@ -821,13 +861,15 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 
 uint64_t shoal_engine_check(struct shoal_engine *engine)
 {
+    struct shoal_blame *blame = engine->blame;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
     if (engine->recorder.rejections)
         shoal_recorder_note_rejected(&engine->recorder);
-    if (engine->is_broken || !shoal_engine_is_busy(engine)) {
-        engine->progress_ns = 0;
+    if (engine->is_fresh || engine->is_broken || !shoal_engine_is_busy(engine))
+        blame->progress_ns = 0;
+    engine->is_fresh = false;
+    if (engine->is_broken || !shoal_engine_is_busy(engine))
         return UINT64_MAX;
-    }
     if (shoal_engine_heed_failure(engine) || shoal_engine_settle(engine, false) || fail_unmet(engine) || fail_lost(engine))
         return UINT64_MAX;
     struct shoal_request *request = failure_oldest(engine);
@@ -839,13 +881,13 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         fail_late(engine, urgent);
         return UINT64_MAX;
     }
-    if (!engine->progress_ns || mark != engine->progress_mark) {
-        engine->progress_ns = now_ns;
-        engine->progress_mark = mark;
-        engine->has_warned = false;
+    if (!blame->progress_ns || mark != blame->progress_mark) {
+        blame->progress_ns = now_ns;
+        blame->progress_mark = mark;
+        blame->has_warned = false;
         shoal_engine_go_on(engine);
-    } else if (now_ns - engine->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS &&
-               (!engine->has_warned || now_ns - engine->warned_ns >= WARN_AGAIN_NS)) {
+    } else if (now_ns - blame->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS &&
+               (!blame->has_warned || now_ns - blame->warned_ns >= WARN_AGAIN_NS)) {
         warn_slow(engine, request, now_ns);
     }
     say_wait(engine, now_ns);
