@@ -33,11 +33,6 @@ void shoal_request_complete(struct shoal_request *request, enum shoal_status sta
         request->record->owner = NULL;
         request->record = NULL;
     }
-    if (request->cached) {
-        SHOAL_ASSERT(request->cached->users > 0);
-        request->cached->users--;
-        request->cached = NULL;
-    }
     shoal_layout_free(request->call.layout);
     request->call.layout = NULL;
     request->state = SHOAL_REQUEST_DONE;
@@ -204,10 +199,10 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         shoal_request_complete(request, shoal_engine_failure(engine)->status);
         return;
     }
-    if (call->kind == SHOAL_COLLECTIVE_SEND || call->kind == SHOAL_COLLECTIVE_RECV || call->kind == SHOAL_COLLECTIVE_DRAIN) {
+    if (shoal_request_is_message(request)) {
         request->sequence = 0;
         start_record(engine, request);
-        const enum shoal_status status = shoal_messages_post(engine, request);
+        const enum shoal_status status = shoal_p2p_post(engine, request);
         if (status != SHOAL_OK)
             shoal_request_complete(request, status);
         return;
@@ -651,8 +646,10 @@ static bool retire_done(struct shoal_engine *engine)
         engine->active_count--;
         engine->done_sequence = request->sequence;
         engine_tell(engine);
-        if (request->cached)
+        if (request->cached) {
             shoal_stores_learn(request);
+            shoal_engine_release_plan(request);
+        }
         shoal_request_complete(request, SHOAL_OK);
         did = true;
     }
@@ -679,7 +676,7 @@ static bool progress_once(struct shoal_engine *engine)
     }
     /* Messages that no receive waits for yet are taken too, now and then: their senders may wait for room. */
     if (engine->message_count || (!did && ++engine->idle_turns % MESSAGES_EVERY == 0))
-        did |= shoal_messages_progress(engine);
+        did |= shoal_p2p_progress(engine);
     if (engine->queue_head) /* posted by a callback, or held back until operations ended */
         did |= announce_queued(engine);
     return did;

@@ -155,7 +155,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     if (!engine)
         return;
     shoal_engine_close(engine);
-    shoal_messages_destroy(engine);
+    shoal_p2p_destroy(engine);
     shoal_engine_free_kept(engine);
     for (unsigned i = 0; i < engine->depth; i++) {
         if (!engine->ops->is_locally_complete ||

@@ -9,14 +9,15 @@
 
 #include <stdatomic.h>
 
+#include "base/assert.h"
 #include "collective/rounds.h"
 #include "engine/engine.h"
 #include "engine/failure.h"
 #include "engine/mismatch.h"
+#include "engine/p2p.h"
 #include "engine/stores.h"
 #include "plan/plan.h"
 
-struct shoal_messages;
 struct shoal_packed;
 
 #define SHOAL_NEEDED_ALL (-1)
@@ -55,34 +56,36 @@ struct shoal_request {
     uint64_t excused_ns; /* what the deadline was moved by, as shoal_engine_excuse counts it */
     uint64_t posted_ticks;
     struct shoal_record *record;
-    struct shoal_announcement arrival; /* own */
     const struct shoal_shape *shape;
     size_t element_bytes;
-    size_t bytes;                            /* of the larger operand; of a message */
-    size_t payload_bytes;                    /* what this rank publishes beside its announcement */
-    bool is_direct;                          /* no plan: data travel beside the records */
-    const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
-    int round;                               /* of them; -1: the ranks of this host are waited for */
-    bool has_sent;                           /* what the round sends */
-    int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
-    const struct shoal_peer_set *peer_set; /* NULL: all ranks */
-    int next_missing;                      /* the lowest rank that has not been seen to arrive */
-    int next_expected;                     /* and the lowest whose data have not been asked for */
-    struct shoal_cached_plan *cached;
-    uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
-    struct shoal_stores_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
-    uint32_t stores_use;
-    void **inputs; /* [size] addresses here, NULL where not shared */
-    void **outputs;
-    size_t chunk_elements; /* of a whole, or of each part */
-    size_t part_stride;    /* elements from part to part of a staging buffer that is in parts */
-    size_t chunk_count;
-    size_t chunks_started;
-    size_t chunks_done;
-    uint64_t message_id; /* sends and receives: see messages.c */
-    const void *message_source;
-    size_t message_offset;
-    int message_phase;
+    size_t bytes; /* of the larger operand; of a message */
+    /* By call.kind (shoal_request_is_message); nothing for a group. */
+    union {
+        struct shoal_p2p_state message;              /* of a send, a receive or a drain */
+        struct {                                     /* of a collective */
+            struct shoal_announcement arrival;       /* own */
+            size_t payload_bytes;                    /* what this rank publishes beside its announcement */
+            bool is_direct;                          /* no plan: data travel beside the records */
+            const struct shoal_algorithm *in_rounds; /* and between hosts in rounds, by that entry; NULL: at once */
+            int round;                               /* of them; -1: the ranks of this host are waited for */
+            bool has_sent;                           /* what the round sends */
+            int needed; /* who must arrive: SHOAL_NEEDED_ALL (of the peer set), one peer, or (the own rank) nobody */
+            const struct shoal_peer_set *peer_set; /* NULL: all ranks */
+            int next_missing;                      /* the lowest rank that has not been seen to arrive */
+            int next_expected;                     /* and the lowest whose data have not been asked for */
+            struct shoal_cached_plan *cached;
+            uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
+            struct shoal_stores_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
+            uint32_t stores_use;
+            void **inputs; /* [size] addresses here, NULL where not shared */
+            void **outputs;
+            size_t chunk_elements; /* of a whole, or of each part */
+            size_t part_stride;    /* elements from part to part of a staging buffer that is in parts */
+            size_t chunk_count;
+            size_t chunks_started;
+            size_t chunks_done;
+        };
+    };
 };
 
 /* With several hosts an operation that has a plan meets only some ranks: those of this host, and the remote peers with
@@ -178,8 +181,8 @@ struct shoal_engine {
 
     struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
 
-    struct shoal_messages *messages; /* sends and receives; made when first used */
-    unsigned message_count;          /* under way */
+    struct shoal_p2p *p2p;  /* sends and receives */
+    unsigned message_count; /* of them under way */
     unsigned idle_turns;
 
     struct shoal_recorder recorder;
@@ -251,6 +254,13 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
 }
 
+/* Whether it is of p2p.h. */
+static inline bool shoal_request_is_message(const struct shoal_request *request)
+{
+    const enum shoal_collective_type kind = request->call.kind;
+    return kind == SHOAL_COLLECTIVE_SEND || kind == SHOAL_COLLECTIVE_RECV || kind == SHOAL_COLLECTIVE_DRAIN;
+}
+
 /* Whether a thread waits for the request. */
 static inline bool shoal_request_is_awaited(struct shoal_request *request)
 {
@@ -308,6 +318,13 @@ struct shoal_peer_set *shoal_engine_make_peer_set(const struct shoal_engine *eng
                                                   int root);
 SHOAL_MUST_USE bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set,
                                                struct shoal_request *request);
+/* The request needs its plan no more. */
+static inline void shoal_engine_release_plan(struct shoal_request *request)
+{
+    SHOAL_ASSERT(request->cached->users > 0);
+    request->cached->users--;
+    request->cached = NULL;
+}
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
 /* engine_rounds.c: direct operations over several hosts, in rounds. Before the request is announced; then, until it is done. */
@@ -357,23 +374,5 @@ static inline double shoal_engine_argument(const struct shoal_engine *engine, co
 {
     return call->op == SHOAL_AVG ? engine->size : call->scale;
 }
-
-/* messages.c: sends and receives. */
-SHOAL_MUST_USE enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request);
-bool shoal_messages_progress(struct shoal_engine *engine);
-/* Accepts messages of peers, even while nothing is under way here; true when there were some. */
-bool shoal_messages_drain(struct shoal_engine *engine);
-/* All under way, in a list. */
-struct shoal_request *shoal_messages_first(const struct shoal_engine *engine);
-struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine);
-struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine);
-/* Changes whenever a message moves. */
-uint64_t shoal_messages_mark(const struct shoal_engine *engine);
-/* Appends "; a message with tag 7 ..." where a receive waits and its peer has sent something else. */
-void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
-                                      size_t bytes);
-struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer);
-void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status);
-void shoal_messages_destroy(struct shoal_engine *engine);
 
 #endif

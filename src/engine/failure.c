@@ -267,11 +267,14 @@ static void write_recorder(struct shoal_engine *engine)
             written);
 }
 
+/* Of collectives. */
 static void complete_list(struct shoal_request *list, enum shoal_status status)
 {
     while (list) {
         struct shoal_request *request = list;
         list = list->next;
+        if (request->cached)
+            shoal_engine_release_plan(request);
         shoal_request_complete(request, status);
     }
 }
@@ -316,7 +319,7 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     log_broken(engine, failure);
     complete_list(active, failure->status);
     complete_list(queued, failure->status);
-    shoal_messages_fail(engine, failure->status);
+    shoal_p2p_fail(engine, failure->status);
     atomic_store_explicit(&engine->recorder.flight->status, (int32_t)failure->status, memory_order_relaxed);
     write_recorder(engine);
 }
@@ -380,13 +383,13 @@ static struct shoal_request *first_call(const struct shoal_engine *engine)
 
 static struct shoal_request *failure_oldest(struct shoal_engine *engine)
 {
-    return failure_earlier(first_call(engine), shoal_messages_oldest(engine));
+    return failure_earlier(first_call(engine), shoal_p2p_oldest(engine));
 }
 
 /* Whose deadline comes first: each operation has its own, also behind others. */
 static struct shoal_request *most_urgent(struct shoal_engine *engine)
 {
-    struct shoal_request *urgent = shoal_messages_oldest(engine);
+    struct shoal_request *urgent = shoal_p2p_oldest(engine);
     for (struct shoal_request *request = engine->active_head; request; request = request->next)
         urgent = failure_earlier(urgent, request);
     for (struct shoal_request *request = engine->queue_head; request; request = request->next)
@@ -505,7 +508,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *
 /* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
 bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank)
 {
-    if (wait->peer >= 0)
+    if (wait->peer >= 0 || shoal_request_is_message(wait->request))
         return rank == wait->peer;
     if (is_leaving(engine, wait->request))
         return engine->ops->is_sending && engine->ops->is_sending(engine->transport, rank);
@@ -522,7 +525,7 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
         if (shoal_request_is_awaited(request))
             return first_call(engine);
     }
-    return shoal_messages_awaited(engine);
+    return shoal_p2p_awaited(engine);
 }
 
 /* Whom the request waits for in the end: nearest[rank] becomes 1 + the rank that it waits for first, itself or another that
@@ -616,7 +619,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     engine->blame->warned_rank = rank;
     engine->blame->warn_next_ns = next_warning_ns(stalled_ns);
     print_request(request, call_text, sizeof call_text);
-    shoal_messages_append_unexpected(engine, request, after, sizeof after);
+    shoal_p2p_append_unexpected(engine, request, after, sizeof after);
     if (shoal_engine_find_deadlock(engine, cycle, sizeof cycle))
         shoal_engine_append(after, sizeof after, "; %s", cycle);
     append_hint(engine, rank, after, sizeof after);
@@ -697,7 +700,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     snprintf(failure.text, sizeof failure.text, "%s (number %llu of communicator %s) passed its deadline after %llu ms%s%s",
              failure.operation, (unsigned long long)request->sequence, engine->name, (unsigned long long)failure.waited_ms,
              is_deadlock ? "; " : ", waiting for ", what);
-    shoal_messages_append_unexpected(engine, request, failure.text, sizeof failure.text);
+    shoal_p2p_append_unexpected(engine, request, failure.text, sizeof failure.text);
     shoal_engine_fail(engine, &failure);
 }
 
@@ -764,7 +767,7 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
         return call;
     rank = engine->message_count ? ops->lost(engine->transport, 0, UINT64_MAX, found) : -1;
     while (rank >= 0) {
-        struct shoal_request *message = shoal_messages_with(engine, rank);
+        struct shoal_request *message = shoal_p2p_with(engine, rank);
         *rank_out = rank;
         if (message)
             return message;
@@ -781,7 +784,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
         mark = mark * 31 + engine->chunks[i].step;
     if (engine->active_head)
         mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
-    return mark * 31 + shoal_messages_mark(engine);
+    return mark * 31 + shoal_p2p_mark(engine);
 }
 
 /* What a remote rank sent before it was lost may still come, and the first cause from another. */
@@ -851,7 +854,7 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 {
     bool is_given = excuse_list(engine, engine->active_head, away_ns);
     is_given |= excuse_list(engine, engine->queue_head, away_ns);
-    is_given |= excuse_list(engine, shoal_messages_first(engine), away_ns);
+    is_given |= excuse_list(engine, shoal_p2p_first(engine), away_ns);
     if (is_given)
         engine->blame->progress_ns = 0; /* nobody is slow yet */
 }

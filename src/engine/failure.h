@@ -1,5 +1,6 @@
 /* Everything that goes wrong in a communicator, and who is to blame: deadlines, peers that ended, failures that other ranks
- * have published. The first cause is published once and becomes the status of every operation, so that an engine fails as a whole.
+ * have published. The first cause is published once and becomes the status of every operation, so that an engine fails as a
+ * whole.
  *
  *   look (failure.c, deadlock.c)   which ranks does a request wait for; and which rank do these wait for, in the end?
  *   say                            a rank that is blocked publishes which rank it waits for, so that nobody blames it

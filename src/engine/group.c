@@ -29,7 +29,6 @@ static void group_begin(struct shoal_engine *engine, struct shoal_request *reque
     request->call = (struct shoal_call){.kind = SHOAL_COLLECTIVE_GROUP, .timeout_ms = timeout_ms};
     request->state = SHOAL_REQUEST_ANNOUNCED;
     request->record = NULL;
-    request->cached = NULL;
     request->excused_ns = 0;
     request->posted_ticks = shoal_clock_ticks();
     request->deadline_ns =

@@ -242,7 +242,7 @@ void shoal_progress_wake(struct shoal_progress *progress)
 /* A rank that waits takes messages of all its communicators, so that a small send needs no receive. */
 static bool progress_drain(struct shoal_engine *engine)
 {
-    if (!shoal_messages_drain(engine))
+    if (!shoal_p2p_drain(engine))
         return false;
     shoal_engine_flush(engine);
     return true;

@@ -55,7 +55,7 @@ _Static_assert(sizeof(struct shoal_descriptor) == 32, "the descriptor is half a 
 _Static_assert(offsetof(struct shoal_announcement, payload) + SHOAL_PAYLOAD_FIRST == SHOAL_CACHE_LINE, "the first line's end");
 _Static_assert(sizeof(struct shoal_announcement) == SHOAL_CACHE_PAIR, "an arrival is a pair of cache lines");
 
-/* Sends and receives travel as packets, each followed by `bytes` of data. The engine defines the kinds (messages.c). */
+/* Sends and receives travel as packets, each followed by `bytes` of data. The engine defines the kinds (p2p.c). */
 #define SHOAL_PACKET_BYTES_MAX 8192
 #define SHOAL_PACKET_QUEUE_BYTES ((size_t)64 << 10) /* what a queue holds, packets and data */
 

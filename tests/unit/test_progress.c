@@ -229,7 +229,7 @@ static void progress_lists_only_busy_engines(void **state)
 
 static struct shoal_packet eager_packet(void)
 {
-    return (struct shoal_packet){.kind = 1, .type = SHOAL_INT8}; /* EAGER in messages.c, of no bytes */
+    return (struct shoal_packet){.kind = 1, .type = SHOAL_INT8}; /* EAGER in p2p.c, of no bytes */
 }
 
 /* Messages of communicators on which this rank does nothing are taken, in turn, while it waits on another. */

@@ -12,10 +12,11 @@
 
 #include "base/clock.h"
 #include "engine/engine_state.h"
+#include "engine/p2p.h"
 
 enum packet_kind { EAGER = 1, ASK, GO, DATA, TAKEN };
 
-/* message_phase of a request */
+/* message.phase of a request */
 enum phase {
     TO_ANNOUNCE,  /* send: EAGER or ASK not yet queued */
     AWAIT_ANSWER, /* send: ASK queued */
@@ -25,7 +26,8 @@ enum phase {
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
     FILLING,      /* receive: DATA expected */
-    DRAINING      /* drain: until it is the oldest */
+    DRAINING,     /* drain: until it is the oldest */
+    PHASE_END
 };
 
 /* A message that came before its receive. */
@@ -39,7 +41,7 @@ struct unexpected {
 #define COPY_BYTES ((size_t)1 << 20)
 #define UNEXPECTED_MAX 4096 /* messages kept; then the queues fill and the senders wait */
 
-struct shoal_messages {
+struct shoal_p2p {
     struct shoal_request *head, *tail; /* all sends and receives under way, in the order posted */
     struct unexpected *unexpected_head, *unexpected_tail;
     unsigned unexpected_count;
@@ -49,7 +51,7 @@ struct shoal_messages {
 
 static enum phase phase_of(const struct shoal_request *request)
 {
-    return (enum phase)request->message_phase;
+    return (enum phase)request->message.phase;
 }
 
 static bool is_send(const struct shoal_request *request)
@@ -69,43 +71,43 @@ static int peer_of(const struct shoal_request *request)
 
 /* ---- The list of requests ------------------------------------------------------------------------------------------------ */
 
-static void messages_append(struct shoal_messages *messages, struct shoal_request *request)
+static void p2p_append(struct shoal_p2p *p2p, struct shoal_request *request)
 {
     request->next = NULL;
-    if (messages->head)
-        messages->tail->next = request;
+    if (p2p->head)
+        p2p->tail->next = request;
     else
-        messages->head = request;
-    messages->tail = request;
+        p2p->head = request;
+    p2p->tail = request;
 }
 
-static void messages_finish(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
+static void p2p_finish(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
-    struct shoal_messages *messages = engine->messages;
-    struct shoal_request **link = &messages->head, *before = NULL;
+    struct shoal_p2p *p2p = engine->p2p;
+    struct shoal_request **link = &p2p->head, *before = NULL;
     while (*link != request) {
         before = *link;
         link = &(*link)->next;
     }
     *link = request->next;
-    if (messages->tail == request)
-        messages->tail = before;
+    if (p2p->tail == request)
+        p2p->tail = before;
     engine->message_count--;
     shoal_request_complete(request, status);
 }
 
-static struct shoal_request *find_by_id(struct shoal_messages *messages, int peer, uint64_t id, enum phase phase)
+static struct shoal_request *find_by_id(struct shoal_p2p *p2p, int peer, uint64_t id, enum phase phase)
 {
-    for (struct shoal_request *request = messages->head; request; request = request->next) {
-        if (peer_of(request) == peer && request->message_id == id && phase_of(request) == phase)
+    for (struct shoal_request *request = p2p->head; request; request = request->next) {
+        if (peer_of(request) == peer && request->message.id == id && phase_of(request) == phase)
             return request;
     }
     return NULL;
 }
 
-static struct shoal_request *find_receive(struct shoal_messages *messages, int peer, int tag)
+static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int tag)
 {
-    for (struct shoal_request *request = messages->head; request; request = request->next) {
+    for (struct shoal_request *request = p2p->head; request; request = request->next) {
         if (phase_of(request) == UNMATCHED && peer_of(request) == peer && request->call.tag == tag)
             return request;
     }
@@ -134,34 +136,34 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
 static void take_large(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     enum shoal_status status = SHOAL_OK;
-    request->message_id = packet->id;
-    request->message_offset = 0;
-    request->message_phase = TO_ANSWER;
-    request->chunks_done = 0; /* 1: taken by copy */
+    request->message.id = packet->id;
+    request->message.offset = 0;
+    request->message.phase = TO_ANSWER;
+    request->message.is_copied = false;
     if (!packet->location)
         return;
-    request->message_source =
+    request->message.source =
         engine->ops->reach(engine->transport, peer_of(request), packet->location, request->bytes, &status);
-    if (request->message_source) /* else it is streamed */
-        request->message_phase = COPYING;
+    if (request->message.source) /* else it is streamed */
+        request->message.phase = COPYING;
 }
 
 /* A part at a time, so that other operations move on. PENDING: a failure was published, after which the sender may have freed
  * its memory; shoal_engine_check takes the failure up. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const size_t offset = request->message_offset, bytes = shoal_min_size(request->bytes - offset, COPY_BYTES);
+    const size_t offset = request->message.offset, bytes = shoal_min_size(request->bytes - offset, COPY_BYTES);
     void *const to = (char *)request->call.output + offset;
     if (engine->ops->enter && !engine->ops->enter(engine->transport))
         return SHOAL_PENDING;
-    engine->kernels->copy(&to, 1, (const char *)request->message_source + offset, bytes, SHOAL_STORES_CACHED);
+    engine->kernels->copy(&to, 1, (const char *)request->message.source + offset, bytes, SHOAL_STORES_CACHED);
     if (engine->ops->leave)
         engine->ops->leave(engine->transport);
-    request->message_offset += bytes;
-    if (request->message_offset < request->bytes)
+    request->message.offset += bytes;
+    if (request->message.offset < request->bytes)
         return SHOAL_OK;
-    request->message_phase = TO_ANSWER;
-    request->chunks_done = 1;
+    request->message.phase = TO_ANSWER;
+    request->message.is_copied = true;
     return SHOAL_OK;
 }
 
@@ -181,68 +183,67 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     }
     if (request->bytes)
         memcpy(request->call.output, data, request->bytes);
-    messages_finish(engine, request, SHOAL_OK);
+    p2p_finish(engine, request, SHOAL_OK);
 }
 
 /* False when there is no room: the packet stays in its queue. */
-static bool messages_keep_unexpected(struct shoal_messages *messages, int peer, const struct shoal_packet *packet)
+static bool p2p_keep_unexpected(struct shoal_p2p *p2p, int peer, const struct shoal_packet *packet)
 {
-    struct unexpected *unexpected =
-        messages->unexpected_count < UNEXPECTED_MAX ? malloc(sizeof *unexpected + packet->bytes) : NULL;
+    struct unexpected *unexpected = p2p->unexpected_count < UNEXPECTED_MAX ? malloc(sizeof *unexpected + packet->bytes) : NULL;
     if (!unexpected)
         return false;
     unexpected->next = NULL;
     unexpected->peer = peer;
     unexpected->packet = *packet;
     memcpy(unexpected->data, packet + 1, packet->bytes);
-    if (messages->unexpected_head)
-        messages->unexpected_tail->next = unexpected;
+    if (p2p->unexpected_head)
+        p2p->unexpected_tail->next = unexpected;
     else
-        messages->unexpected_head = unexpected;
-    messages->unexpected_tail = unexpected;
-    messages->unexpected_count++;
+        p2p->unexpected_head = unexpected;
+    p2p->unexpected_tail = unexpected;
+    p2p->unexpected_count++;
     return true;
 }
 
 static bool has_tables(struct shoal_engine *engine)
 {
-    if (!engine->messages)
-        engine->messages = calloc(1, sizeof *engine->messages + (size_t)engine->size * sizeof(bool));
-    return engine->messages != NULL;
+    if (!engine->p2p)
+        engine->p2p = calloc(1, sizeof *engine->p2p + (size_t)engine->size * sizeof(bool));
+    return engine->p2p != NULL;
 }
 
-static bool messages_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+static bool p2p_take_message(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
     if (!has_tables(engine)) /* it came before any send or receive of ours */
         return false;
-    struct shoal_request *receive = find_receive(engine->messages, peer, packet->tag);
+    struct shoal_request *receive = find_receive(engine->p2p, peer, packet->tag);
     if (!receive)
-        return messages_keep_unexpected(engine->messages, peer, packet);
+        return p2p_keep_unexpected(engine->p2p, peer, packet);
     match(engine, receive, packet, packet + 1);
     return true;
 }
 
 static void take_data(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
-    struct shoal_request *receive = find_by_id(engine->messages, peer, packet->id, FILLING);
+    struct shoal_request *receive = find_by_id(engine->p2p, peer, packet->id, FILLING);
     if (!receive || packet->offset > receive->bytes || packet->bytes > receive->bytes - packet->offset)
         return;
     memcpy((char *)receive->call.output + packet->offset, packet + 1, packet->bytes);
-    receive->message_offset += packet->bytes;
-    if (receive->message_offset == receive->bytes)
-        messages_finish(engine, receive, SHOAL_OK);
+    receive->message.offset += packet->bytes;
+    if (receive->message.offset == receive->bytes)
+        p2p_finish(engine, receive, SHOAL_OK);
 }
 
-static void messages_take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
+static void p2p_take_answer(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
-    struct shoal_request *send = find_by_id(engine->messages, peer, packet->id, AWAIT_ANSWER);
+    struct shoal_request *send = find_by_id(engine->p2p, peer, packet->id, AWAIT_ANSWER);
     if (!send)
         return;
     send->record->arrived = shoal_clock_ticks();
     if (packet->kind == TAKEN)
-        messages_finish(engine, send, SHOAL_OK);
+        p2p_finish(engine, send, SHOAL_OK);
     else
-        send->message_phase = STREAMING;
+        send->message.phase = STREAMING;
 }
 
 /* False when the packet cannot be taken now. */
@@ -251,17 +252,17 @@ static bool take_packet(struct shoal_engine *engine, int peer, const struct shoa
     switch (packet->kind) {
     case EAGER:
     case ASK:
-        return messages_take_message(engine, peer, packet);
+        return p2p_take_message(engine, peer, packet);
     case DATA:
         take_data(engine, peer, packet);
         return true;
     default:
-        messages_take_answer(engine, peer, packet);
+        p2p_take_answer(engine, peer, packet);
         return true;
     }
 }
 
-static bool messages_drain(struct shoal_engine *engine)
+static bool p2p_drain(struct shoal_engine *engine)
 {
     bool did = false;
     for (int peer = 0; peer < engine->size; peer++) {
@@ -279,92 +280,111 @@ static bool messages_drain(struct shoal_engine *engine)
     return did;
 }
 
-bool shoal_messages_drain(struct shoal_engine *engine)
+bool shoal_p2p_drain(struct shoal_engine *engine)
 {
     if (engine->is_broken || engine->is_in_progress)
         return false;
     engine->is_in_progress = true;
-    const bool did = messages_drain(engine);
+    const bool did = p2p_drain(engine);
     engine->is_in_progress = false;
     return did;
 }
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status messages_push(struct shoal_engine *engine, const struct shoal_request *request,
-                                       struct shoal_packet packet, const void *data)
+static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_packet packet,
+                                  const void *data)
 {
     packet.tag = request->call.tag;
     packet.type = (uint32_t)request->call.type;
     packet.count = request->call.count;
-    packet.id = request->message_id;
+    packet.id = request->message.id;
     engine->must_flush = true;
     return engine->ops->push(engine->transport, peer_of(request), &packet, data);
 }
 
-static enum shoal_status messages_announce(struct shoal_engine *engine, struct shoal_request *request)
+static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (request->bytes <= SHOAL_EAGER_BYTES)
-        return messages_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
-                             request->call.input);
+        return p2p_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
+                        request->call.input);
     const shoal_location location = engine->ops->locate(engine->transport, request->call.input, request->bytes);
-    return messages_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
+    return p2p_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
 }
 
 static enum shoal_status stream(struct shoal_engine *engine, struct shoal_request *request)
 {
-    while (request->message_offset < request->bytes) {
-        const size_t bytes = shoal_min_size(request->bytes - request->message_offset, SHOAL_PACKET_BYTES_MAX);
-        const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = request->message_offset};
-        SHOAL_TRY(messages_push(engine, request, packet, (const char *)request->call.input + request->message_offset));
-        request->message_offset += bytes;
+    while (request->message.offset < request->bytes) {
+        const size_t bytes = shoal_min_size(request->bytes - request->message.offset, SHOAL_PACKET_BYTES_MAX);
+        const struct shoal_packet packet = {.kind = DATA, .bytes = (uint32_t)bytes, .offset = request->message.offset};
+        SHOAL_TRY(p2p_push(engine, request, packet, (const char *)request->call.input + request->message.offset));
+        request->message.offset += bytes;
     }
     return SHOAL_OK;
 }
 
+/* ---- Moving on ----------------------------------------------------------------------------------------------------------- */
+
 /* A send is done when it needs this process no more: no thread may make progress afterwards. */
-static void messages_leave(struct shoal_engine *engine, struct shoal_request *request)
+static enum shoal_status advance_leaving(struct shoal_engine *engine, struct shoal_request *request)
 {
-    request->message_phase = LEAVING;
-    if (shoal_engine_is_flushed_to(engine, peer_of(request)))
-        messages_finish(engine, request, SHOAL_OK);
+    if (!shoal_engine_is_flushed_to(engine, peer_of(request)))
+        return SHOAL_PENDING;
+    p2p_finish(engine, request, SHOAL_OK);
+    return SHOAL_OK;
 }
 
-/* Advances one request as far as its queue allows; PENDING when that is full. May finish the request. */
+static void p2p_leave(struct shoal_engine *engine, struct shoal_request *request)
+{
+    request->message.phase = LEAVING;
+    (void)advance_leaving(engine, request);
+}
+
+static enum shoal_status advance_announcement(struct shoal_engine *engine, struct shoal_request *request)
+{
+    SHOAL_TRY(p2p_announce(engine, request));
+    request->message.phase = AWAIT_ANSWER;
+    if (request->bytes <= SHOAL_EAGER_BYTES)
+        p2p_leave(engine, request);
+    return SHOAL_OK;
+}
+
+static enum shoal_status advance_stream(struct shoal_engine *engine, struct shoal_request *request)
+{
+    SHOAL_TRY(stream(engine, request));
+    p2p_leave(engine, request);
+    return SHOAL_OK;
+}
+
+static enum shoal_status advance_answer(struct shoal_engine *engine, struct shoal_request *request)
+{
+    const bool is_copied = request->message.is_copied;
+    SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = is_copied ? TAKEN : GO}, NULL));
+    request->message.phase = FILLING;
+    if (is_copied)
+        p2p_finish(engine, request, SHOAL_OK);
+    return SHOAL_OK;
+}
+
+static enum shoal_status advance_drain(struct shoal_engine *engine, struct shoal_request *request)
+{
+    if (engine->p2p->head != request)
+        return SHOAL_PENDING;
+    p2p_finish(engine, request, SHOAL_OK);
+    return SHOAL_OK;
+}
+
+/* What this rank can do in a phase, as far as the queue to the peer allows; PENDING when that is full. May finish the request.
+ * NULL: a packet ends the phase. */
+typedef enum shoal_status (*advance_fn)(struct shoal_engine *engine, struct shoal_request *request);
+static const advance_fn advances[PHASE_END] = {
+    [TO_ANNOUNCE] = advance_announcement, [STREAMING] = advance_stream, [LEAVING] = advance_leaving, [COPYING] = copy_part,
+    [TO_ANSWER] = advance_answer,         [DRAINING] = advance_drain};
+
 static enum shoal_status advance(struct shoal_engine *engine, struct shoal_request *request)
 {
-    switch (phase_of(request)) {
-    case TO_ANNOUNCE:
-        SHOAL_TRY(messages_announce(engine, request));
-        request->message_phase = AWAIT_ANSWER;
-        if (request->bytes <= SHOAL_EAGER_BYTES)
-            messages_leave(engine, request);
-        return SHOAL_OK;
-    case STREAMING:
-        SHOAL_TRY(stream(engine, request));
-        messages_leave(engine, request);
-        return SHOAL_OK;
-    case LEAVING:
-        if (!shoal_engine_is_flushed_to(engine, peer_of(request)))
-            return SHOAL_PENDING;
-        messages_finish(engine, request, SHOAL_OK);
-        return SHOAL_OK;
-    case TO_ANSWER:
-        SHOAL_TRY(messages_push(engine, request, (struct shoal_packet){.kind = request->chunks_done ? TAKEN : GO}, NULL));
-        request->message_phase = FILLING;
-        if (request->chunks_done)
-            messages_finish(engine, request, SHOAL_OK);
-        return SHOAL_OK;
-    case COPYING:
-        return copy_part(engine, request);
-    case DRAINING:
-        if (engine->messages->head != request)
-            return SHOAL_PENDING;
-        messages_finish(engine, request, SHOAL_OK);
-        return SHOAL_OK;
-    default:
-        return SHOAL_PENDING;
-    }
+    const advance_fn fn = advances[phase_of(request)];
+    return fn ? fn(engine, request) : SHOAL_PENDING;
 }
 
 static void fail_push(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
@@ -376,26 +396,26 @@ static void fail_push(struct shoal_engine *engine, struct shoal_request *request
 }
 
 /* In the order posted: a send to a peer that cannot be announced now keeps later ones to that peer back. */
-bool shoal_messages_progress(struct shoal_engine *engine)
+bool shoal_p2p_progress(struct shoal_engine *engine)
 {
-    bool did = messages_drain(engine);
+    bool did = p2p_drain(engine);
     struct shoal_request *next;
-    if (engine->messages)
-        memset(engine->messages->is_full, 0, (size_t)engine->size * sizeof *engine->messages->is_full);
-    for (struct shoal_request *request = engine->is_broken || !engine->messages ? NULL : engine->messages->head; request;
+    if (engine->p2p)
+        memset(engine->p2p->is_full, 0, (size_t)engine->size * sizeof *engine->p2p->is_full);
+    for (struct shoal_request *request = engine->is_broken || !engine->p2p ? NULL : engine->p2p->head; request;
          request = next) {
         next = request->next;
         const bool is_unannounced = phase_of(request) == TO_ANNOUNCE;
         const int peer = peer_of(request);
-        if (is_unannounced && engine->messages->is_full[peer])
+        if (is_unannounced && engine->p2p->is_full[peer])
             continue;
-        const size_t offset = request->message_offset;
+        const size_t offset = request->message.offset;
         const enum shoal_status status = advance(engine, request);
         if (is_unannounced && status == SHOAL_PENDING)
-            engine->messages->is_full[peer] = true;
+            engine->p2p->is_full[peer] = true;
         if (engine->is_broken)
             return true; /* a callback may have broken it: the list is gone */
-        did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message_offset != offset);
+        did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message.offset != offset);
         if (status != SHOAL_OK && status != SHOAL_PENDING) {
             fail_push(engine, request, status);
             return true;
@@ -408,74 +428,77 @@ bool shoal_messages_progress(struct shoal_engine *engine)
 
 static void match_unexpected(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_messages *messages = engine->messages;
-    struct unexpected **link = &messages->unexpected_head, *before = NULL;
+    struct shoal_p2p *p2p = engine->p2p;
+    struct unexpected **link = &p2p->unexpected_head, *before = NULL;
     for (; *link; before = *link, link = &(*link)->next) {
         struct unexpected *unexpected = *link;
         if (unexpected->peer != peer_of(request) || unexpected->packet.tag != request->call.tag)
             continue;
         *link = unexpected->next;
-        if (messages->unexpected_tail == unexpected)
-            messages->unexpected_tail = before;
-        messages->unexpected_count--;
+        if (p2p->unexpected_tail == unexpected)
+            p2p->unexpected_tail = before;
+        p2p->unexpected_count--;
         match(engine, request, &unexpected->packet, unexpected->data);
         free(unexpected);
         return;
     }
 }
 
-enum shoal_status shoal_messages_post(struct shoal_engine *engine, struct shoal_request *request)
+enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
     request->record->algorithm = request->bytes <= SHOAL_EAGER_BYTES ? shoal_engine_eager : shoal_engine_asked;
-    request->sequence = request->record->sequence = ++engine->messages->next_id;
-    request->message_id = is_send(request) ? request->sequence : 0;
-    request->message_offset = 0;
-    request->message_phase = is_send(request) ? TO_ANNOUNCE : is_receive(request) ? UNMATCHED : DRAINING;
-    messages_append(engine->messages, request);
+    request->sequence = request->record->sequence = ++engine->p2p->next_id;
+    request->message = (struct shoal_p2p_state){
+        .id = is_send(request) ? request->sequence : 0,
+        .phase = is_send(request)      ? TO_ANNOUNCE
+                 : is_receive(request) ? UNMATCHED
+                                       : DRAINING,
+    };
+    p2p_append(engine->p2p, request);
     engine->message_count++;
     if (is_receive(request))
         match_unexpected(engine, request);
     return SHOAL_OK;
 }
 
-struct shoal_request *shoal_messages_first(const struct shoal_engine *engine)
+struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine)
 {
-    return engine->messages ? engine->messages->head : NULL;
+    return engine->p2p ? engine->p2p->head : NULL;
 }
 
-struct shoal_request *shoal_messages_oldest(struct shoal_engine *engine)
+struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine)
 {
     struct shoal_request *oldest = NULL;
-    for (struct shoal_request *request = shoal_messages_first(engine); request; request = request->next) {
+    for (struct shoal_request *request = shoal_p2p_first(engine); request; request = request->next) {
         if (!oldest || request->deadline_ns < oldest->deadline_ns)
             oldest = request;
     }
     return oldest;
 }
 
-struct shoal_request *shoal_messages_awaited(struct shoal_engine *engine)
+struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
 {
-    struct shoal_request *request = engine->messages ? engine->messages->head : NULL;
+    struct shoal_request *request = engine->p2p ? engine->p2p->head : NULL;
     while (request && (request->call.kind == SHOAL_COLLECTIVE_DRAIN || !shoal_request_is_awaited(request)))
         request = request->next;
     return request;
 }
 
-uint64_t shoal_messages_mark(const struct shoal_engine *engine)
+uint64_t shoal_p2p_mark(const struct shoal_engine *engine)
 {
     uint64_t mark = engine->message_count;
-    for (const struct shoal_request *r = engine->messages ? engine->messages->head : NULL; r; r = r->next)
-        mark = mark * 31 + r->message_offset + (uint64_t)r->message_phase;
+    for (const struct shoal_request *r = engine->p2p ? engine->p2p->head : NULL; r; r = r->next)
+        mark = mark * 31 + r->message.offset + (uint64_t)r->message.phase;
     return mark;
 }
 
-void shoal_messages_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
-                                      size_t bytes)
+void shoal_p2p_append_unexpected(const struct shoal_engine *engine, const struct shoal_request *request, char *text,
+                                 size_t bytes)
 {
     const struct unexpected *unexpected =
-        is_receive(request) && phase_of(request) == UNMATCHED ? engine->messages->unexpected_head : NULL;
+        is_receive(request) && phase_of(request) == UNMATCHED ? engine->p2p->unexpected_head : NULL;
     while (unexpected && unexpected->peer != peer_of(request))
         unexpected = unexpected->next;
     if (unexpected)
@@ -483,27 +506,27 @@ void shoal_messages_append_unexpected(const struct shoal_engine *engine, const s
                             unexpected->packet.tag, unexpected->peer);
 }
 
-struct shoal_request *shoal_messages_with(struct shoal_engine *engine, int peer)
+struct shoal_request *shoal_p2p_with(struct shoal_engine *engine, int peer)
 {
-    struct shoal_request *request = shoal_messages_first(engine);
+    struct shoal_request *request = shoal_p2p_first(engine);
     while (request && peer_of(request) != peer)
         request = request->next;
     return request;
 }
 
-void shoal_messages_fail(struct shoal_engine *engine, enum shoal_status status)
+void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 {
-    while (engine->messages && engine->messages->head)
-        messages_finish(engine, engine->messages->head, status);
+    while (engine->p2p && engine->p2p->head)
+        p2p_finish(engine, engine->p2p->head, status);
 }
 
-void shoal_messages_destroy(struct shoal_engine *engine)
+void shoal_p2p_destroy(struct shoal_engine *engine)
 {
-    while (engine->messages && engine->messages->unexpected_head) {
-        struct unexpected *unexpected = engine->messages->unexpected_head;
-        engine->messages->unexpected_head = unexpected->next;
+    while (engine->p2p && engine->p2p->unexpected_head) {
+        struct unexpected *unexpected = engine->p2p->unexpected_head;
+        engine->p2p->unexpected_head = unexpected->next;
         free(unexpected);
     }
-    free(engine->messages);
-    engine->messages = NULL;
+    free(engine->p2p);
+    engine->p2p = NULL;
 }
