@@ -8,9 +8,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/engine.h"
+#include "engine/engine_state.h"
 #include "reference.h"
-#include "transport/sim/sim.h"
+#include "sim/sim.h"
 
 #define RANKS_MAX 16
 #define MEMORIES_MAX 64
@@ -911,14 +911,13 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
         return failure_out->status == SHOAL_OK ? SHOAL_PENDING : SHOAL_OK;
     }
     lock(world);
-    if (!comm->engine->is_in_progress && !context->is_dead)
-        (void)shoal_engine_heed_failure(comm->engine);
-    const bool is_broken = comm->engine->is_broken;
-    if (is_broken)
-        *failure_out = comm->engine->failure;
+    const struct shoal_failure *found =
+        context->is_dead ? shoal_engine_failure(comm->engine) : shoal_engine_look_for_failure(comm->engine);
+    if (found)
+        *failure_out = *found;
     wake_waiters(world);
     unlock(world);
-    return is_broken ? SHOAL_OK : SHOAL_PENDING;
+    return found ? SHOAL_OK : SHOAL_PENDING;
 }
 
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)
