@@ -313,10 +313,12 @@ struct shoal_step_stats {
     uint64_t network_bytes;  /* of sent_bytes: what leaves the host, by this rank */
     double balance;          /* most bytes that a rank owns over the mean: 1 is even */
     size_t flight_buffers;   /* most buffers that were posted and not done */
+    uint64_t wire_bytes;     /* that this rank handed to the network: counted by the transport as it sent, with the headers of
+                                its messages. Differs from network_bytes by these, and by where work is divided unevenly */
 };
-#define SHOAL_STEP_STATS_INIT                                                  \
-    {                                                                          \
-        sizeof(struct shoal_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_STEP_STATS_INIT                                                     \
+    {                                                                             \
+        sizeof(struct shoal_step_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* PENDING: no REDUCE step has been finished. */

@@ -545,6 +545,19 @@ struct shoal_memory_usage {
     }
 SHOAL_CALL shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
+/* What this rank has handed to the network for the communicator so far: 0 where all ranks are on one host. Counted by the
+ * transport as it sends, with the headers of its messages, without those of the network. Begins as SHOAL_TRAFFIC_INIT. */
+struct shoal_traffic {
+    size_t struct_bytes;
+    uint64_t sent_bytes;
+    uint64_t sent_messages; /* a write into a peer's memory is one, too */
+};
+#define SHOAL_TRAFFIC_INIT                 \
+    {                                      \
+        sizeof(struct shoal_traffic), 0, 0 \
+    }
+SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out);
+
 /* Prints the table of settings: name, current value, default, meaning. With context NULL the values are those of the
  * environment; ERR_ARGUMENT then means that a variable is invalid, and one line on out begins with its name and says why. */
 SHOAL_CALL shoal_print_settings(const struct shoal_context *context, FILE *out);

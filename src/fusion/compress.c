@@ -494,6 +494,17 @@ void fusion_compressor_abort(const struct shoal_reducer *reducer)
         shoal_comm_abort(reducer->compressor->comms[stage]);
 }
 
+uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer)
+{
+    uint64_t bytes = 0;
+    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++) {
+        struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+        if (reducer->compressor->comms[stage] && shoal_comm_traffic(reducer->compressor->comms[stage], &traffic) == SHOAL_OK)
+            bytes += traffic.sent_bytes;
+    }
+    return bytes;
+}
+
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
     const struct fusion_compressed *compressed = reducer->slots[buffer].compressed;

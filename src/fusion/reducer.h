@@ -97,7 +97,8 @@ struct shoal_reducer {
     bool is_joined; /* takes part with no gradient of its own */
     uint64_t steps; /* REDUCE steps that were finished */
     uint64_t begin_ns, finish_ns;
-    double factor; /* of averages on their way out: 1, or 1 / active */
+    uint64_t begin_wire_bytes; /* sent before the step */
+    double factor;             /* of averages on their way out: 1, or 1 / active */
     double clip;
     int64_t head, head_sum; /* is_uneven: 1 from active ranks, and how many */
     struct shoal_request *head_request;
@@ -236,6 +237,7 @@ void fusion_compressor_begin_step(struct shoal_reducer *reducer);
 /* The failure of one of its communicators, with rank as the reducer counts; false: there is none. */
 bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
 void fusion_compressor_abort(const struct shoal_reducer *reducer);
+uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);
 
 /* Payload of a buffer that this rank sends to other hosts. */
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer);
@@ -249,6 +251,9 @@ void fusion_put_out(struct shoal_reducer *reducer);
 void fusion_clip(struct shoal_reducer *reducer);
 
 /* ---- stats.c ---- */
+
+/* Bytes that this rank has handed to the network so far, for all communicators of the reducer that carry gradients. */
+uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer);
 
 /* At the end of a REDUCE step. */
 void fusion_keep_stats(struct shoal_reducer *reducer);

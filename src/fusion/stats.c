@@ -55,6 +55,14 @@ static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_s
     stats->received_bytes = stats->sent_bytes;
 }
 
+uint64_t fusion_wire_bytes(const struct shoal_reducer *reducer)
+{
+    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+    if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
+        return 0;
+    return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer);
+}
+
 void fusion_keep_stats(struct shoal_reducer *reducer)
 {
     struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
@@ -73,6 +81,7 @@ void fusion_keep_stats(struct shoal_reducer *reducer)
     stats.copied_bytes = atomic_load_explicit(&reducer->copied_bytes, memory_order_relaxed);
     stats.balance = 1; /* a buffer's bytes are a multiple of 64 * ranks */
     stats.flight_buffers = reducer->flight_most;
+    stats.wire_bytes = fusion_wire_bytes(reducer) - reducer->begin_wire_bytes;
     count_bytes(reducer, &stats);
     reducer->stats = stats;
     keep_order(reducer);

@@ -64,6 +64,7 @@ static void open_step(struct shoal_reducer *reducer, enum shoal_step step)
     atomic_store_explicit(&reducer->mark_count, 0, memory_order_relaxed);
     atomic_store_explicit(&reducer->pack_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&reducer->copied_bytes, 0, memory_order_relaxed);
+    reducer->begin_wire_bytes = fusion_wire_bytes(reducer);
     reducer->begin_ns = fusion_now_ns();
     atomic_store_explicit(&reducer->is_open, true, memory_order_release);
 }

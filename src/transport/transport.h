@@ -196,6 +196,9 @@ struct shoal_transport_ops {
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_peer_name *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);
 
+    /* Adds what was handed to the network so far. NULL: nothing ever is. */
+    void (*traffic)(const struct shoal_transport *, struct shoal_traffic *traffic);
+
     /* Leaves the communicator, in good order if finalized, and frees the transport. */
     void (*destroy)(struct shoal_transport *, bool finalized);
 };

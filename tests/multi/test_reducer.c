@@ -296,6 +296,48 @@ static void error_body(struct world *world)
     CHECK(world, forgotten > 0.003 && forgotten < 0.02, "the error of the sum is %g without feedback", forgotten);
 }
 
+/* ---- Bytes on the wire --------------------------------------------------------------------------------------------------- */
+
+#define WIDE ((size_t)1 << 20) /* elements of each of four parameters */
+
+/* What the transport counts is what the statistics compute of the layout, but for headers, and is the same on all ranks. */
+static void wire_body(struct world *world)
+{
+    const struct shoal_parameter parameters[] = {{WIDE, SHOAL_FLOAT32, "a"},
+                                                 {WIDE - 77, SHOAL_FLOAT32, "b"},
+                                                 {WIDE, SHOAL_FLOAT32, "c"},
+                                                 {WIDE + 5, SHOAL_FLOAT32, "d"}};
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_reducer *reducer;
+    uint64_t wire[WORLD_RANKS_MAX], most = 0, least = UINT64_MAX;
+    float *memory = calloc(WIDE + 5, sizeof *memory);
+    CHECK(world, memory, "no memory");
+    options.buffer_bytes = 8 << 20;
+    options.compression = *(const enum shoal_compression *)world->arg;
+    OK(world, shoal_reducer_create(world->context, world->comm, parameters, COUNT_OF(parameters), &options, &reducer));
+    for (int step = 0; step < 3; step++) {
+        struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+        OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = 0; i < COUNT_OF(parameters); i++)
+            OK(world, shoal_reducer_ready(reducer, i, memory, parameters[i].count));
+        OK(world, shoal_reducer_finish(reducer, NULL));
+        OK(world, shoal_reducer_stats(reducer, &stats));
+        const double share = (double)stats.wire_bytes / (double)stats.network_bytes;
+        CHECK(world, share > 0.999 && share < 1.01, "step %d: %zu bytes sent, %zu computed", step, (size_t)stats.wire_bytes,
+              (size_t)stats.network_bytes);
+        OK(world, shoal_allgather(world->comm, &stats.wire_bytes, wire, 1, SHOAL_INT64, NULL));
+        for (int r = 0; r < world->size; r++) {
+            most = wire[r] > most ? wire[r] : most;
+            least = wire[r] < least ? wire[r] : least;
+        }
+    }
+    CHECK(world, (double)most < 1.01 * (double)least, "%zu to %zu bytes sent", (size_t)least, (size_t)most);
+    if (world->rank == 0)
+        printf("# %.2f to %.2f MB sent by each rank and step\n", (double)least / 1e6, (double)most / 1e6);
+    shoal_reducer_free(reducer);
+    free(memory);
+}
+
 /* ---- Layout: rank 0's order, once ---------------------------------------------------------------------------------------- */
 
 static void mark_in(struct job *job, const uint32_t *order)
@@ -890,7 +932,7 @@ static void killed_body(struct world *world)
 int main(void)
 {
     static const enum shoal_compression float16 = SHOAL_COMPRESS_FLOAT16, bfloat16 = SHOAL_COMPRESS_BFLOAT16,
-                                        int8 = SHOAL_COMPRESS_INT8;
+                                        int8 = SHOAL_COMPRESS_INT8, none = SHOAL_COMPRESS_NONE;
     static const char *const fault_names[] = {"marked twice",   "a part marked twice", "never marked",
                                               "marked in half", "a callback fails",    "the caller gives up"};
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 ranks", 2, NULL, steps_body, NULL});
@@ -921,9 +963,14 @@ int main(void)
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts", 4, NULL, steps_body, NULL});
     world_run(&(struct world_options){"reducer_steps_are_exact, 2 hosts, float16", 4, NULL, steps_body, &float16});
     world_run(&(struct world_options){"reducer_errors_of_8_bits_come_back", 4, NULL, error_body, NULL});
+    world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts", 4, NULL, wire_body, &none});
+    world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, bfloat16", 4, NULL, wire_body, &bfloat16});
+    world_run(&(struct world_options){"reducer_counts_what_is_sent, 2 hosts, int8", 4, NULL, wire_body, &int8});
     world_run(&(struct world_options){"reducer_refuses_unequal_hosts", 3, NULL, unequal_hosts_body, NULL});
     world_run(&(struct world_options){"reducer_a_rank_dies_in_mid_step, 2 hosts, int8", 4, NULL, killed_body, &int8});
     world_divide(1);
+    world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts", 4, NULL, wire_body, &none});
+    world_run(&(struct world_options){"reducer_counts_what_is_sent, 4 hosts, int8", 4, NULL, wire_body, &int8});
     world_run(&(struct world_options){"reducer_steps_are_exact, 4 hosts, bfloat16", 4, NULL, steps_body, &bfloat16});
     world_divide(0);
     world_run(&(struct world_options){"reducer_steps_are_exact, one host, int8", 2, NULL, steps_body, &int8});

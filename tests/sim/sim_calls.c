@@ -920,6 +920,12 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     return found ? SHOAL_OK : SHOAL_PENDING;
 }
 
+enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out)
+{
+    (void)comm, (void)traffic_out; /* a simulation counts none */
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)
 {
     if (status == SHOAL_OK)

@@ -11,9 +11,11 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL",
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn",
            "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
-           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "FindingFn", "DiagnosisOptions", "Question",
-           "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
-           "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OuterOptions",
+           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
+           "Simulation", "Simulated",
+           "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
+           "GradientBuffer", "BufferFn", "ReducerOptions",
+           "StepResult", "StepStats", "BufferTimes", "OuterOptions",
            "OuterResult", "OuterStats", "FUNCTIONS"]
 
 # macros
@@ -126,6 +128,11 @@ class Operation(Sized):
 @begins()
 class MemoryUsage(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("control_bytes", c_size_t), ("staging_bytes", c_size_t), ("local_bytes", c_size_t)]
+
+
+@begins()
+class Traffic(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("sent_bytes", c_uint64), ("sent_messages", c_uint64)]
 
 
 # enum shoal_finding_level
@@ -248,7 +255,7 @@ class StepStats(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("step_us", c_double), ("backward_us", c_double),
                 ("exposed_us", c_double), ("pack_us", c_double), ("unpack_us", c_double), ("callback_us", c_double),
                 ("copied_bytes", c_uint64), ("sent_bytes", c_uint64), ("received_bytes", c_uint64), ("network_bytes", c_uint64),
-                ("balance", c_double), ("flight_buffers", c_size_t)]
+                ("balance", c_double), ("flight_buffers", c_size_t), ("wire_bytes", c_uint64)]
 
 
 @begins()
@@ -357,6 +364,7 @@ FUNCTIONS = {
     "shoal_flight_print": (None, [c_void_p, c_void_p]),
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
+    "shoal_comm_traffic": (c_int, [c_void_p, POINTER(Traffic)]),
     "shoal_print_settings": (c_int, [c_void_p, c_void_p]),
     "shoal_print_topology": (None, [c_void_p]),
     "shoal_print_algorithms": (c_int, [c_void_p]),

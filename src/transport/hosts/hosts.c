@@ -84,7 +84,8 @@ struct hosts {
     struct shoal_membership *membership;
     struct shoal_network_channel channel;
     struct shoal_membership_comm part; /* in the membership */
-    bool is_joined;                    /* the lowest local rank's segment, where a failure is kept, is here */
+    uint64_t sent_bytes, sent_messages; /* over the network */
+    bool is_joined; /* the lowest local rank's segment, where a failure is kept, is here */
     struct shoal_transport *local;     /* shared memory, among the ranks of this host */
     struct shoal_member *members;      /* [size] */
     int *local_of;                     /* [size] number on this host, -1 elsewhere */
@@ -122,6 +123,12 @@ static bool is_local(const struct hosts *hosts, int rank)
 
 /* ---- Sending ------------------------------------------------------------------------------------------------------------- */
 
+static void note_sent(struct hosts *hosts, size_t bytes)
+{
+    hosts->sent_bytes += bytes;
+    hosts->sent_messages++;
+}
+
 /* Every message carries what the peer should know; so few are sent for that alone. */
 static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoal_network_head head, const struct iovec *body,
                                       size_t body_count)
@@ -133,6 +140,10 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     head.taken = remote->told_popped = remote->popped_bytes;
     const bool is_increment = head.kind == SHOAL_NETWORK_INCREMENT || head.kind == SHOAL_NETWORK_DATA;
     struct shoal_network_load *load = &remote->loads[is_increment ? hosts->slots + head.slot : 2 * hosts->slots];
+    size_t bytes = sizeof head;
+    for (size_t i = 0; i < body_count; i++)
+        bytes += body[i].iov_len;
+    note_sent(hosts, bytes);
     return shoal_network_send(hosts->network, load, &head, body, body_count);
 }
 
@@ -362,6 +373,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                                            increment};
     SHOAL_ASSERT(counter->incremented - counter->left < INCREMENTS_UNDER_WAY); /* the immediate's few bits tell them apart */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
+    note_sent(hosts, origin->bytes);
     counter->incremented++;
     return SHOAL_OK;
 }
@@ -953,6 +965,13 @@ static void hosts_peer_name(struct shoal_transport *transport, int peer, struct 
         *name = remote_of(hosts, peer)->peer->name;
 }
 
+static void hosts_traffic(const struct shoal_transport *transport, struct shoal_traffic *traffic)
+{
+    const struct hosts *hosts = (const struct hosts *)transport;
+    traffic->sent_bytes += hosts->sent_bytes;
+    traffic->sent_messages += hosts->sent_messages;
+}
+
 static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_usage *usage)
 {
     struct hosts *hosts = hosts_of(transport);
@@ -1070,6 +1089,7 @@ static const struct shoal_transport_ops ops = {
     .abort = hosts_abort_all,
     .peer_name = hosts_peer_name,
     .memory = hosts_memory,
+    .traffic = hosts_traffic,
     .destroy = hosts_destroy,
 };
 
