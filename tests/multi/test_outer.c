@@ -629,6 +629,32 @@ static void killed_body(struct world *world)
     _exit(0); /* the world's communicator is broken, too */
 }
 
+/* Rank 2 neither comes nor ends: at the deadline the others name it. */
+static void late_body(struct world *world)
+{
+    struct job job;
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    open_job(&job, world, &plain);
+    job.options.timeout_ms = 8000; /* a slow machine's ranks have so long to come */
+    OK(world, create(&job));
+    OK(world, shoal_outer_step(job.outer, job.memory, NULL));
+    _Atomic uint64_t *ready = (_Atomic uint64_t *)(void *)world->board;
+    for (int ms = 0; world->rank == 2 && ms < 60000 && *ready < 3; ms += 10)
+        usleep(10000);
+    if (world->rank == 2)
+        _exit(0);
+    OK(world, shoal_outer_step(job.outer, job.memory, NULL));
+    const enum shoal_status status = shoal_outer_step(job.outer, job.memory, NULL);
+    OK(world, shoal_outer_failure(job.outer, &failure));
+    CHECK(world, status == SHOAL_ERR_TIMEOUT && failure.rank == 2, "%s: %s", shoal_status_name(status), failure.text);
+    expect_text(world, failure.text, "fragment 0 of 2: parameter 0 (layer0) to parameter 12 (layer12): ");
+    ++*ready;
+    for (int ms = 0; ms < 60000 && *ready < 3; ms += 10)
+        usleep(10000); /* who frees first is no cause for the others */
+    close_job(&job);
+    _exit(0);
+}
+
 int main(void)
 {
     static const enum shoal_compression bfloat16 = SHOAL_COMPRESS_BFLOAT16, int8 = SHOAL_COMPRESS_INT8;
@@ -649,6 +675,8 @@ int main(void)
         world_run(&(struct world_options){name, 4, NULL, steps_differ_body, &steps[i]});
     }
     world_run(&(struct world_options){"outer_a_rank_dies", 4, NULL, killed_body, NULL});
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){"outer_a_rank_does_not_come", 4, NULL, late_body, NULL});
     world_divide(2);
     world_run(&(struct world_options){"outer_steps_are_those_of_the_model, 2 hosts", 4, NULL, algorithm_body, NULL});
     world_run(&(struct world_options){"outer_compressed, 2 hosts, int8", 4, NULL, compressed_body, &int8});

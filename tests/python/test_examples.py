@@ -15,7 +15,7 @@ import ranks  # first: finds a python that has torch, and tells children where s
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-FASHION, GPT = TOP / "examples/torch/fashion_mnist", TOP / "examples/torch/gpt"
+FASHION, GPT, OUTER = (TOP / "examples/torch" / name for name in ("fashion_mnist", "gpt", "outer_steps"))
 SHOAL = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 IMAGES = pathlib.Path(os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist"))
 TEXT = pathlib.Path(os.environ.get("SHOAL_TEXT", "/usr/lib/bible.data"))
@@ -81,6 +81,15 @@ def fashion_mnist_says_what_it_lacks():
         refused(FASHION, "--data", folder, about="train-images-idx3-ubyte.gz: Not a gzipped file")
     needs(IMAGES)
     refused(FASHION, "--data", IMAGES, "--batch", "121", about="pass a --batch that is a multiple of 2", workers=2)
+
+
+def outer_steps_send_less():
+    needs(IMAGES)
+    told = train(OUTER, *FASHION_SHORT, "--every", "8", "--compress", "int8")
+    accuracies = [float(found) for found in re.findall(r"test accuracy (\d+\.\d\d) %", told)]
+    sent = [float(found) for found in re.findall(r"([\d.]+) MB sent", told)]
+    expect(len(accuracies) == 3 and min(accuracies) > 40 and min(accuracies[:2]) > 60, told)
+    expect(sent[1] < sent[0] / 6 and sent[2] < sent[0] / 6, told)
 
 
 def gpt_learns_the_same_with_one_and_two_workers():
@@ -159,6 +168,7 @@ run_cases([
     fashion_mnist_learns_the_same_with_one_and_two_workers,
     fashion_mnist_prints_lines_or_a_bar,
     fashion_mnist_says_what_it_lacks,
+    outer_steps_send_less,
     gpt_learns_the_same_with_one_and_two_workers,
     gpt_goes_on_from_a_checkpoint,
     gpt_says_what_it_lacks,
