@@ -9,6 +9,7 @@
 #include "multi_world.h"
 #include "operations.h"
 #include "reference.h"
+#include "seeds.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define PROGRAMS 1280 /* by default, in all sizes and settings together */
@@ -338,7 +339,8 @@ int main(int count, char **words)
         run(name, &(struct range){seed, seed + 1});
         return world_finish();
     }
+    const uint64_t first = (SEEDS_FROM + 1) * WORLDS; /* of the first size and settings, as all multiples of WORLDS */
     for (uint64_t i = 0; i < WORLDS; i++)
-        run("random programs", &(struct range){WORLDS + i, WORLDS + PROGRAMS});
+        run("random programs", &(struct range){first + i, first + seeds_count(PROGRAMS, 20 * WORLDS)});
     return world_finish();
 }
