@@ -3,6 +3,7 @@
 
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
+  names     no two files below src/ have one name; what modules call shoal_WORD_... begins with a WORD of their own
   public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
@@ -102,6 +103,35 @@ def check_contracts():
                 say(TOP / "dev/check.py", 1, "contracts", f"there is no {name}: take it out of the table")
 
 
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", lambda match: "\n" * match.group().count("\n"), text, flags=re.S)
+
+
+def names_of(path):
+    """(line, name) of the functions that a header declares and the structures that it defines."""
+    for number, line in enumerate(without_comments(path.read_text()).splitlines(), 1):
+        match = re.match(r"(?:struct|enum|union) (shoal_\w+) \{", line) or re.match(r"(?!typedef)[A-Za-z][^;{=]*?\b(shoal_\w+)\(", line)
+        if match:
+            yield number, match.group(1)
+
+
+def check_names():
+    """A backtrace and a search are to say which module is meant."""
+    files, owners = {}, {}
+    for path in sources("src"):
+        other = files.setdefault(path.name, path)
+        if other != path:
+            say(path, 1, "names", f"{other.relative_to(TOP)} has this name, too: rename one of them")
+        if path.suffix != ".h":
+            continue
+        module = module_of(path.relative_to(TOP / "src").as_posix())
+        for number, name in names_of(path):
+            word = name.split("_")[1]
+            owner = owners.setdefault(word, (module, name))
+            if owner[0] != module:
+                say(path, number, "names", f"{name} is of {module}, but \"shoal_{word}\" belongs to {owner[0]} ({owner[1]}): give it another word")
+
+
 # Compiled into the command as well: it needs libc only.
 ALSO_FOR_TOOLS = {"topology/limits.h"}
 
@@ -146,7 +176,7 @@ def compiles(path, language, standard, compiler):
 
 def check_headers():
     for path in sources("include") + [p for p in sources("src") if p.suffix == ".h"]:
-        if path.name == "kernel_body.h":  # a template, included by the file of each instruction set
+        if path.name.endswith("kernel_body.h"):  # a template, included by the file of each instruction set
             continue
         result = compiles(path, "c", "c11" if "include" in path.parts else "gnu11", "gcc")
         if result.returncode:
@@ -194,7 +224,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_names, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -1,6 +1,6 @@
 #include "base/ranks.h"
 
-enum shoal_status shoal_ranks_check(struct shoal_log *log, const char *module, const char *what, long rank, long size)
+enum shoal_status shoal_size_check(struct shoal_log *log, const char *module, const char *what, long rank, long size)
 {
     if (size < 1 || size > SHOAL_RANKS_MAX)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, module,

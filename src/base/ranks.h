@@ -8,7 +8,7 @@
 
 /* ERR_ARGUMENT when size is not 1 to SHOAL_RANKS_MAX, or rank is not 0 to size - 1. `what` names the source of the two numbers
  * in the log line. */
-SHOAL_MUST_USE enum shoal_status shoal_ranks_check(struct shoal_log *log, const char *module, const char *what, long rank,
-                                                   long size);
+SHOAL_MUST_USE enum shoal_status shoal_size_check(struct shoal_log *log, const char *module, const char *what, long rank,
+                                                  long size);
 
 #endif

@@ -16,7 +16,7 @@ static void bootstrap_free_bytes(unsigned char **bytes)
 
 static enum shoal_status bootstrap_check_ranks(const char *what, int rank, int size, struct shoal_log *log)
 {
-    SHOAL_TRY(shoal_ranks_check(log, "bootstrap", what, rank, size));
+    SHOAL_TRY(shoal_size_check(log, "bootstrap", what, rank, size));
     if (log->rank < 0)
         log->rank = rank;
     return SHOAL_OK;

@@ -209,7 +209,7 @@ static const struct recipe by_name = {"torchrun or shoal run", "RANK", "WORLD_SI
 static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environment_find_step};
 
 /* A batch script, and a process that it starts without srun, is no step's task: it has SLURM_PROCID alone. */
-bool shoal_step_is_present(void)
+bool shoal_slurm_step_is_present(void)
 {
     return variable(by_step.rank) && variable(by_step.size);
 }
@@ -220,7 +220,7 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
     bool is_set;
     SHOAL_TRY(shoal_environment_number(recipe->size, 1, SHOAL_NUMBER_MAX, log, &is_set, &size));
     SHOAL_TRY(shoal_environment_number(recipe->rank, 0, SHOAL_NUMBER_MAX, log, &is_set, &rank));
-    SHOAL_TRY(shoal_ranks_check(log, "bootstrap", recipe->size, 0, size));
+    SHOAL_TRY(shoal_size_check(log, "bootstrap", recipe->size, 0, size));
     if (rank >= size)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "%s is %ld, but with %s %ld may be 0 to %ld", recipe->rank,
                               rank, recipe->size, size, size - 1);
@@ -291,7 +291,7 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
         SHOAL_TRY(shoal_pmi1_store_open(log, timeout_ms, bootstrap));
         return finish_private(settings, log, timeout_ms, bootstrap);
     }
-    if (shoal_step_is_present())
+    if (shoal_slurm_step_is_present())
         return open_variables(&by_step, settings, log, timeout_ms, bootstrap);
     if (has_rank || has_size)
         return shoal_log_fail(

@@ -45,7 +45,7 @@ static const char *find_launcher(void)
         return by_variables;
     if (shoal_pmix_is_present() || shoal_pmi1_is_present())
         return shoal_pmix_is_present() ? "PMIx" : "PMI-1";
-    return shoal_step_is_present() ? "srun" : NULL;
+    return shoal_slurm_step_is_present() ? "srun" : NULL;
 }
 
 /* srun names a step's tasks on this host: "2,3". */

@@ -273,7 +273,7 @@ enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, uint32_t timeout_
     bool found;
     SHOAL_TRY(shoal_environment_number("PMI_FD", 0, 1 << 20, log, &found, &fd));
     SHOAL_TRY(shoal_environment_number("PMI_SIZE", 1, SHOAL_NUMBER_MAX, log, &found, &size));
-    SHOAL_TRY(shoal_ranks_check(log, "bootstrap", "PMI_SIZE", 0, size));
+    SHOAL_TRY(shoal_size_check(log, "bootstrap", "PMI_SIZE", 0, size));
     SHOAL_TRY(shoal_environment_number("PMI_RANK", 0, size - 1, log, &found, &rank));
     struct pmi1 *pmi = calloc(1, sizeof *pmi);
     if (!pmi)

@@ -385,7 +385,7 @@ enum shoal_status shoal_pmix_store_open(struct shoal_log *log, uint32_t timeout_
     pmix->log = log;
     enum shoal_status status = pmix_open_parts(pmix, timeout_ms);
     if (status == SHOAL_OK)
-        status = shoal_ranks_check(log, "bootstrap", "PMIx", pmix->me.rank, pmix->size);
+        status = shoal_size_check(log, "bootstrap", "PMIx", pmix->me.rank, pmix->size);
     if (status != SHOAL_OK) {
         pmix_store_close(pmix);
         return status;

@@ -37,7 +37,7 @@ SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_sett
 bool shoal_environment_has_name(const struct shoal_settings *settings, int size);
 
 /* Whether srun started this process as one of a step's tasks. */
-bool shoal_step_is_present(void);
+bool shoal_slurm_step_is_present(void);
 
 bool shoal_pmix_is_present(void);
 /* Whether this build has PMIx and its library can be loaded. */

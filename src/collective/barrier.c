@@ -3,31 +3,31 @@
  * Cost, H hosts: log2 H crossings of the network, rounded up, and two of the cache; no rank sends more than its host has ranks
  * and log2 H signals. */
 #include "collective/collective.h"
-#include "collective/hosts.h"
+#include "collective/rails.h"
 
-static void disseminate(const struct shoal_hosts *hosts)
+static void disseminate(const struct shoal_rails *hosts)
 {
     for (int distance = 1; distance < hosts->count; distance *= 2) {
-        shoal_plan_signal(hosts->plan, shoal_hosts_leader(hosts, shoal_hosts_next(hosts, distance), 0));
-        shoal_plan_wait(hosts->plan, shoal_hosts_leader(hosts, shoal_hosts_next(hosts, -distance), 0));
+        shoal_plan_signal(hosts->plan, shoal_rails_leader(hosts, shoal_rails_next(hosts, distance), 0));
+        shoal_plan_wait(hosts->plan, shoal_rails_leader(hosts, shoal_rails_next(hosts, -distance), 0));
     }
 }
 
 void shoal_barrier_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_hosts hosts;
+    struct shoal_rails hosts;
 
-    if (!shoal_hosts_find(&hosts, plan, view, rank, root))
+    if (!shoal_rails_find(&hosts, plan, view, rank, root))
         return;
-    const int first = shoal_hosts_leader(&hosts, hosts.own, 0);
+    const int first = shoal_rails_leader(&hosts, hosts.own, 0);
     if (rank != first) {
         shoal_plan_signal(plan, first);
         shoal_plan_wait(plan, first);
         return;
     }
-    for (int i = 1; i <= shoal_hosts_neighbours(&hosts); i++)
-        shoal_plan_wait(plan, shoal_hosts_neighbour(&hosts, i));
+    for (int i = 1; i <= shoal_rails_neighbours(&hosts); i++)
+        shoal_plan_wait(plan, shoal_rails_neighbour(&hosts, i));
     disseminate(&hosts);
-    for (int i = 1; i <= shoal_hosts_neighbours(&hosts); i++)
-        shoal_plan_signal(plan, shoal_hosts_neighbour(&hosts, i));
+    for (int i = 1; i <= shoal_rails_neighbours(&hosts); i++)
+        shoal_plan_signal(plan, shoal_rails_neighbour(&hosts, i));
 }

@@ -4,13 +4,13 @@
  * All algorithms share these rules for writing to staging buffers, so that plans may follow each other in a slot in any order:
  *   On one host, part 0 is a rank's own: it alone writes, and any rank that reaches it may read, and gives credit. Before its
  *   first write it waits for the credit of all that reach it, whatever ran before.
- *   Over several hosts, others than the rank write too, each after the rank's clear-to-send in the same chunk; see hosts.h. */
+ *   Over several hosts, others than the rank write too, each after the rank's clear-to-send in the same chunk; see rails.h. */
 #ifndef SHOAL_COLLECTIVE_COLLECTIVE_H
 #define SHOAL_COLLECTIVE_COLLECTIVE_H
 
 #include "plan/plan.h"
 
-enum shoal_part { SHOAL_PART_OWN };
+enum { SHOAL_PART_OWN };
 
 /* One host; all-reduce, reduce, reduce-scatter, as view->shape says: every rank reduces the block that it owns. */
 void shoal_owners_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);

@@ -9,10 +9,10 @@
  * Cost, n bytes: doubling sends n log2 P in log2 P crossings; halving 2 n (P - 1) / P in 2 log2 P. Where H is not P: n more
  * each way for the hosts that are handed a sum, and two crossings. Roundings: one on each host, one in each round that adds. */
 #include "collective/collective.h"
-#include "collective/hosts.h"
+#include "collective/rails.h"
 
 struct pairing {
-    struct shoal_hosts hosts;
+    struct shoal_rails hosts;
     int stride;  /* from one led slice to the next */
     int powers;  /* P */
     int rounds;  /* log2 P */
@@ -27,13 +27,13 @@ static bool is_one_of_powers(const struct pairing *pairing)
 
 static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_hosts *hosts = &pairing->hosts;
+    struct shoal_rails *hosts = &pairing->hosts;
 
-    if (!shoal_hosts_find(hosts, plan, view, rank, root))
+    if (!shoal_rails_find(hosts, plan, view, rank, root))
         return false;
-    pairing->stride = shoal_hosts_size(hosts, hosts->own);
-    pairing->powers = shoal_hosts_powers(hosts->count);
-    pairing->partner = shoal_hosts_stand_by(hosts->count, hosts->own);
+    pairing->stride = shoal_rails_size(hosts, hosts->own);
+    pairing->powers = shoal_rails_powers(hosts->count);
+    pairing->partner = shoal_rails_stand_by(hosts->count, hosts->own);
     pairing->rounds = 0;
     while (1 << pairing->rounds < pairing->powers)
         pairing->rounds++;
@@ -43,9 +43,9 @@ static bool find_pairs(struct pairing *pairing, struct shoal_plan *plan, const s
 /* Place `at` of those of a led slice. */
 static struct shoal_block inbox(const struct pairing *pairing, int host, int slice, int at, int j)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
-    const int nth = slice / shoal_hosts_size(hosts, host), leader = shoal_hosts_leader(hosts, host, slice);
-    return shoal_hosts_staging(hosts, leader, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
+    const struct shoal_rails *hosts = &pairing->hosts;
+    const int nth = slice / shoal_rails_size(hosts, host), leader = shoal_rails_leader(hosts, host, slice);
+    return shoal_rails_staging(hosts, leader, SHOAL_REGION_INBOX, nth * pairing->inbox + at, slice, j);
 }
 
 static int partner_at(const struct pairing *pairing, int distance)
@@ -55,13 +55,13 @@ static int partner_at(const struct pairing *pairing, int distance)
 
 static void send_cts(const struct pairing *pairing)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
 
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
         if (pairing->partner >= 0)
-            shoal_hosts_send_cts(hosts, pairing->partner, slice);
+            shoal_rails_send_cts(hosts, pairing->partner, slice);
         for (int distance = 1; distance < pairing->powers && is_one_of_powers(pairing); distance *= 2)
-            shoal_hosts_send_cts(hosts, partner_at(pairing, distance), slice);
+            shoal_rails_send_cts(hosts, partner_at(pairing, distance), slice);
     }
 }
 
@@ -75,7 +75,7 @@ static void order(struct shoal_block sources[2], struct shoal_block own, struct 
 static void reduce_partials(const struct pairing *pairing, int slice)
 {
     for (int j = 0; j < pairing->hosts.owners; j++)
-        shoal_hosts_reduce_partial(&pairing->hosts, slice, j);
+        shoal_rails_reduce_partial(&pairing->hosts, slice, j);
 }
 
 /* ---- Hosts beyond the power of two --------------------------------------------------------------------------------------- */
@@ -83,41 +83,41 @@ static void reduce_partials(const struct pairing *pairing, int slice)
 /* Hands the own host's sums over, and takes the result. */
 static void stand_by(const struct pairing *pairing)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     const int owners = hosts->owners;
 
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
         reduce_partials(pairing, slice);
-        shoal_hosts_await_cts(hosts, pairing->partner, slice);
-        shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_partial(hosts, slice, 0), owners),
+        shoal_rails_await_cts(hosts, pairing->partner, slice);
+        shoal_plan_put(hosts->plan, shoal_run(shoal_rails_partial(hosts, slice, 0), owners),
                        shoal_run(inbox(pairing, pairing->partner, slice, pairing->inbox - owners, 0), owners));
     }
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride) {
-        shoal_hosts_await(hosts, pairing->partner, slice);
+        shoal_rails_await(hosts, pairing->partner, slice);
         for (int j = 0; j < owners; j++)
-            shoal_hosts_deliver(hosts, slice, j);
+            shoal_rails_deliver(hosts, slice, j);
     }
 }
 
 /* Where the sums that the own host begins with are, block by block. */
 static struct shoal_block first_sum(const struct pairing *pairing, int slice, int j)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     return pairing->partner >= 0 ? inbox(pairing, hosts->own, slice, pairing->inbox - hosts->owners + j, j)
-                                 : shoal_hosts_partial(hosts, slice, j);
+                                 : shoal_rails_partial(hosts, slice, j);
 }
 
 /* Adds what the partner hands over. */
 static void begin_slice(const struct pairing *pairing, int slice)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
 
     reduce_partials(pairing, slice);
     if (pairing->partner < 0)
         return;
-    shoal_hosts_await(hosts, pairing->partner, slice);
+    shoal_rails_await(hosts, pairing->partner, slice);
     for (int j = 0; j < hosts->owners; j++) {
-        const struct shoal_block sources[] = {shoal_hosts_partial(hosts, slice, j), first_sum(pairing, slice, j)};
+        const struct shoal_block sources[] = {shoal_rails_partial(hosts, slice, j), first_sum(pairing, slice, j)};
         shoal_plan_reduce_partial(hosts->plan, sources, 2, sources[1]);
     }
 }
@@ -125,23 +125,23 @@ static void begin_slice(const struct pairing *pairing, int slice)
 /* The partner's clear-to-sends, for the results, come before its sums. */
 static void begin(const struct pairing *pairing)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
 
     for (int slice = hosts->local; slice < hosts->slices && pairing->partner >= 0; slice += pairing->stride)
-        shoal_hosts_await_cts(hosts, pairing->partner, slice);
+        shoal_rails_await_cts(hosts, pairing->partner, slice);
     for (int slice = hosts->local; slice < hosts->slices; slice += pairing->stride)
         begin_slice(pairing, slice);
 }
 
 static void hand_results(const struct pairing *pairing, int slice, struct shoal_block block)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
 
     if (pairing->partner < 0)
         return;
-    const int to = shoal_hosts_leader(hosts, pairing->partner, slice);
+    const int to = shoal_rails_leader(hosts, pairing->partner, slice);
     shoal_plan_put(hosts->plan, shoal_run(block, hosts->owners),
-                   shoal_run(shoal_hosts_result(hosts, to, slice, 0), hosts->owners));
+                   shoal_run(shoal_rails_result(hosts, to, slice, 0), hosts->owners));
 }
 
 /* ---- Doubling: a slice is one block -------------------------------------------------------------------------------------- */
@@ -154,33 +154,33 @@ static struct shoal_block sum_before(const struct pairing *pairing, int slice, i
 static void send_sum(const struct pairing *pairing, int slice, int round)
 {
     const int to = partner_at(pairing, 1 << round);
-    shoal_hosts_await_cts(&pairing->hosts, to, slice);
+    shoal_rails_await_cts(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, sum_before(pairing, slice, round), inbox(pairing, to, slice, round, 0));
 }
 
 static void add_sum(const struct pairing *pairing, int slice, int round)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     const int from = partner_at(pairing, 1 << round);
     const struct shoal_block came = inbox(pairing, hosts->own, slice, round, 0);
     struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
 
-    shoal_hosts_await(hosts, from, slice);
+    shoal_rails_await(hosts, from, slice);
     order(sources, sum_before(pairing, slice, round), came, hosts->own < from);
     if (round < pairing->rounds - 1) {
         shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
         return;
     }
-    if (shoal_hosts_neighbours(hosts) == 0)
+    if (shoal_rails_neighbours(hosts) == 0)
         shoal_plan_wait_puts(hosts->plan); /* in place, the output is the input that was put */
-    const int count = shoal_hosts_wanted(hosts, slice, 0, false, dests);
+    const int count = shoal_rails_wanted(hosts, slice, 0, false, dests);
     shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
-    hand_results(pairing, slice, shoal_hosts_output(hosts, hosts->rank, slice, 0));
+    hand_results(pairing, slice, shoal_rails_output(hosts, hosts->rank, slice, 0));
 }
 
 static void double_up(const struct pairing *pairing)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
 
     begin(pairing);
     for (int round = 0; round < pairing->rounds; round++) {
@@ -194,21 +194,21 @@ static void double_up(const struct pairing *pairing)
 void shoal_doubling_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct pairing pairing;
-    struct shoal_hosts *hosts = &pairing.hosts;
+    struct shoal_rails *hosts = &pairing.hosts;
 
     if (!find_pairs(&pairing, plan, view, rank, root))
         return;
     pairing.inbox = pairing.rounds + 1;
-    shoal_hosts_cut(hosts, 1, 0);
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
-    shoal_hosts_await_readers(hosts);
+    shoal_rails_cut(hosts, 1, 0);
+    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), hosts->led * pairing.inbox, true);
+    shoal_rails_await_readers(hosts);
     send_cts(&pairing);
-    shoal_hosts_gather_inputs(hosts);
+    shoal_rails_gather_inputs(hosts);
     if (is_one_of_powers(&pairing))
         double_up(&pairing);
     else
         stand_by(&pairing);
-    shoal_hosts_collect(hosts, true);
+    shoal_rails_collect(hosts, true);
 }
 
 /* ---- Halving: a slice has P blocks --------------------------------------------------------------------------------------- */
@@ -232,18 +232,18 @@ static struct shoal_block sum_of(const struct pairing *pairing, int slice, int d
 static void send_half(const struct pairing *pairing, int slice, int distance)
 {
     const int to = partner_at(pairing, distance), first = first_kept(to, distance);
-    shoal_hosts_await_cts(&pairing->hosts, to, slice);
+    shoal_rails_await_cts(&pairing->hosts, to, slice);
     shoal_plan_put(pairing->hosts.plan, shoal_run(sum_of(pairing, slice, distance, first), distance),
                    shoal_run(inbox(pairing, to, slice, pairing->powers - 2 * distance, first), distance));
 }
 
 static void add_half(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     const int from = partner_at(pairing, distance), first = first_kept(hosts->own, distance);
     struct shoal_block sources[2], dests[SHOAL_PLAN_RANKS_MAX + 1];
 
-    shoal_hosts_await(hosts, from, slice);
+    shoal_rails_await(hosts, from, slice);
     for (int j = first; j < first + distance; j++) {
         const struct shoal_block came = inbox(pairing, hosts->own, slice, pairing->powers - 2 * distance + j - first, j);
         order(sources, sum_of(pairing, slice, distance, j), came, hosts->own < from);
@@ -251,40 +251,40 @@ static void add_half(const struct pairing *pairing, int slice, int distance)
             shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
             continue;
         }
-        const int count = shoal_hosts_wanted(hosts, slice, j, true, dests);
+        const int count = shoal_rails_wanted(hosts, slice, j, true, dests);
         shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
     }
 }
 
 static void send_results(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
-    const int to = shoal_hosts_leader(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
-    shoal_plan_put(hosts->plan, shoal_run(shoal_hosts_result(hosts, hosts->rank, slice, first), distance),
-                   shoal_run(shoal_hosts_result(hosts, to, slice, first), distance));
+    const struct shoal_rails *hosts = &pairing->hosts;
+    const int to = shoal_rails_leader(hosts, partner_at(pairing, distance), slice), first = first_kept(hosts->own, distance);
+    shoal_plan_put(hosts->plan, shoal_run(shoal_rails_result(hosts, hosts->rank, slice, first), distance),
+                   shoal_run(shoal_rails_result(hosts, to, slice, first), distance));
 }
 
 static void take_results(const struct pairing *pairing, int slice, int distance)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     const int from = partner_at(pairing, distance), first = first_kept(from, distance);
 
-    shoal_hosts_await(hosts, from, slice);
+    shoal_rails_await(hosts, from, slice);
     if (2 * distance == pairing->powers)
         return; /* what comes last is handed on first */
     for (int j = first; j < first + distance; j++)
-        shoal_hosts_deliver(hosts, slice, j);
+        shoal_rails_deliver(hosts, slice, j);
 }
 
 /* The last half, after it was handed on. */
 static void take_last(const struct pairing *pairing, int slice)
 {
-    const struct shoal_hosts *hosts = &pairing->hosts;
+    const struct shoal_rails *hosts = &pairing->hosts;
     const int distance = pairing->powers / 2, first = first_kept(partner_at(pairing, distance), distance);
 
-    hand_results(pairing, slice, shoal_hosts_result(hosts, hosts->rank, slice, 0));
+    hand_results(pairing, slice, shoal_rails_result(hosts, hosts->rank, slice, 0));
     for (int j = first; j < first + distance; j++)
-        shoal_hosts_deliver(hosts, slice, j);
+        shoal_rails_deliver(hosts, slice, j);
 }
 
 /* Calls visit for each led slice. */
@@ -313,19 +313,19 @@ static void halve_and_double(const struct pairing *pairing)
 void shoal_halving_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct pairing pairing;
-    struct shoal_hosts *hosts = &pairing.hosts;
+    struct shoal_rails *hosts = &pairing.hosts;
 
     if (!find_pairs(&pairing, plan, view, rank, root))
         return;
     pairing.inbox = pairing.powers - 1 + (pairing.powers < hosts->count ? pairing.powers : 0);
-    shoal_hosts_cut(hosts, pairing.powers, 0);
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), hosts->led * pairing.inbox, true);
-    shoal_hosts_await_readers(hosts);
+    shoal_rails_cut(hosts, pairing.powers, 0);
+    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), hosts->led * pairing.inbox, true);
+    shoal_rails_await_readers(hosts);
     send_cts(&pairing);
-    shoal_hosts_gather_inputs(hosts);
+    shoal_rails_gather_inputs(hosts);
     if (is_one_of_powers(&pairing))
         halve_and_double(&pairing);
     else
         stand_by(&pairing);
-    shoal_hosts_collect(hosts, true);
+    shoal_rails_collect(hosts, true);
 }

@@ -5,46 +5,46 @@
  * Cost, n bytes, p ranks: a rank sends and receives n / p for each remote rank, root of a gather or scatter for all
  * remote ranks, in one crossing. */
 #include "collective/collective.h"
-#include "collective/hosts.h"
+#include "collective/rails.h"
 
 enum way { WRITTEN, READ, STAGED };
 
-static enum way way_of(const struct shoal_hosts *hosts, int from, int to)
+static enum way way_of(const struct shoal_rails *hosts, int from, int to)
 {
     if (shoal_view_shares_output(hosts->view, to))
         return WRITTEN;
     return shoal_view_shares_input(hosts->view, from) ? READ : STAGED;
 }
 
-static bool gives(const struct shoal_hosts *hosts, int rank)
+static bool gives(const struct shoal_rails *hosts, int rank)
 {
     return shoal_shape_gives(hosts->view->shape, rank, hosts->root);
 }
 
-static struct shoal_block source(const struct shoal_hosts *hosts, int from, int to)
+static struct shoal_block source(const struct shoal_rails *hosts, int from, int to)
 {
     return hosts->view->shape->is_input_cut ? shoal_input(from, to, hosts->view->size) : shoal_input(from, 0, 1);
 }
 
-static struct shoal_block dest(const struct shoal_hosts *hosts, int from, int to)
+static struct shoal_block dest(const struct shoal_rails *hosts, int from, int to)
 {
     return hosts->view->shape->is_output_cut ? shoal_output(to, from, hosts->view->size) : shoal_output(to, 0, 1);
 }
 
 /* In the giver's staging buffer there is a place for each rank of its host, if they get different parts. */
-static struct shoal_block staged(const struct shoal_hosts *hosts, int from, int to)
+static struct shoal_block staged(const struct shoal_rails *hosts, int from, int to)
 {
     const int host = hosts->host_of[from], index = hosts->view->shape->is_input_cut ? to : from;
     int local = 0;
 
-    while (hosts->view->shape->is_input_cut && shoal_hosts_leader(hosts, host, local) != to)
+    while (hosts->view->shape->is_input_cut && shoal_rails_leader(hosts, host, local) != to)
         local++;
     return shoal_placed(shoal_staging(from, SHOAL_REGION_OWN, index, hosts->view->size),
                         hosts->places[SHOAL_REGION_OWN] + local);
 }
 
 /* In the taker's staging buffer there is a place for each giver. */
-static struct shoal_block inbox(const struct shoal_hosts *hosts, int from, int to)
+static struct shoal_block inbox(const struct shoal_rails *hosts, int from, int to)
 {
     const bool is_output_cut = hosts->view->shape->is_output_cut;
     return shoal_placed(shoal_staging(to, SHOAL_REGION_INBOX, is_output_cut ? from : to, hosts->view->size),
@@ -52,31 +52,31 @@ static struct shoal_block inbox(const struct shoal_hosts *hosts, int from, int t
 }
 
 /* Elsewhere, in turn: rank i of the host at a distance, each rank beginning with another one. Calls visit for each. */
-static void visit_remote(const struct shoal_hosts *hosts, bool is_backward,
-                         void (*visit)(const struct shoal_hosts *hosts, int peer))
+static void visit_remote(const struct shoal_rails *hosts, bool is_backward,
+                         void (*visit)(const struct shoal_rails *hosts, int peer))
 {
     for (int distance = 1; distance < hosts->count; distance++) {
-        const int host = shoal_hosts_next(hosts, is_backward ? -distance : distance), size = shoal_hosts_size(hosts, host);
+        const int host = shoal_rails_next(hosts, is_backward ? -distance : distance), size = shoal_rails_size(hosts, host);
         for (int i = 0; i < size; i++)
-            visit(hosts, shoal_hosts_leader(hosts, host, is_backward ? hosts->local + size - i : hosts->local + i));
+            visit(hosts, shoal_rails_leader(hosts, host, is_backward ? hosts->local + size - i : hosts->local + i));
     }
 }
 
-static void send_cts(const struct shoal_hosts *hosts, int from)
+static void send_cts(const struct shoal_rails *hosts, int from)
 {
     if (gives(hosts, from))
         shoal_plan_signal(hosts->plan, from);
 }
 
-static void put(const struct shoal_hosts *hosts, int to)
+static void put(const struct shoal_rails *hosts, int to)
 {
-    if (!shoal_hosts_takes(hosts, to))
+    if (!shoal_rails_takes(hosts, to))
         return;
     shoal_plan_wait(hosts->plan, to);
     shoal_plan_put(hosts->plan, source(hosts, hosts->rank, to), inbox(hosts, hosts->rank, to));
 }
 
-static void receive(const struct shoal_hosts *hosts, int from)
+static void receive(const struct shoal_rails *hosts, int from)
 {
     if (!gives(hosts, from))
         return;
@@ -85,13 +85,13 @@ static void receive(const struct shoal_hosts *hosts, int from)
 }
 
 /* To ranks of the own host. */
-static void give_inside(const struct shoal_hosts *hosts)
+static void give_inside(const struct shoal_rails *hosts)
 {
     const int rank = hosts->rank;
 
-    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
-        const int to = shoal_hosts_neighbour(hosts, i);
-        if (!shoal_hosts_takes(hosts, to) || way_of(hosts, rank, to) == READ)
+    for (int i = 1; i <= shoal_rails_neighbours(hosts); i++) {
+        const int to = shoal_rails_neighbour(hosts, i);
+        if (!shoal_rails_takes(hosts, to) || way_of(hosts, rank, to) == READ)
             continue;
         shoal_plan_copy(hosts->plan, source(hosts, rank, to),
                         way_of(hosts, rank, to) == WRITTEN ? dest(hosts, rank, to) : staged(hosts, rank, to));
@@ -99,12 +99,12 @@ static void give_inside(const struct shoal_hosts *hosts)
     }
 }
 
-static void take_inside(const struct shoal_hosts *hosts)
+static void take_inside(const struct shoal_rails *hosts)
 {
     const int rank = hosts->rank;
 
-    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
-        const int from = shoal_hosts_neighbour(hosts, i);
+    for (int i = 1; i <= shoal_rails_neighbours(hosts); i++) {
+        const int from = shoal_rails_neighbour(hosts, i);
         const enum way way = way_of(hosts, from, rank);
         if (!gives(hosts, from))
             continue;
@@ -118,11 +118,11 @@ static void take_inside(const struct shoal_hosts *hosts)
     }
 }
 
-static void await_readers(const struct shoal_hosts *hosts)
+static void await_readers(const struct shoal_rails *hosts)
 {
-    for (int i = 1; i <= shoal_hosts_neighbours(hosts); i++) {
-        const int to = shoal_hosts_neighbour(hosts, i);
-        if (!shoal_hosts_takes(hosts, to))
+    for (int i = 1; i <= shoal_rails_neighbours(hosts); i++) {
+        const int to = shoal_rails_neighbour(hosts, i);
+        if (!shoal_rails_takes(hosts, to))
             continue;
         if (way_of(hosts, hosts->rank, to) == READ)
             shoal_plan_wait(hosts->plan, to);
@@ -131,11 +131,11 @@ static void await_readers(const struct shoal_hosts *hosts)
     }
 }
 
-static bool is_staging(const struct shoal_hosts *hosts)
+static bool is_staging(const struct shoal_rails *hosts)
 {
-    for (int i = 1; i <= shoal_hosts_neighbours(hosts) && gives(hosts, hosts->rank); i++) {
-        const int to = shoal_hosts_neighbour(hosts, i);
-        if (shoal_hosts_takes(hosts, to) && way_of(hosts, hosts->rank, to) == STAGED)
+    for (int i = 1; i <= shoal_rails_neighbours(hosts) && gives(hosts, hosts->rank); i++) {
+        const int to = shoal_rails_neighbour(hosts, i);
+        if (shoal_rails_takes(hosts, to) && way_of(hosts, hosts->rank, to) == STAGED)
             return true;
     }
     return false;
@@ -144,16 +144,16 @@ static bool is_staging(const struct shoal_hosts *hosts)
 /* In place an output may be an input: what is given has left before anything is taken. */
 void shoal_pairs_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    struct shoal_hosts hosts;
+    struct shoal_rails hosts;
 
-    if (!shoal_hosts_find(&hosts, plan, view, rank, root))
+    if (!shoal_rails_find(&hosts, plan, view, rank, root))
         return;
-    const bool is_giver = gives(&hosts, rank), is_taker = shoal_hosts_takes(&hosts, rank);
-    shoal_hosts_cut(&hosts, hosts.count, 0);
-    shoal_hosts_divide(&hosts, view->shape->is_input_cut ? hosts.most : 1, view->shape->is_output_cut ? view->size : 1, false);
+    const bool is_giver = gives(&hosts, rank), is_taker = shoal_rails_takes(&hosts, rank);
+    shoal_rails_cut(&hosts, hosts.count, 0);
+    shoal_rails_divide(&hosts, view->shape->is_input_cut ? hosts.most : 1, view->shape->is_output_cut ? view->size : 1, false);
     const bool is_put_to = is_taker && (!view->shape->root_gives || hosts.own != hosts.root_host);
     if (is_put_to || is_staging(&hosts))
-        shoal_hosts_await_readers(&hosts);
+        shoal_rails_await_readers(&hosts);
     if (is_taker)
         visit_remote(&hosts, true, send_cts);
     if (is_giver) {

@@ -9,10 +9,10 @@
  * Cost, n bytes, H hosts: a host sends and receives 2 n (H - 1) / H (all-reduce) or half of that, in 2 (H - 1) crossings or
  * half as many; always to and from one host. Roundings: one on each host, and H - 1 on the way. */
 #include "collective/collective.h"
-#include "collective/hosts.h"
+#include "collective/rails.h"
 
 struct ring {
-    struct shoal_hosts hosts;
+    struct shoal_rails hosts;
     int left;
     int right;
     int stride; /* from one led slice to the next */
@@ -20,15 +20,15 @@ struct ring {
 
 static void put_on(const struct ring *ring, int slice, int j, struct shoal_block block)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
-    const int to = shoal_hosts_leader(hosts, ring->right, slice);
-    shoal_plan_put(hosts->plan, block, shoal_hosts_result(hosts, to, slice, j));
+    const struct shoal_rails *hosts = &ring->hosts;
+    const int to = shoal_rails_leader(hosts, ring->right, slice);
+    shoal_plan_put(hosts->plan, block, shoal_rails_result(hosts, to, slice, j));
 }
 
 /* The block of the host that many before the own one; -1: none. */
 static int block_before(const struct ring *ring, int slice, int distance)
 {
-    return shoal_hosts_block_of(&ring->hosts, slice, shoal_hosts_next(&ring->hosts, -distance));
+    return shoal_rails_block_of(&ring->hosts, slice, shoal_rails_next(&ring->hosts, -distance));
 }
 
 /* ---- Sums go around ------------------------------------------------------------------------------------------------------ */
@@ -36,56 +36,56 @@ static int block_before(const struct ring *ring, int slice, int distance)
 /* Adds what came from the left. */
 static void add(const struct ring *ring, int slice, int j)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
-    const struct shoal_block came = shoal_hosts_result(hosts, hosts->rank, slice, j);
-    const struct shoal_block sources[] = {came, shoal_hosts_partial(hosts, slice, j)};
+    const struct shoal_rails *hosts = &ring->hosts;
+    const struct shoal_block came = shoal_rails_result(hosts, hosts->rank, slice, j);
+    const struct shoal_block sources[] = {came, shoal_rails_partial(hosts, slice, j)};
     shoal_plan_reduce_partial(hosts->plan, sources, 2, came);
 }
 
 /* Step 1, 2 ... : the sum of the block of the host so many before goes to the right. */
 static void pass_sum(const struct ring *ring, int slice, int step)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
     const int j = block_before(ring, slice, step);
 
     if (j >= 0)
-        shoal_hosts_reduce_partial(hosts, slice, j);
+        shoal_rails_reduce_partial(hosts, slice, j);
     if (step == 1)
-        shoal_hosts_await_cts(hosts, ring->right, slice);
+        shoal_rails_await_cts(hosts, ring->right, slice);
     if (j < 0)
         return;
     if (step > 1) {
-        shoal_hosts_await(hosts, ring->left, slice);
+        shoal_rails_await(hosts, ring->left, slice);
         add(ring, slice, j);
     }
-    put_on(ring, slice, j, step > 1 ? shoal_hosts_result(hosts, hosts->rank, slice, j) : shoal_hosts_partial(hosts, slice, j));
+    put_on(ring, slice, j, step > 1 ? shoal_rails_result(hosts, hosts->rank, slice, j) : shoal_rails_partial(hosts, slice, j));
 }
 
 static void finish_own(const struct ring *ring, int slice)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
     struct shoal_block dests[SHOAL_PLAN_RANKS_MAX + 1];
     const int j = block_before(ring, slice, 0);
     int count = 1;
 
     if (j < 0)
         return;
-    shoal_hosts_reduce_partial(hosts, slice, j);
-    shoal_hosts_await(hosts, ring->left, slice);
+    shoal_rails_reduce_partial(hosts, slice, j);
+    shoal_rails_await(hosts, ring->left, slice);
     if (hosts->is_cut)
-        dests[0] = shoal_hosts_output(hosts, hosts->rank, slice, j);
+        dests[0] = shoal_rails_output(hosts, hosts->rank, slice, j);
     else
-        count = shoal_hosts_wanted(hosts, slice, j, false, dests);
-    const struct shoal_block sources[] = {shoal_hosts_result(hosts, hosts->rank, slice, j),
-                                          shoal_hosts_partial(hosts, slice, j)};
+        count = shoal_rails_wanted(hosts, slice, j, false, dests);
+    const struct shoal_block sources[] = {shoal_rails_result(hosts, hosts->rank, slice, j),
+                                          shoal_rails_partial(hosts, slice, j)};
     shoal_plan_reduce(hosts->plan, sources, 2, dests, count);
 }
 
 static void reduce_around(const struct ring *ring)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
 
-    shoal_hosts_gather_inputs(hosts);
+    shoal_rails_gather_inputs(hosts);
     for (int step = 1; step < hosts->count; step++) {
         for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
             pass_sum(ring, slice, step);
@@ -99,32 +99,32 @@ static void reduce_around(const struct ring *ring)
 /* The own block goes to the right: of an all-gather the input, else what was worked out. */
 static void pass_own(const struct ring *ring, int slice)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
     const int j = block_before(ring, slice, 0);
 
     if (j >= 0)
         put_on(ring, slice, j,
-               hosts->is_cut ? shoal_hosts_input(hosts, hosts->rank, slice, j)
-                             : shoal_hosts_output(hosts, hosts->rank, slice, j));
+               hosts->is_cut ? shoal_rails_input(hosts, hosts->rank, slice, j)
+                             : shoal_rails_output(hosts, hosts->rank, slice, j));
 }
 
 /* Step 1, 2 ... : the block of the host so many before comes from the left, goes to the right, and is handed out here. */
 static void pass_result(const struct ring *ring, int slice, int step)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
     const int j = block_before(ring, slice, step);
 
     if (j < 0)
         return;
-    shoal_hosts_await(hosts, ring->left, slice);
+    shoal_rails_await(hosts, ring->left, slice);
     if (step < hosts->count - 1)
-        put_on(ring, slice, j, shoal_hosts_result(hosts, hosts->rank, slice, j));
-    shoal_hosts_deliver(hosts, slice, j);
+        put_on(ring, slice, j, shoal_rails_result(hosts, hosts->rank, slice, j));
+    shoal_rails_deliver(hosts, slice, j);
 }
 
 static void gather_around(const struct ring *ring)
 {
-    const struct shoal_hosts *hosts = &ring->hosts;
+    const struct shoal_rails *hosts = &ring->hosts;
 
     for (int slice = hosts->local; slice < hosts->slices; slice += ring->stride)
         pass_own(ring, slice);
@@ -137,27 +137,27 @@ static void gather_around(const struct ring *ring)
 void shoal_ring_build(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
     struct ring ring;
-    struct shoal_hosts *hosts = &ring.hosts;
+    struct shoal_rails *hosts = &ring.hosts;
     const struct shoal_shape *shape = view->shape;
 
-    if (!shoal_hosts_find(hosts, plan, view, rank, root))
+    if (!shoal_rails_find(hosts, plan, view, rank, root))
         return;
-    ring.left = shoal_hosts_next(hosts, -1);
-    ring.right = shoal_hosts_next(hosts, 1);
-    ring.stride = shoal_hosts_size(hosts, hosts->own);
-    shoal_hosts_cut(hosts, hosts->count, 0);
-    shoal_hosts_divide(hosts, shoal_hosts_staging_places(hosts), 0, true);
-    shoal_hosts_await_readers(hosts);
+    ring.left = shoal_rails_next(hosts, -1);
+    ring.right = shoal_rails_next(hosts, 1);
+    ring.stride = shoal_rails_size(hosts, hosts->own);
+    shoal_rails_cut(hosts, hosts->count, 0);
+    shoal_rails_divide(hosts, shoal_rails_staging_places(hosts), 0, true);
+    shoal_rails_await_readers(hosts);
     for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-        shoal_hosts_send_cts(hosts, ring.left, slice);
+        shoal_rails_send_cts(hosts, ring.left, slice);
     if (shape->is_reduced) {
         reduce_around(&ring);
     } else {
         for (int slice = hosts->local; slice < hosts->slices; slice += ring.stride)
-            shoal_hosts_await_cts(hosts, ring.right, slice);
-        shoal_hosts_give_own(hosts, false);
+            shoal_rails_await_cts(hosts, ring.right, slice);
+        shoal_rails_give_own(hosts, false);
     }
     if (!shape->is_input_cut)
         gather_around(&ring);
-    shoal_hosts_collect(hosts, !shape->is_input_cut);
+    shoal_rails_collect(hosts, !shape->is_input_cut);
 }

@@ -2,18 +2,18 @@
 
 #include <stdlib.h>
 
-#include "collective/hosts.h"
+#include "collective/rails.h"
 
 struct builder {
     struct shoal_rounds *rounds;
-    struct shoal_hosts hosts;
+    struct shoal_rails hosts;
     int powers; /* P */
     uint16_t *next;
 };
 
 int shoal_rounds_count(int hosts)
 {
-    const int all = shoal_hosts_powers(hosts);
+    const int all = shoal_rails_powers(hosts);
     int rounds = 0;
     for (int powers = all; powers > 1; powers /= 2)
         rounds++;
@@ -43,10 +43,10 @@ static struct shoal_ranks list_host(struct builder *builder, int host)
 /* The ranks of a host that this rank serves. */
 static struct shoal_ranks list_served(struct builder *builder, int host)
 {
-    const struct shoal_hosts *hosts = &builder->hosts;
-    const int stride = shoal_hosts_size(hosts, hosts->own);
+    const struct shoal_rails *hosts = &builder->hosts;
+    const int stride = shoal_rails_size(hosts, hosts->own);
     const uint16_t *start = builder->next;
-    for (int local = hosts->local; local < shoal_hosts_size(hosts, host); local += stride)
+    for (int local = hosts->local; local < shoal_rails_size(hosts, host); local += stride)
         *builder->next++ = hosts->member[hosts->start[host] + local];
     return list_since(builder, start);
 }
@@ -58,7 +58,7 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
     const int first = host / distance * distance;
     const uint16_t *start = builder->next;
     for (int member = first; member < first + distance; member++) {
-        const int other = shoal_hosts_stand_by(builder->hosts.count, member);
+        const int other = shoal_rails_stand_by(builder->hosts.count, member);
         append_members(builder, member);
         if (other >= 0)
             append_members(builder, other);
@@ -69,12 +69,12 @@ static struct shoal_ranks list_held(struct builder *builder, int host, int dista
 /* The rank of another host that serves this one. */
 static int served_by(const struct builder *builder, int host)
 {
-    return shoal_hosts_leader(&builder->hosts, host, builder->hosts.local);
+    return shoal_rails_leader(&builder->hosts, host, builder->hosts.local);
 }
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
-static void append(struct builder *builder, struct shoal_round round)
+static void append(struct builder *builder, struct shoal_rounds_step round)
 {
     builder->rounds->rounds[builder->rounds->count++] = round;
 }
@@ -82,40 +82,40 @@ static void append(struct builder *builder, struct shoal_round round)
 /* A host beyond the powers: what it has goes to its partner, and the result comes back. */
 static void stand_by(struct builder *builder)
 {
-    const int own = builder->hosts.own, partner = shoal_hosts_stand_by(builder->hosts.count, own);
-    append(builder, (struct shoal_round){.from = served_by(builder, partner),
-                                         .to = list_served(builder, partner),
-                                         .held = list_host(builder, own),
-                                         .came = list_held(builder, 0, builder->powers),
-                                         .is_result = true});
+    const int own = builder->hosts.own, partner = shoal_rails_stand_by(builder->hosts.count, own);
+    append(builder, (struct shoal_rounds_step){.from = served_by(builder, partner),
+                                               .to = list_served(builder, partner),
+                                               .held = list_host(builder, own),
+                                               .came = list_held(builder, 0, builder->powers),
+                                               .is_result = true});
 }
 
 static void take_over(struct builder *builder, int partner)
 {
-    append(builder, (struct shoal_round){
+    append(builder, (struct shoal_rounds_step){
                         .from = served_by(builder, partner), .came = list_host(builder, partner), .is_own_first = true});
 }
 
 static void hand_back(struct builder *builder, int partner)
 {
-    append(builder, (struct shoal_round){
+    append(builder, (struct shoal_rounds_step){
                         .from = -1, .to = list_served(builder, partner), .held = list_held(builder, 0, builder->powers)});
 }
 
 static void exchange(struct builder *builder, int distance)
 {
     const int own = builder->hosts.own, other = own ^ distance;
-    append(builder, (struct shoal_round){.from = served_by(builder, other),
-                                         .to = list_served(builder, other),
-                                         .held = list_held(builder, own, distance),
-                                         .came = list_held(builder, other, distance),
-                                         .is_own_first = own < other,
-                                         .is_last_sum = 2 * distance == builder->powers});
+    append(builder, (struct shoal_rounds_step){.from = served_by(builder, other),
+                                               .to = list_served(builder, other),
+                                               .held = list_held(builder, own, distance),
+                                               .came = list_held(builder, other, distance),
+                                               .is_own_first = own < other,
+                                               .is_last_sum = 2 * distance == builder->powers});
 }
 
 static void build(struct builder *builder)
 {
-    const int partner = shoal_hosts_stand_by(builder->hosts.count, builder->hosts.own);
+    const int partner = shoal_rails_stand_by(builder->hosts.count, builder->hosts.own);
     builder->rounds->local = list_host(builder, builder->hosts.own);
     if (builder->hosts.own >= builder->powers) {
         stand_by(builder);
@@ -135,9 +135,9 @@ bool shoal_rounds_init(struct shoal_rounds *rounds, const struct shoal_view *vie
     struct shoal_plan plan;
     *rounds = (struct shoal_rounds){.count = 0};
     shoal_plan_init(&plan, rank, view->size);
-    const bool is_on_hosts = shoal_hosts_find(&builder.hosts, &plan, view, rank, 0);
+    const bool is_on_hosts = shoal_rails_find(&builder.hosts, &plan, view, rank, 0);
     shoal_plan_fini(&plan);
-    builder.powers = shoal_hosts_powers(builder.hosts.count);
+    builder.powers = shoal_rails_powers(builder.hosts.count);
     /* In all rounds together a rank serves each other rank at most once, and so it is with parts that come; what is held may be
      * nearly all ranks in each round, where hosts are of different sizes. */
     rounds->pool = calloc((size_t)view->size * (4 + SHOAL_ROUNDS_MAX), sizeof *rounds->pool);
@@ -158,7 +158,7 @@ void shoal_rounds_fini(struct shoal_rounds *rounds)
 void shoal_rounds_find_peers(const struct shoal_rounds *rounds, uint8_t *peers)
 {
     for (int i = 0; i < rounds->count; i++) {
-        const struct shoal_round *round = &rounds->rounds[i];
+        const struct shoal_rounds_step *round = &rounds->rounds[i];
         if (round->from >= 0)
             peers[round->from] = 1;
         for (int j = 0; j < round->to.count; j++)

@@ -20,7 +20,7 @@ struct shoal_ranks {
     int count;
 };
 
-struct shoal_round {
+struct shoal_rounds_step {
     int from;                /* the rank whose record is waited for; -1: none */
     struct shoal_ranks to;   /* who is sent what is held so far, before that */
     struct shoal_ranks held; /* whose parts that is */
@@ -33,7 +33,7 @@ struct shoal_round {
 struct shoal_rounds {
     struct shoal_ranks local; /* the ranks of the own host */
     int count;
-    struct shoal_round rounds[SHOAL_ROUNDS_MAX];
+    struct shoal_rounds_step rounds[SHOAL_ROUNDS_MAX];
     uint16_t *pool; /* of ranks */
 };
 

@@ -15,7 +15,7 @@ struct attempt {
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
+enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
 {
     char why[256];
     va_list args;
@@ -37,7 +37,7 @@ static enum shoal_status take_options(const struct attempt *attempt, const struc
     if (!options)
         return SHOAL_OK;
     if (options->struct_bytes < offsetof(struct shoal_options, scale))
-        return shoal_call_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
     call->timeout_ms = options->timeout_ms;
     call->trace_tag = options->trace_tag;
     if (options->struct_bytes >= offsetof(struct shoal_options, wait_ms))
@@ -49,15 +49,15 @@ static enum shoal_status check_operator(const struct attempt *attempt)
 {
     const struct shoal_call *call = attempt->call;
     if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
-        return shoal_call_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
     if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
-        return shoal_call_refuse(attempt->comm, attempt->name, "the bitwise operators are for integers alone");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "the bitwise operators are for integers alone");
     if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
         return SHOAL_OK;
     const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
     if (!is_whole)
-        return shoal_call_refuse(attempt->comm, attempt->name, "the scale of integers is %g, but must be a whole number",
-                                 call->scale);
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "the scale of integers is %g, but must be a whole number",
+                                      call->scale);
     return SHOAL_OK;
 }
 
@@ -73,14 +73,14 @@ static bool has_output(const struct attempt *attempt)
 
 static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
 {
-    return shoal_call_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what, operand,
-                             shoal_type_bytes(attempt->call->type));
+    return shoal_arguments_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what,
+                                  operand, shoal_type_bytes(attempt->call->type));
 }
 
 static enum shoal_status refuse_count(const struct attempt *attempt, const char *what, size_t count)
 {
-    return shoal_call_refuse(attempt->comm, attempt->name, "%s is %zu, larger than memory can be; was a negative number given?",
-                             what, count);
+    return shoal_arguments_refuse(attempt->comm, attempt->name,
+                                  "%s is %zu, larger than memory can be; was a negative number given?", what, count);
 }
 
 /* One pair of operands; input_bytes and output_bytes are the memory from their first to their last element. In place, the one
@@ -91,9 +91,9 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
     const char *a = input, *b = output;
     const size_t element = shoal_type_bytes(attempt->call->type);
     if (SHOAL_UNLIKELY(input_bytes && !input))
-        return shoal_call_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(output_bytes && !output))
-        return shoal_call_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(input_bytes && (uintptr_t)input % element))
         return refuse_unaligned(attempt, "input", input);
     if (SHOAL_UNLIKELY(output_bytes && (uintptr_t)output % element))
@@ -105,7 +105,7 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
                                                                                            : b == a + own_at;
     if (SHOAL_LIKELY(is_in_place))
         return SHOAL_OK;
-    return shoal_call_refuse(
+    return shoal_arguments_refuse(
         attempt->comm, attempt->name,
         attempt->shape->is_input_cut == attempt->shape->is_output_cut
             ? "input and output overlap; they must be the same address or apart"
@@ -159,7 +159,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     for (int i = 1; i < used; i++)
         is_apart &= parts[i - 1].end <= parts[i].begin;
     free(parts);
-    return is_apart ? SHOAL_OK : shoal_call_refuse(attempt->comm, attempt->name, "parts of the output overlap");
+    return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->name, "parts of the output overlap");
 }
 
 /* *end_out: elements from the operand's start to the end of its last part; *own_at_out: where the own part begins. */
@@ -193,7 +193,8 @@ static enum shoal_status check_same_parts(const struct attempt *attempt)
         !extra->given_at == !extra->taken_at && (!extra->given_at || memcmp(extra->given_at, extra->taken_at, bytes) == 0);
     if (has_same_counts && has_same_places)
         return SHOAL_OK;
-    return shoal_call_refuse(attempt->comm, attempt->name, "in place, counts and offsets of input and output must be equal");
+    return shoal_arguments_refuse(attempt->comm, attempt->name,
+                                  "in place, counts and offsets of input and output must be equal");
 }
 
 static enum shoal_status check_parts(const struct attempt *attempt)
@@ -204,12 +205,12 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     const size_t element = shoal_type_bytes(call->type);
     size_t given_end = 0, taken_end = 0, own_at = 0;
     if ((attempt->shape->is_input_cut && !extra->given) || (attempt->shape->is_output_cut && !extra->taken))
-        return shoal_call_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
     const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
     if (extra->given && extra->taken && (size_t)most_locals > SHOAL_NOTICES_MAX)
-        return shoal_call_refuse(attempt->comm, attempt->name,
-                                 "%d ranks on one host are too many for parts of different lengths; at most %zu", most_locals,
-                                 SHOAL_NOTICES_MAX);
+        return shoal_arguments_refuse(attempt->comm, attempt->name,
+                                      "%d ranks on one host are too many for parts of different lengths; at most %zu",
+                                      most_locals, SHOAL_NOTICES_MAX);
     if (extra->given)
         SHOAL_TRY(check_counts(attempt, extra->given, extra->given_at, &given_end, &own_at));
     if (extra->taken)
@@ -219,9 +220,9 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     const size_t input = extra->given ? given_end : extra->taken[rank], output = extra->taken ? taken_end : extra->given[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
     if (extra->given && extra->taken && extra->given[rank] != extra->taken[rank])
-        return shoal_call_refuse(attempt->comm, attempt->name,
-                                 "this rank gives %zu elements to itself, but takes %zu from itself", extra->given[rank],
-                                 extra->taken[rank]);
+        return shoal_arguments_refuse(attempt->comm, attempt->name,
+                                      "this rank gives %zu elements to itself, but takes %zu from itself", extra->given[rank],
+                                      extra->taken[rank]);
     const bool is_in_place = input && output && call->input == call->output;
     return extra->given && extra->taken && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
@@ -306,7 +307,7 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
     const bool is_apart = are_apart(ranges, used);
     free(ranges);
     return is_apart ? SHOAL_OK
-                    : shoal_call_refuse(attempt->comm, attempt->name, "an output overlaps an operand of another tensor");
+                    : shoal_arguments_refuse(attempt->comm, attempt->name, "an output overlaps an operand of another tensor");
 }
 
 static enum shoal_status check_tensors(const struct attempt *attempt)
@@ -314,7 +315,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
     const struct shoal_extra *extra = attempt->extra;
     struct shoal_call *call = attempt->call;
     if (extra->tensor_count && !extra->tensors)
-        return shoal_call_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
     size_t total = 0;
     for (size_t t = 0; t < extra->tensor_count; t++) {
         struct shoal_call one = *call;
@@ -325,7 +326,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
         SHOAL_TRY(check_plain(&alone));
         total += one.count;
         if (!is_count(attempt->comm, total))
-            return shoal_call_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
+            return shoal_arguments_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
     }
     call->count = total;
     return check_tensors_apart(attempt);
@@ -352,18 +353,18 @@ static enum shoal_status make_layout(const struct attempt *attempt)
                           attempt->name, attempt->comm->name);
 }
 
-enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                   const struct shoal_extra *extra, const struct shoal_options *options)
+enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                        const struct shoal_extra *extra, const struct shoal_options *options)
 {
     const struct attempt whole = {comm, name, call, extra, &shoal_collective_traits(call->kind)->shape}, *attempt = &whole;
     SHOAL_TRY(shoal_comm_check(comm, name));
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
-        return shoal_call_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
+        return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
     if (attempt->shape->is_reduced)
         SHOAL_TRY(check_operator(attempt));
     if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
-        return shoal_call_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
+        return shoal_arguments_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
     call->input = has_input(attempt) ? call->input : NULL;
     call->output = has_output(attempt) ? call->output : NULL;
     if (SHOAL_LIKELY(!extra))
@@ -372,8 +373,9 @@ enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *na
     return make_layout(attempt);
 }
 
-enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const char *name, const struct shoal_message *message,
-                                           const struct shoal_options *options, struct shoal_call *call)
+enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,
+                                                const struct shoal_message *message, const struct shoal_options *options,
+                                                struct shoal_call *call)
 {
     const size_t element = shoal_type_bytes(message->type);
     const struct attempt attempt = {comm, name, call, NULL, NULL};
@@ -388,16 +390,16 @@ enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const 
                                 .count = message->count};
     SHOAL_TRY(take_options(&attempt, options));
     if (message->peer < 0 || message->peer >= comm->size || message->peer == comm->rank)
-        return shoal_call_refuse(comm, name, "peer is %d, but must be one of the %d ranks, and not this one (%d)",
-                                 message->peer, comm->size, comm->rank);
+        return shoal_arguments_refuse(comm, name, "peer is %d, but must be one of the %d ranks, and not this one (%d)",
+                                      message->peer, comm->size, comm->rank);
     if (message->tag < 0)
-        return shoal_call_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
+        return shoal_arguments_refuse(comm, name, "tag is %d, but must not be negative", message->tag);
     if (!element)
-        return shoal_call_refuse(comm, name, "type is %d, none of enum shoal_type", (int)message->type);
+        return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)message->type);
     if (!is_count(comm, message->count))
         return refuse_count(&attempt, "count", message->count);
     if (message->count && !message->buffer)
-        return shoal_call_refuse(comm, name, "%s is NULL, but count is not 0", operand);
+        return shoal_arguments_refuse(comm, name, "%s is NULL, but count is not 0", operand);
     if (message->count && (uintptr_t)message->buffer % element)
         return refuse_unaligned(&attempt, operand, message->buffer);
     return SHOAL_OK;

@@ -17,16 +17,16 @@ struct shoal_extra {
 /* Checks a collective call and fills in what follows from the rest: the operands that the rank does not have become NULL, extra
  * (NULL: none) becomes count and layout. `name` is the public function's, for messages. ERR_ARGUMENT,
  * ERR_STATE, ERR_MEMORY. On OK the caller owns call->layout until the call is posted. */
-SHOAL_MUST_USE enum shoal_status shoal_call_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                                  const struct shoal_extra *extra, const struct shoal_options *options);
+SHOAL_MUST_USE enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+                                                       const struct shoal_extra *extra, const struct shoal_options *options);
 
 /* The same for a send or receive. */
-SHOAL_MUST_USE enum shoal_status shoal_call_check_message(const struct shoal_comm *comm, const char *name,
-                                                          const struct shoal_message *message,
-                                                          const struct shoal_options *options, struct shoal_call *call);
+SHOAL_MUST_USE enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,
+                                                               const struct shoal_message *message,
+                                                               const struct shoal_options *options, struct shoal_call *call);
 
 /* Logs why the call is refused; ERR_ARGUMENT. */
-enum shoal_status shoal_call_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
+enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
     SHOAL_PRINTF(3, 4);
 
 #endif

@@ -28,7 +28,7 @@ static enum shoal_status launch(struct shoal_comm *comm, const char *name, const
     if (SHOAL_LIKELY(request_out == BLOCKING))
         return shoal_engine_run(comm->engine, batch);
     return request_out ? shoal_engine_start(comm->engine, batch, request_out)
-                       : drop(batch, shoal_call_refuse(comm, name, "request_out is NULL"));
+                       : drop(batch, shoal_arguments_refuse(comm, name, "request_out is NULL"));
 }
 
 static uint32_t wait_of(const struct shoal_options *options)
@@ -41,7 +41,7 @@ static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, 
                                      const struct shoal_extra *extra, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    SHOAL_TRY(shoal_call_check(comm, name, call, extra, options));
+    SHOAL_TRY(shoal_arguments_check(comm, name, call, extra, options));
     return launch(comm, name, &(struct shoal_batch){call, 1, false, wait_of(options)}, request_out);
 }
 
@@ -49,7 +49,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
                                        const struct shoal_options *options, struct shoal_request **request_out)
 {
     struct shoal_call call;
-    SHOAL_TRY(shoal_call_check_message(comm, name, &message, options, &call));
+    SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
     return launch(comm, name, &(struct shoal_batch){&call, 1, false, wait_of(options)}, request_out);
 }
 
@@ -58,13 +58,13 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
 {
     SHOAL_TRY(shoal_comm_check(comm, name));
     if (count && !messages)
-        return shoal_call_refuse(comm, name, "messages is NULL, but their number is not 0");
+        return shoal_arguments_refuse(comm, name, "messages is NULL, but their number is not 0");
     struct shoal_call *calls = count < SIZE_MAX / 4096 ? calloc(count + 1, sizeof *calls) : NULL;
     if (!calls)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory for %zu messages", name, count);
     enum shoal_status status = SHOAL_OK;
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
-        status = shoal_call_check_message(comm, name, &messages[i], options, &calls[i]);
+        status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
         status = launch(comm, name, &(struct shoal_batch){calls, count, true, wait_of(options)}, request_out);
     free(calls);

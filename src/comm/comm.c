@@ -309,7 +309,7 @@ static enum shoal_status check_create(struct shoal_context *context, const struc
 
 static enum shoal_status comm_check_ranks(struct shoal_context *context, int rank, int size, const char *call)
 {
-    return shoal_ranks_check(&context->log, "comm", call, rank, size);
+    return shoal_size_check(&context->log, "comm", call, rank, size);
 }
 
 enum shoal_status shoal_comm_create(struct shoal_context *context, const struct shoal_comm_options *options,

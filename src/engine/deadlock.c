@@ -26,7 +26,7 @@ static int blocked_on(struct shoal_engine *engine, int rank)
 /* The number that a rank of one communicator has on another; -1: it is not there, or shares its process with other ranks. */
 static int number_on(struct shoal_engine *engine, struct shoal_engine *other, int rank)
 {
-    struct shoal_peer_name wanted, name;
+    struct shoal_transport_peer wanted, name;
     int number = -1;
     if (engine == other)
         return rank;
@@ -79,7 +79,7 @@ static int follow(struct hop *hops)
 
 static void deadlock_append_rank(struct shoal_engine *engine, int rank, char *text, size_t bytes)
 {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     engine->ops->peer_name(engine->transport, rank, &name);
     shoal_engine_append(text, bytes, "rank %d (process %d)", rank, name.pid);
 }
@@ -103,9 +103,9 @@ bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t 
     struct hop hops[HOPS_MAX];
     if (!request)
         return false;
-    const struct shoal_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
     for (int r = 0; r < engine->size; r++) {
-        if (r == engine->rank || !shoal_wait_is_for(engine, &wait, r))
+        if (r == engine->rank || !shoal_engine_wait_is_for(engine, &wait, r))
             continue;
         hops[0] = (struct hop){engine, engine->rank, r};
         const int count = follow(hops);

@@ -452,7 +452,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     arrival->input = arrival->output = 0;
     if (!request->is_direct) {
         locate_operands(engine, request, arrival);
-        arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_stores_hint(engine, request);
+        arrival->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
     engine->called[request->sequence % SHOAL_ANNOUNCEMENTS] = arrival->descriptor;
     engine->met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
@@ -647,7 +647,7 @@ static bool retire_done(struct shoal_engine *engine)
         engine->done_sequence = request->sequence;
         engine_tell(engine);
         if (request->cached) {
-            shoal_stores_learn(request);
+            shoal_trial_learn(request);
             shoal_engine_release_plan(request);
         }
         shoal_request_complete(request, SHOAL_OK);

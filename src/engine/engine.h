@@ -84,7 +84,7 @@ struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine);
 /* The record of the last operation that was done; NULL before. */
 const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine);
 
-void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_peer_name *name);
+void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name);
 /* Fills the usage: what the transport has, and in local_bytes the engine's own memory. */
 void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_usage *usage);
 

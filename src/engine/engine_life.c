@@ -212,7 +212,7 @@ const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine)
     return engine->last && engine->last->done ? engine->last : NULL;
 }
 
-void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_peer_name *name)
+void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name)
 {
     engine->ops->peer_name(engine->transport, rank, name);
 }

@@ -75,7 +75,7 @@ static void sum_here(struct shoal_engine *engine, const struct shoal_request *re
     rounds_reduce(engine, request, request->call.op == SHOAL_AVG ? SHOAL_SUM : request->call.op, here->count);
 }
 
-static void rounds_add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round,
+static void rounds_add(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round,
                        const void *came)
 {
     const enum shoal_op op = request->call.op;
@@ -132,7 +132,7 @@ static size_t rounds_bytes_of(const struct shoal_request *request, struct shoal_
     return request->shape->is_output_cut ? (size_t)held.count * part_bytes(request) : request->bytes;
 }
 
-static void send_held(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
+static void send_held(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round)
 {
     const size_t bytes = rounds_bytes_of(request, round->held);
     const void *data = NULL;
@@ -143,7 +143,7 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
     engine->must_flush |= round->to.count > 0;
 }
 
-static void rounds_take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_round *round)
+static void rounds_take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round)
 {
     const size_t bytes = rounds_bytes_of(request, round->came);
     if (!bytes)
@@ -181,7 +181,7 @@ static bool begin_here(struct shoal_engine *engine, struct shoal_request *reques
     return true;
 }
 
-static bool end_round(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_round *round)
+static bool end_round(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_rounds_step *round)
 {
     if (!request->has_sent)
         send_held(engine, request, round);

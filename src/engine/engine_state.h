@@ -75,7 +75,7 @@ struct shoal_request {
             int next_expected;                     /* and the lowest whose data have not been asked for */
             struct shoal_cached_plan *cached;
             uint32_t early_steps;              /* of the first chunk, which ran before all had arrived */
-            struct shoal_stores_trial *stores; /* rank 0: what its time says something about, NULL: nothing */
+            struct shoal_trial *stores;        /* rank 0: what its time says something about, NULL: nothing */
             uint32_t stores_use;
             void **inputs; /* [size] addresses here, NULL where not shared */
             void **outputs;
@@ -179,7 +179,7 @@ struct shoal_engine {
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
     uint64_t plans_built;
 
-    struct shoal_stores_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
+    struct shoal_trial *stores; /* [SHOAL_STORES_TRIALS], on rank 0 once it has something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* of them under way */

@@ -191,7 +191,7 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
     failure->reporter = engine->rank;
     failure->step = -1;
     if (rank >= 0) {
-        struct shoal_peer_name name;
+        struct shoal_transport_peer name;
         engine->ops->peer_name(engine->transport, rank, &name);
         failure->pid = name.pid;
         snprintf(failure->host, sizeof failure->host, "%s", name.host);
@@ -461,9 +461,9 @@ static bool is_any_behind(const struct shoal_engine *engine, uint64_t first)
     return false;
 }
 
-struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
+struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_wait wait = {.request = request, .first_open = first_open(engine)};
+    struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
     failure_find_step(engine, request, &step, &wait.peer);
@@ -478,7 +478,7 @@ static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_
 }
 
 /* Who is needed may wait itself, until all have done with older records of its. */
-static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_wait *wait)
+static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_engine_wait *wait)
 {
     const size_t bytes = shoal_engine_payload_bytes(engine, wait->request, wait->request->needed);
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
@@ -487,7 +487,7 @@ static bool may_be_held_back(const struct shoal_engine *engine, const struct sho
 
 /* Whether a peer keeps the request from going on: it has not arrived or, where the request is held back until older records may
  * be reused, it has not done with them. */
-static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *wait, int peer)
+static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
     const struct shoal_request *request = wait->request;
     if (peer == engine->rank || !shoal_peer_set_has(request->peer_set, peer))
@@ -506,7 +506,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_wait *
 }
 
 /* It has not arrived, or has not taken what was sent, or is the peer of the request's step. */
-bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank)
+bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
     if (wait->peer >= 0 || shoal_request_is_message(wait->request))
         return rank == wait->peer;
@@ -532,11 +532,11 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
  * waits for it; 0: not for that rank. Returns the lowest one, -1: there are none. */
 static int failure_find_missing(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
 {
-    const struct shoal_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
-        if (!shoal_wait_is_for(engine, &wait, r))
+        if (!shoal_engine_wait_is_for(engine, &wait, r))
             continue;
         const int end = end_of_chain(engine, r), named = wait.peer >= 0 ? find_stopped(engine, end) : end;
         nearest[named] = (uint16_t)(1 + (named == end ? r : named));
@@ -549,7 +549,7 @@ static int failure_find_missing(struct shoal_engine *engine, struct shoal_reques
 /* "rank 3 (process 17 on h2, alive; rank 2 waits for it)" */
 static void failure_append_rank(struct shoal_engine *engine, int rank, int nearest, char *text, size_t bytes)
 {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     char state[96];
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
@@ -582,7 +582,7 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
 /* Appends commands that show where the rank that is waited for stands. */
 static void append_hint(struct shoal_engine *engine, int rank, char *text, size_t bytes)
 {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     if (rank < 0)
         return;
     engine->ops->peer_name(engine->transport, rank, &name);
@@ -634,9 +634,9 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
 /* The lowest rank that the request waits for itself, -1: none. */
 static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
     for (int r = 0; r < engine->size; r++) {
-        if (r != engine->rank && shoal_wait_is_for(engine, &wait, r))
+        if (r != engine->rank && shoal_engine_wait_is_for(engine, &wait, r))
             return r;
     }
     return -1;

@@ -61,15 +61,15 @@ void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *te
  * message; NULL: none. */
 struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
 /* The ranks that a request waits for. It is filled once and then asked for each rank. */
-struct shoal_wait {
+struct shoal_engine_wait {
     struct shoal_request *request;
     int peer;            /* the one rank whose message or step it waits for, -1: it is not one */
     uint64_t first_open; /* the first operation that some rank of this host has not completed */
     bool is_any_behind;  /* some rank of this host has not called it */
 };
-struct shoal_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
+struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
 /* Whether the wait is for that rank itself. */
-bool shoal_wait_is_for(struct shoal_engine *engine, const struct shoal_wait *wait, int rank);
+bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank);
 /* Whether a signal has stopped the peer. */
 bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
 /* deadlock.c: "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ..."; false: no cycle is known. */

@@ -146,7 +146,7 @@ static void append_group(struct shoal_engine *engine, uint64_t sequence, const s
     char call[96];
     shoal_engine_append(text, bytes, "%s", g ? "; " : "");
     if (group->count == 1) {
-        struct shoal_peer_name name;
+        struct shoal_transport_peer name;
         engine->ops->peer_name(engine->transport, group->first, &name);
         shoal_engine_append(text, bytes, "rank %d (process %d on %s)", group->first, name.pid, name.host);
     } else {
@@ -239,7 +239,7 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
 {
     const int peer = lengths->first;
     struct shoal_failure failure;
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     engine->ops->peer_name(engine->transport, peer, &name);
     shoal_engine_begin_failure(engine, request, SHOAL_ERR_MISMATCH, is_odd(engine, lengths) ? engine->rank : -1, &failure);
     snprintf(failure.text, sizeof failure.text,

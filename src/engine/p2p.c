@@ -119,7 +119,7 @@ static struct shoal_request *find_receive(struct shoal_p2p *p2p, int peer, int t
 static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     struct shoal_failure failure;
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     char sent[96];
     const struct shoal_descriptor theirs = {
         .kind = SHOAL_COLLECTIVE_SEND, .count = packet->count, .type = (uint8_t)packet->type, .root = (int16_t)engine->rank};

@@ -26,14 +26,14 @@ static bool is_block_streaming(uint32_t block)
     return block % 4 == 0 || block % 4 == 3;
 }
 
-static void begin_at(struct shoal_stores_trial *trial, uint32_t use)
+static void begin_at(struct shoal_trial *trial, uint32_t use)
 {
     trial->begin = use;
     trial->balance = 0;
     trial->pairs = 0;
 }
 
-enum shoal_stores shoal_stores_next(struct shoal_stores_trial *trial, uint32_t *use_out)
+enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out)
 {
     const uint32_t use = *use_out = trial->uses++;
     if (use == 0 || (use >= trial->begin && use - trial->begin >= TRIAL_USES))
@@ -43,7 +43,7 @@ enum shoal_stores shoal_stores_next(struct shoal_stores_trial *trial, uint32_t *
     return (is_tried ? is_block_streaming(block) : trial->is_streaming) ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
 }
 
-static void conclude(struct shoal_stores_trial *trial)
+static void conclude(struct shoal_trial *trial)
 {
     const bool is_streaming = trial->balance > 0, is_same = is_streaming == trial->is_streaming;
     trial->agreed = is_same ? (uint8_t)(trial->agreed + (trial->agreed < REST_DOUBLINGS)) : 0;
@@ -51,7 +51,7 @@ static void conclude(struct shoal_stores_trial *trial)
     begin_at(trial, trial->uses + ((uint32_t)REST_USES << trial->agreed));
 }
 
-void shoal_stores_note(struct shoal_stores_trial *trial, uint32_t use, float ticks)
+void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks)
 {
     const uint32_t at = use - trial->begin, block = at / 2;
     if (use < trial->begin || block >= 2 * PAIRS_MOST || at % 2 == 0)
@@ -83,7 +83,7 @@ static bool is_in_place_shared(const struct shoal_request *request)
 }
 
 /* NULL: no memory to learn with. */
-static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
+static struct shoal_trial *trial_of(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const uint64_t bytes = request->arrival.descriptor.count * request->element_bytes; /* as it was when it was announced */
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
@@ -95,7 +95,7 @@ static struct shoal_stores_trial *trial_of(struct shoal_engine *engine, const st
                           : NULL;
 }
 
-uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request)
+uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->stores = NULL;
     if (engine->rank != engine->leader || strcmp(engine->settings->stores, "cached") == 0)
@@ -107,11 +107,11 @@ uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *req
     request->stores = trial_of(engine, request);
     if (!request->stores)
         return 0;
-    return shoal_stores_next(request->stores, &request->stores_use) == SHOAL_STORES_STREAMING ? SHOAL_HINT_STREAMING : 0;
+    return shoal_trial_next(request->stores, &request->stores_use) == SHOAL_STORES_STREAMING ? SHOAL_HINT_STREAMING : 0;
 }
 
-void shoal_stores_learn(const struct shoal_request *request)
+void shoal_trial_learn(const struct shoal_request *request)
 {
     if (request->stores)
-        shoal_stores_note(request->stores, request->stores_use, (float)(shoal_clock_ticks() - request->record->arrived));
+        shoal_trial_note(request->stores, request->stores_use, (float)(shoal_clock_ticks() - request->record->arrived));
 }

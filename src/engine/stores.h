@@ -15,7 +15,7 @@ struct shoal_engine;
 struct shoal_request;
 
 /* Of one size and kind of operands, in rank 0's memory; begins as zeros. */
-struct shoal_stores_trial {
+struct shoal_trial {
     uint32_t uses;     /* operations so far */
     uint32_t begin;    /* of these, the first of the trial at hand or the next one */
     float first_ticks; /* of the pair at hand */
@@ -26,15 +26,15 @@ struct shoal_stores_trial {
 };
 
 /* How the next operation is written; *use_out numbers it. */
-enum shoal_stores shoal_stores_next(struct shoal_stores_trial *trial, uint32_t *use_out);
+enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out);
 
 /* How long it took. Operations may overlap: others may have been numbered since. */
-void shoal_stores_note(struct shoal_stores_trial *trial, uint32_t use, float ticks);
+void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks);
 
 /* What rank 0 announces for an operation; others' hints are not read. */
-uint8_t shoal_stores_hint(struct shoal_engine *engine, struct shoal_request *request);
+uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request);
 
 /* Rank 0: takes the time of a finished operation into account. */
-void shoal_stores_learn(const struct shoal_request *request);
+void shoal_trial_learn(const struct shoal_request *request);
 
 #endif

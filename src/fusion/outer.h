@@ -6,7 +6,7 @@
 #ifndef SHOAL_FUSION_OUTER_H
 #define SHOAL_FUSION_OUTER_H
 
-#include "fusion/kernels.h"
+#include "fusion/gradient_kernels.h"
 #include "fusion/parameters.h"
 #include "shoal/outer.h"
 

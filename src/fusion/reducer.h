@@ -12,8 +12,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "fusion/kernels.h"
-#include "fusion/layout.h"
+#include "fusion/gradient_kernels.h"
+#include "fusion/gradient_layout.h"
 
 /* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
 

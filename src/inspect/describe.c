@@ -63,7 +63,7 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
 void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 {
     struct shoal_recorder copy;
-    struct shoal_network_rejections rejections;
+    struct shoal_rejections rejections;
     if (!out || !comm || shoal_context_check(comm->context, "shoal_flight_print") != SHOAL_OK)
         return;
     if (shoal_recorder_init(&copy) != SHOAL_OK) {
@@ -122,7 +122,7 @@ enum shoal_status shoal_comm_place(const struct shoal_comm *comm, int rank, stru
         first++;
     place.host = shoal_members_count_hosts(comm->members, first);
     place.local_rank = shoal_members_count_local(comm->members, rank, rank);
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     shoal_engine_peer_name(comm->engine, rank, &name);
     place.pid = name.pid;
     memcpy(place.host_name, name.host, sizeof place.host_name);

@@ -207,7 +207,7 @@ static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t stagi
 
 static void check_memory(struct shoal_diagnosis *diagnosis)
 {
-    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    const struct shoal_topology_limits limits = shoal_topology_memory_limits();
     const uint64_t left = limits.machine < limits.container ? limits.machine : limits.container;
     const uint64_t ranks = diagnosis->ranks ? (uint64_t)diagnosis->ranks : 1, staging = staging_bytes(diagnosis);
     char container[32], wanted[32];

@@ -231,7 +231,7 @@ static void finish_chunk(struct machine *machine, uint64_t chunk)
 
 static const struct shoal_script *script_of(const struct machine *machine, int rank, unsigned slot)
 {
-    const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
+    const struct shoal_script_part *part = &machine->cast.ranks[rank];
     return slot == meeting_slot(machine) ? &part->meet : &part->chunk;
 }
 
@@ -295,7 +295,7 @@ static void end_act(struct machine *machine, int rank, unsigned slot)
 
 static void end_script(struct machine *machine, int rank, unsigned slot)
 {
-    const struct shoal_part_of_rank *part = &machine->cast.ranks[rank];
+    const struct shoal_script_part *part = &machine->cast.ranks[rank];
     struct place *place = predict_place_of(machine, rank, slot);
     struct rank *own = &machine->ranks[rank];
     place->is_used = false;

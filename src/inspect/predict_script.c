@@ -97,7 +97,7 @@ static void note_heard(struct shoal_cast *cast, int rank, int peer)
 
 static enum shoal_status note_owed(struct shoal_cast *cast, const struct shoal_plan *plan)
 {
-    struct shoal_part_of_rank *part = &cast->ranks[plan->rank];
+    struct shoal_script_part *part = &cast->ranks[plan->rank];
     part->owed = calloc((size_t)part->heard + 1, sizeof *part->owed);
     if (!part->owed)
         return SHOAL_ERR_MEMORY;
@@ -197,7 +197,7 @@ static uint64_t round_work_bytes(const struct shoal_case *asked, uint64_t bytes)
     return (asked->view.shape->is_reduced ? 3 : 2) * bytes;
 }
 
-static enum shoal_status append_round(struct shoal_cast *cast, int rank, const struct shoal_round *round)
+static enum shoal_status append_round(struct shoal_cast *cast, int rank, const struct shoal_rounds_step *round)
 {
     const struct shoal_case *asked = cast->asked;
     struct shoal_script *script = &cast->ranks[rank].meet;
@@ -350,7 +350,7 @@ void shoal_cast_load(struct shoal_cast *cast)
     const uint64_t once[SHOAL_LENGTHS] = {1, 0}, all[SHOAL_LENGTHS] = {cast->chunks - (cast->chunks > 0), 1};
     memset(cast->loads, 0, (size_t)cast->size * sizeof *cast->loads);
     for (int rank = 0; rank < cast->size; rank++) {
-        const struct shoal_part_of_rank *part = &cast->ranks[rank];
+        const struct shoal_script_part *part = &cast->ranks[rank];
         for (uint32_t i = 0; i < part->meet.count; i++)
             load_act(cast, rank, &part->meet.acts[i], once);
         for (uint32_t i = 0; i < part->chunk.count; i++)

@@ -33,7 +33,7 @@ struct shoal_script {
     uint32_t capacity;
 };
 
-struct shoal_part_of_rank {
+struct shoal_script_part {
     struct shoal_script meet;
     struct shoal_script chunk;
     uint32_t *owed; /* owed[i]: how often the i-th rank that this one hears from increments its counter in one chunk */
@@ -45,7 +45,7 @@ struct shoal_cast {
     int size;
     int local; /* ranks of a host */
     size_t chunks;
-    struct shoal_part_of_rank *ranks; /* [size] */
+    struct shoal_script_part *ranks; /* [size] */
     uint16_t *index;          /* index[rank * size + peer]: 1 + the peer's place among those that rank hears from; 0: none */
     struct shoal_load *loads; /* [size], filled by shoal_cast_load */
 };

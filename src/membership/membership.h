@@ -18,7 +18,7 @@
 
 #include "bootstrap/bootstrap.h"
 #include "membership/cause_board.h"
-#include "membership/process.h"
+#include "membership/member_process.h"
 #include "membership/survivors_board.h"
 
 struct shoal_membership;

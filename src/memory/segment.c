@@ -122,7 +122,7 @@ uint64_t shoal_segment_room(const struct shoal_segment_budget *budget)
 static enum shoal_status check_room(struct shoal_log *log, uint64_t bytes, uint64_t done,
                                     const struct shoal_segment_budget *budget, const char *what)
 {
-    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    const struct shoal_topology_limits limits = shoal_topology_memory_limits();
     const bool is_container = limits.container < limits.machine;
     const uint64_t left = is_container ? limits.container : limits.machine, allowed = allowed_by(budget);
     if (bytes > allowed)

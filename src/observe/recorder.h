@@ -96,7 +96,7 @@ struct shoal_recorder {
     struct shoal_record *records;            /* behind the head */
     struct shoal_recorder_identity identity; /* set by who makes the communicator; all 0 before */
     uint64_t job;
-    const struct shoal_network_rejections *rejections; /* the endpoint's, which outlives this; NULL: there is none */
+    const struct shoal_rejections *rejections;         /* the endpoint's, which outlives this; NULL: there is none */
     int pid;                                           /* of whom the records are; 0: of this process */
     const char *host;                                  /* NULL: this one */
     struct shoal_flights *flights;                     /* the file; NULL: it is private memory */

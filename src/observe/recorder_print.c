@@ -181,7 +181,7 @@ static void print_when(const struct shoal_record *r, const struct stamp *stamp, 
     fprintf(out, ",\"unix_us\":%llu", (unsigned long long)(stamp->now_unix_us - (is_age ? (uint64_t)age_us : 0)));
 }
 
-static void print_rejections(const struct shoal_network_rejections *rejections, FILE *out)
+static void print_rejections(const struct shoal_rejections *rejections, FILE *out)
 {
     for (int i = 0; i < SHOAL_REJECTIONS; i++)
         fprintf(out, ",\"%s\":%llu", shoal_rejection_name((enum shoal_rejection)i), (unsigned long long)rejections->counts[i]);

@@ -23,7 +23,7 @@ const char *shoal_rejection_text(enum shoal_rejection why)
     return rows[why].text;
 }
 
-uint64_t shoal_rejections_total(const struct shoal_network_rejections *rejections)
+uint64_t shoal_rejections_total(const struct shoal_rejections *rejections)
 {
     uint64_t total = 0;
     for (int i = 0; i < SHOAL_REJECTIONS; i++)

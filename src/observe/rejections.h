@@ -17,7 +17,7 @@ enum shoal_rejection {
     SHOAL_REJECTIONS
 };
 
-struct shoal_network_rejections {
+struct shoal_rejections {
     uint64_t counts[SHOAL_REJECTIONS];
 };
 
@@ -26,6 +26,6 @@ const char *shoal_rejection_name(enum shoal_rejection why);
 /* "a message with a wrong authentication code", for a sentence. Static text. */
 const char *shoal_rejection_text(enum shoal_rejection why);
 
-uint64_t shoal_rejections_total(const struct shoal_network_rejections *rejections);
+uint64_t shoal_rejections_total(const struct shoal_rejections *rejections);
 
 #endif

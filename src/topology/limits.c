@@ -212,16 +212,16 @@ static uint64_t cgroup_left(void)
     return least;
 }
 
-struct shoal_memory_limits shoal_topology_memory_limits(void)
+struct shoal_topology_limits shoal_topology_memory_limits(void)
 {
     uint64_t kib;
-    return (struct shoal_memory_limits){.machine = read_key("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX,
-                                        .container = cgroup_left()};
+    return (struct shoal_topology_limits){.machine = read_key("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX,
+                                          .container = cgroup_left()};
 }
 
 uint64_t shoal_topology_memory_left(void)
 {
-    const struct shoal_memory_limits limits = shoal_topology_memory_limits();
+    const struct shoal_topology_limits limits = shoal_topology_memory_limits();
     return limits.machine < limits.container ? limits.machine : limits.container;
 }
 

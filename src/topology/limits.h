@@ -13,10 +13,10 @@ struct shoal_core_limits {
 };
 struct shoal_core_limits shoal_topology_core_limits(void);
 
-struct shoal_memory_limits {
+struct shoal_topology_limits {
     uint64_t machine, container; /* bytes left; UINT64_MAX: no limit */
 };
-struct shoal_memory_limits shoal_topology_memory_limits(void);
+struct shoal_topology_limits shoal_topology_memory_limits(void);
 
 /* Cores that this process may use, by its affinity mask and its container's quota; at least 1. */
 int shoal_topology_cores(void);

@@ -77,7 +77,7 @@ _Static_assert(sizeof(struct shoal_packet) == SHOAL_CACHE_LINE, "a packet's head
 #define SHOAL_WAIT_BLOCKED (1 << 30)
 
 /* Names a peer in messages. */
-struct shoal_peer_name {
+struct shoal_transport_peer {
     char host[64];
     int pid;
 };
@@ -193,7 +193,7 @@ struct shoal_transport_ops {
      * this rank's next `failed` waits for it. */
     void (*abort)(struct shoal_transport *);
 
-    void (*peer_name)(struct shoal_transport *, int peer, struct shoal_peer_name *name);
+    void (*peer_name)(struct shoal_transport *, int peer, struct shoal_transport_peer *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);
 
     /* Adds what was handed to the network so far. NULL: nothing ever is. */

@@ -738,7 +738,7 @@ static void strangers_change_nothing(void **state)
     struct stranger stranger;
     open_sources(&sources, state);
     const struct inner *inner = sources.world.inner;
-    const struct shoal_network_rejections *rejections = shoal_network_rejections(inner->contexts[1]->network);
+    const struct shoal_rejections *rejections = shoal_network_rejections(inner->contexts[1]->network);
     struct shoal_transport *taker = sources.world.ranks[1];
     open_stranger(&stranger, inner->contexts[0], inner->contexts[1]);
     for (unsigned turn = 0; turn < STRANGE; turn++)

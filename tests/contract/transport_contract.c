@@ -943,7 +943,7 @@ static void abort_reaches_all(void **state)
 
 static void assert_blames(struct contract_world *world, int rank, int peer, const struct shoal_failure *failure)
 {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     at(world, rank)->ops->peer_name(at(world, rank), peer, &name);
     assert_int_equal(failure->status, SHOAL_ERR_PEER_LOST);
     assert_int_equal(failure->rank, peer);
@@ -1053,7 +1053,7 @@ static void peer_name_filled(void **state)
     struct contract_world world;
     open_world(&world, state, 3);
     for (int peer = 0; peer < 3; peer++) {
-        struct shoal_peer_name name = {0};
+        struct shoal_transport_peer name = {0};
         char text[128] = "";
         at(&world, 0)->ops->peer_name(at(&world, 0), peer, &name);
         assert_true(name.host[0] != '\0' && memchr(name.host, '\0', sizeof(name.host)));

@@ -586,7 +586,7 @@ static void check_waits(struct harness *h, struct input *input)
 static void check_unexpected(struct harness *h)
 {
     static uint8_t message[16384];
-    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    const struct shoal_rejections *rejections = shoal_network_rejections(h->network);
     const size_t begun = mallinfo2().uordblks;
     for (uint64_t comm = 1000; comm < 1100; comm++) {
         memcpy(message, &comm, sizeof comm);
@@ -621,7 +621,7 @@ static void check_lost_unexpected(struct input *input)
 /* An immediate that names nobody's counter, and one that comes twice, are counted and change nothing. */
 static void check_immediates(struct harness *h)
 {
-    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    const struct shoal_rejections *rejections = shoal_network_rejections(h->network);
     const struct shoal_transport_ops *ops = h->transport->ops;
     post(h, 0);
     shoal_network_poll(h->network);
@@ -639,7 +639,7 @@ static void check_immediates(struct harness *h)
 /* A message in the name of another rank is ignored, even from a process of the job. */
 static void check_names(struct harness *h)
 {
-    const struct shoal_network_rejections *rejections = shoal_network_rejections(h->network);
+    const struct shoal_rejections *rejections = shoal_network_rejections(h->network);
     struct {
         struct shoal_seal seal;
         struct shoal_network_head head;

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 from tap import Skip, call, expect, run_cases
@@ -37,6 +38,39 @@ def a_dependency_that_comes_later_is_found():
         expect(dev.is_incomplete("plain"), "a build without the tests' dependency counts as one")
         (packages / "shoal-test-dependency.pc").write_text("Name: later\nDescription: none\nVersion: 1\n")
         expect(not dev.is_incomplete("plain"), "not found once it is there")
+
+
+def dev_check(top):
+    """dev/check.py as a module, for the sources below another folder."""
+    sys.path.insert(0, str(TOP / "dev"))  # it imports its neighbors
+    spec = importlib.util.spec_from_file_location("dev_check", TOP / "dev/check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.TOP = pathlib.Path(top)
+    return module
+
+
+def names_found(**headers):
+    """What the check says of headers, by module__file; the text of each."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in headers.items():
+            path = pathlib.Path(folder) / "src" / f"{name.replace('__', '/')}.h"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        check = dev_check(folder)
+        check.check_names()
+        return check.found
+
+
+def a_name_that_two_modules_share_is_found():
+    own = "/* struct shoal_two { is another's */\nstruct shoal_one {\n    int shoal_two_x;\n};\nint shoal_one_get(struct shoal_two *two);\n"
+    expect(names_found(first__a=own, second__b="int shoal_two_get(void);\n", first__c="void shoal_one_put(int one);\n") == [])
+    for text in ("struct shoal_one_more {\n    int x;\n};\n", "static inline int shoal_one_more(\n    int x)\n{\n    return x;\n}\n",
+                 "enum shoal_one_kind { SHOAL_ONE };\n", "SHOAL_MUST_USE enum shoal_status shoal_one_more(int x,\n    int y);\n"):
+        found = names_found(first__a=own, second__b="\n" + text)
+        expect(len(found) == 1 and found[0].startswith("src/second/b.h:2: names: shoal_one_") and "first" in found[0], text, found)
+    found = names_found(first__a=own, second__a="int shoal_two_get(void);\n")
+    expect(len(found) == 1 and "src/second/a.h" in found[0] and "src/first/a.h" in found[0], found)
 
 
 def make_in_a_fresh_checkout(target):
@@ -81,4 +115,5 @@ def tables_of_the_readme_are_the_records():
 
 
 if __name__ == "__main__":
-    run_cases([tables_of_the_readme_are_the_records, a_dependency_that_comes_later_is_found, the_demo_for_torch_installs_no_deepspeed])
+    run_cases([tables_of_the_readme_are_the_records, a_name_that_two_modules_share_is_found, a_dependency_that_comes_later_is_found,
+               the_demo_for_torch_installs_no_deepspeed])

@@ -577,7 +577,7 @@ static void op_flush(struct shoal_transport *transport)
 
 /* ---- Failure ---- */
 
-static void op_peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+static void op_peer_name(struct shoal_transport *transport, int peer, struct shoal_transport_peer *name)
 {
     const uint16_t *host = transport->host;
     snprintf(name->host, sizeof(name->host), "sim-%u", host ? (unsigned)host[peer] : 0);
@@ -588,7 +588,7 @@ static void op_peer_name(struct shoal_transport *transport, int peer, struct sho
 static struct shoal_failure sim_blame(struct shoal_transport *reporter, int rank, enum shoal_status status, uint64_t sequence,
                                       const char *deed)
 {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     op_peer_name(reporter, rank, &name);
     struct shoal_failure failure = {.struct_bytes = sizeof(failure),
                                     .status = status,

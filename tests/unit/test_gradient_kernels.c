@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/kernels.h"
+#include "fusion/gradient_kernels.h"
 #include "reference.h"
 
 #define LENGTH_MAX 700

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "membership/process.h"
+#include "membership/member_process.h"
 
 static pid_t start(void)
 {

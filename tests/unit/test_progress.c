@@ -445,7 +445,7 @@ static void rejected_messages_are_recorded_at_a_check(void **state)
 {
     struct world *world = open_world();
     struct shoal_recorder *recorder = &world->engines[0]->recorder;
-    struct shoal_network_rejections rejections = {.counts = {0}};
+    struct shoal_rejections rejections = {.counts = {0}};
     (void)state;
     recorder->rejections = &rejections;
     rejections.counts[SHOAL_REJECTED_FORGED] = 4;

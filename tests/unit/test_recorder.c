@@ -118,7 +118,7 @@ static void nothing_is_printed_of_nothing(void **state)
 /* The endpoint's rejections stand behind the newest record, and only when there are any; a copy has the same. */
 static void rejections_are_told_once(void **state)
 {
-    struct shoal_network_rejections rejections = {.counts = {0}};
+    struct shoal_rejections rejections = {.counts = {0}};
     struct shoal_recorder recorder, copy;
     (void)state;
     assert_int_equal(shoal_recorder_init(&recorder), SHOAL_OK);

@@ -57,7 +57,7 @@ static void begin_here(int rank)
 }
 
 /* A round sends the parts that it names, which belong to the ranks whose data this rank holds. */
-static void send_held(int rank, const struct shoal_round *round)
+static void send_held(int rank, const struct shoal_rounds_step *round)
 {
     for (int giver = 0, i; giver < world.size && round->to.count; giver++) {
         for (i = 0; i < round->held.count && round->held.at[i] != giver; i++) {
@@ -75,7 +75,7 @@ static void send_held(int rank, const struct shoal_round *round)
     }
 }
 
-static void take(int rank, const struct shoal_round *round)
+static void take(int rank, const struct shoal_rounds_step *round)
 {
     const int from = round->from;
     assert_int_equal(world.part_count[from][rank], round->came.count);
@@ -96,7 +96,7 @@ static bool move(int rank)
         world.round[rank]++;
         return true;
     }
-    const struct shoal_round *round = &rounds->rounds[world.round[rank]];
+    const struct shoal_rounds_step *round = &rounds->rounds[world.round[rank]];
     const bool has_sent = world.has_sent[rank];
     if (!has_sent)
         send_held(rank, round);
@@ -187,7 +187,7 @@ static void expect_whole(const struct shoal_rounds *rounds, int size)
     for (int i = 0; i < rounds->local.count; i++)
         held[rounds->local.at[i]]++;
     for (int i = 0; i < rounds->count; i++) {
-        const struct shoal_round *round = &rounds->rounds[i];
+        const struct shoal_rounds_step *round = &rounds->rounds[i];
         if (round->is_result)
             memset(held, 0, sizeof held);
         for (int j = 0; j < round->came.count; j++)
@@ -230,7 +230,7 @@ static void rounds_add_in_one_order(void **state)
             const struct shoal_rounds *own = &world.rounds[r];
             int last_sums = 0;
             for (int i = 0; i < own->count; i++) {
-                const struct shoal_round *round = &own->rounds[i];
+                const struct shoal_rounds_step *round = &own->rounds[i];
                 assert_int_equal(round->is_own_first && round->from >= 0, !round->is_result && round->from > r);
                 last_sums += round->is_last_sum;
                 if (round->from >= 0 && last_sums)

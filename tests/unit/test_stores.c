@@ -22,14 +22,14 @@ static unsigned draw(unsigned below)
 typedef float (*machine_fn)(uint32_t use, enum shoal_stores stores);
 
 /* Runs so many operations, one after the other, and counts those that were written past the caches. */
-static unsigned run(struct shoal_stores_trial *trial, unsigned operations, machine_fn machine)
+static unsigned run(struct shoal_trial *trial, unsigned operations, machine_fn machine)
 {
     unsigned streaming = 0;
     for (unsigned i = 0; i < operations; i++) {
         uint32_t use;
-        const enum shoal_stores stores = shoal_stores_next(trial, &use);
+        const enum shoal_stores stores = shoal_trial_next(trial, &use);
         streaming += stores == SHOAL_STORES_STREAMING;
-        shoal_stores_note(trial, use, machine(use, stores));
+        shoal_trial_note(trial, use, machine(use, stores));
     }
     return streaming;
 }
@@ -67,17 +67,17 @@ static float interrupted(uint32_t use, enum shoal_stores stores)
 
 static void stores_are_cached_at_first(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     uint32_t use;
     (void)state;
     for (int i = 0; i < 4; i++)
-        assert_int_equal(shoal_stores_next(&trial, &use), SHOAL_STORES_CACHED);
-    assert_int_equal(shoal_stores_next(&trial, &use), SHOAL_STORES_STREAMING);
+        assert_int_equal(shoal_trial_next(&trial, &use), SHOAL_STORES_CACHED);
+    assert_int_equal(shoal_trial_next(&trial, &use), SHOAL_STORES_STREAMING);
 }
 
 static void stores_follow_what_is_faster(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     run(&trial, 64, near);
     assert_false(trial.is_streaming);
@@ -92,7 +92,7 @@ static void stores_follow_what_is_faster(void **state)
 /* Of 64 operations most are written the right way: the median of a short measurement shows it. */
 static void stores_are_tried_in_few_operations(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     assert_in_range(run(&trial, 64, near), 1, 16);
     memset(&trial, 0, sizeof trial);
@@ -101,14 +101,14 @@ static void stores_are_tried_in_few_operations(void **state)
 
 static void stores_cost_little_when_nothing_changes(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     assert_in_range(run(&trial, 100000, near), 1, 100000 / 100);
 }
 
 static void stores_are_chosen_anew_when_the_machine_changes(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     run(&trial, 10000, near);
     run(&trial, 4096, far);
@@ -119,7 +119,7 @@ static void stores_are_chosen_anew_when_the_machine_changes(void **state)
 
 static void stores_are_right_on_a_machine_that_wavers(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     for (int i = 0; i < 100; i++) {
         run(&trial, 1000, wavering);
@@ -134,7 +134,7 @@ static void stores_are_right_among_interruptions(void **state)
     (void)state;
     random_state = 1;
     for (int i = 0; i < 1000; i++) {
-        struct shoal_stores_trial trial = {0};
+        struct shoal_trial trial = {0};
         run(&trial, 64, interrupted);
         wrong += trial.is_streaming;
     }
@@ -144,7 +144,7 @@ static void stores_are_right_among_interruptions(void **state)
 /* Up to sixteen operations are under way at once: their times come later, in their order. */
 static void stores_are_right_when_operations_overlap(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     enum { DEEP = 16 };
     struct {
         uint32_t use;
@@ -153,8 +153,8 @@ static void stores_are_right_when_operations_overlap(void **state)
     (void)state;
     for (unsigned i = 0; i < 2000; i++) {
         if (i >= DEEP)
-            shoal_stores_note(&trial, under_way[i % DEEP].use, far(0, under_way[i % DEEP].stores));
-        under_way[i % DEEP].stores = shoal_stores_next(&trial, &under_way[i % DEEP].use);
+            shoal_trial_note(&trial, under_way[i % DEEP].use, far(0, under_way[i % DEEP].stores));
+        under_way[i % DEEP].stores = shoal_trial_next(&trial, &under_way[i % DEEP].use);
     }
     assert_true(trial.is_streaming);
 }
@@ -162,13 +162,13 @@ static void stores_are_right_when_operations_overlap(void **state)
 /* Other ranks' early steps are written as the operation before: the time of the first of two says nothing. */
 static void stores_do_not_count_an_operation_that_follows_another_way(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     enum shoal_stores before = SHOAL_STORES_CACHED;
     (void)state;
     for (int i = 0; i < 64; i++) {
         uint32_t use;
-        const enum shoal_stores stores = shoal_stores_next(&trial, &use);
-        shoal_stores_note(&trial, use, stores == before ? near(use, stores) : far(use, stores));
+        const enum shoal_stores stores = shoal_trial_next(&trial, &use);
+        shoal_trial_note(&trial, use, stores == before ? near(use, stores) : far(use, stores));
         before = stores;
     }
     assert_false(trial.is_streaming);
@@ -177,11 +177,11 @@ static void stores_do_not_count_an_operation_that_follows_another_way(void **sta
 /* Some operations are never timed, as those that move nothing. */
 static void stores_are_tried_again_when_times_do_not_come(void **state)
 {
-    struct shoal_stores_trial trial = {0};
+    struct shoal_trial trial = {0};
     (void)state;
     for (int i = 0; i < 20; i++) {
         uint32_t use;
-        (void)shoal_stores_next(&trial, &use);
+        (void)shoal_trial_next(&trial, &use);
     }
     run(&trial, 200, far);
     assert_true(trial.is_streaming);
@@ -190,7 +190,7 @@ static void stores_are_tried_again_when_times_do_not_come(void **state)
 /* The count of operations goes round after some hours. */
 static void stores_are_tried_when_the_count_goes_round(void **state)
 {
-    struct shoal_stores_trial trial = {.uses = UINT32_MAX - 100, .begin = UINT32_MAX - 60};
+    struct shoal_trial trial = {.uses = UINT32_MAX - 100, .begin = UINT32_MAX - 60};
     (void)state;
     run(&trial, 4000, far);
     assert_true(trial.is_streaming);

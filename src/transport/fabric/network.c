@@ -82,7 +82,7 @@ struct shoal_network {
     struct waiting *waiting, **waiting_end;
     uint64_t rounds;          /* of sending */
     bool has_lost_unexpected; /* of a communicator that could not even be noted */
-    struct shoal_network_rejections rejections;
+    struct shoal_rejections rejections;
     struct shoal_network_peer *named[NAMES]; /* peers by the session number of their messages */
     uint64_t closed[CLOSED_MAX];             /* numbers of communicators closed of late */
     unsigned closed_next;
@@ -372,7 +372,7 @@ static void reject(struct shoal_network *network, enum shoal_rejection why, cons
                          "give jobs ports of their own (SHOAL_PORTS) and let a firewall keep others out");
 }
 
-const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network)
+const struct shoal_rejections *shoal_network_rejections(const struct shoal_network *network)
 {
     return &network->rejections;
 }

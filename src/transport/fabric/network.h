@@ -95,7 +95,7 @@ struct shoal_network_unexpected;
 
 /* A process on another host. */
 struct shoal_network_peer {
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     struct shoal_session session;
     struct shoal_fabric_address address;
     shoal_fabric_peer at;
@@ -166,7 +166,7 @@ SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *networ
 
 /* How many messages and immediates this endpoint has rejected so far, by reason. The counts are written under the progress
  * engine's lock. */
-const struct shoal_network_rejections *shoal_network_rejections(const struct shoal_network *network);
+const struct shoal_rejections *shoal_network_rejections(const struct shoal_network *network);
 
 /* What has come for the communicator already is handed over at once. */
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);

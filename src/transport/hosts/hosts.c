@@ -956,7 +956,7 @@ static int hosts_waits_for(struct shoal_transport *transport, int peer)
     return (int)(remote_of(hosts, peer)->waits & UINT32_MAX) - 1;
 }
 
-static void hosts_peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+static void hosts_peer_name(struct shoal_transport *transport, int peer, struct shoal_transport_peer *name)
 {
     struct hosts *hosts = hosts_of(transport);
     if (is_local(hosts, peer))

@@ -433,7 +433,7 @@ static void shm_describe(struct shoal_transport *transport, int peer, char *text
         snprintf(text, bytes, "this rank");
 }
 
-static void shm_peer_name(struct shoal_transport *transport, int peer, struct shoal_peer_name *name)
+static void shm_peer_name(struct shoal_transport *transport, int peer, struct shoal_transport_peer *name)
 {
     const struct shm *shm = shm_of(transport);
     if (shm->peers[peer]) {

@@ -15,7 +15,7 @@
 
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
-#include "membership/process.h"
+#include "membership/member_process.h"
 #include "membership/survivors_board.h"
 #include "memory/memory.h"
 #include "transport/transport.h"
@@ -40,7 +40,7 @@ struct shoal_shm_mapped {
 struct shoal_shm_peer {
     unsigned char id[SHOAL_SHM_ID_BYTES];
     size_t index; /* among the endpoint's peers */
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     int socket;
     struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
@@ -87,7 +87,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint);
 /* Where a rank is. */
 struct shoal_shm_place {
     struct shoal_shm_peer *peer; /* NULL: the own rank, or on another host */
-    struct shoal_peer_name name;
+    struct shoal_transport_peer name;
     uint16_t host;    /* numbered in the order of the hosts' lowest ranks */
     uint64_t meeting; /* a number of all that met, the same on all and new between them; not 0 */
 };

@@ -1,4 +1,4 @@
-#include "fusion/layout.h"
+#include "fusion/gradient_layout.h"
 
 #include <stdio.h>
 #include <stdlib.h>

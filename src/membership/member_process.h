@@ -1,8 +1,8 @@
 /* Another rank's process on this host: whether it runs, is stopped, or has ended, and how. The kernel is asked, by a pidfd that
  * the process itself has passed, so a number that is used again, or that a PID namespace changes, misleads nobody. Each call
  * makes system calls. One thread at a time. */
-#ifndef SHOAL_MEMBERSHIP_PROCESS_H
-#define SHOAL_MEMBERSHIP_PROCESS_H
+#ifndef SHOAL_MEMBERSHIP_MEMBER_PROCESS_H
+#define SHOAL_MEMBERSHIP_MEMBER_PROCESS_H
 
 #include "base/compiler.h"
 

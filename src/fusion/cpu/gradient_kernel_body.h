@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-#include "fusion/kernels.h"
+#include "fusion/gradient_kernels.h"
 
 #define GROUP 16
 #define INLINE static inline __attribute__((always_inline))

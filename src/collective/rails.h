@@ -25,15 +25,15 @@
  * That rank waits for this clear-to-send before its first put. So no credit is owed between hosts from one chunk to the next,
  * and any algorithm may follow any other. The cost is one crossing at the start of an operation, in parallel with the work
  * inside the host. Later chunks find their clear-to-send waiting, because it is sent as soon as the slot is free. */
-#ifndef SHOAL_COLLECTIVE_HOSTS_H
-#define SHOAL_COLLECTIVE_HOSTS_H
+#ifndef SHOAL_COLLECTIVE_RAILS_H
+#define SHOAL_COLLECTIVE_RAILS_H
 
 #include "plan/plan.h"
 
-enum shoal_region { SHOAL_REGION_OWN, SHOAL_REGION_INBOX, SHOAL_REGION_RESULTS };
+enum shoal_rails_region { SHOAL_REGION_OWN, SHOAL_REGION_INBOX, SHOAL_REGION_RESULTS };
 
-/* For one rank; filled by shoal_hosts_find. Hosts are numbered in the order of their lowest ranks. */
-struct shoal_hosts {
+/* For one rank; filled by shoal_rails_find. Hosts are numbered in the order of their lowest ranks. */
+struct shoal_rails {
     struct shoal_plan *plan;
     const struct shoal_view *view;
     int rank;
@@ -44,7 +44,7 @@ struct shoal_hosts {
     int root_host;
     int most; /* ranks on the largest host */
 
-    /* Filled by shoal_hosts_cut. */
+    /* Filled by shoal_rails_cut. */
     bool is_cut; /* blocks are the parts of ranks */
     int slices;
     int owners;      /* blocks of a slice */
@@ -59,24 +59,24 @@ struct shoal_hosts {
 };
 
 /* False, with the plan's status set, when there are not several hosts. */
-bool shoal_hosts_find(struct shoal_hosts *hosts, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
+bool shoal_rails_find(struct shoal_rails *hosts, struct shoal_plan *plan, const struct shoal_view *view, int rank, int root);
 
 /* Cuts what there is into slices with a block for each of `owners` hosts. */
-void shoal_hosts_cut(struct shoal_hosts *hosts, int owners, int first_owner);
+void shoal_rails_cut(struct shoal_rails *hosts, int owners, int first_owner);
 
 /* The places that staging takes in OWN. */
-int shoal_hosts_staging_places(const struct shoal_hosts *hosts);
+int shoal_rails_staging_places(const struct shoal_rails *hosts);
 
 /* Divides staging buffers: RESULTS has a place for each block of the led slices, others have as many as said. */
-void shoal_hosts_divide(struct shoal_hosts *hosts, int own_places, int inbox_places, bool has_results);
+void shoal_rails_divide(struct shoal_rails *hosts, int own_places, int inbox_places, bool has_results);
 
-static inline int shoal_hosts_size(const struct shoal_hosts *hosts, int host)
+static inline int shoal_rails_size(const struct shoal_rails *hosts, int host)
 {
     return hosts->start[host + 1] - hosts->start[host];
 }
 
 /* The largest power of two that is at most `count`: so many hosts take part in recursive doubling. */
-static inline int shoal_hosts_powers(int count)
+static inline int shoal_rails_powers(int count)
 {
     int powers = 1;
     while (2 * powers <= count)
@@ -85,94 +85,94 @@ static inline int shoal_hosts_powers(int count)
 }
 
 /* Among the powers, the host beyond them that hands over to `host`; beyond them, the one that it hands over to; -1: none. */
-static inline int shoal_hosts_stand_by(int count, int host)
+static inline int shoal_rails_stand_by(int count, int host)
 {
-    const int powers = shoal_hosts_powers(count), other = host < powers ? host + powers : host - powers;
+    const int powers = shoal_rails_powers(count), other = host < powers ? host + powers : host - powers;
     return other < count ? other : -1;
 }
 
 /* Also a local rank by its number, counted on from the last to the first. */
-static inline int shoal_hosts_leader(const struct shoal_hosts *hosts, int host, int slice)
+static inline int shoal_rails_leader(const struct shoal_rails *hosts, int host, int slice)
 {
-    return hosts->member[hosts->start[host] + slice % shoal_hosts_size(hosts, host)];
+    return hosts->member[hosts->start[host] + slice % shoal_rails_size(hosts, host)];
 }
 
-static inline int shoal_hosts_neighbours(const struct shoal_hosts *hosts)
+static inline int shoal_rails_neighbours(const struct shoal_rails *hosts)
 {
-    return shoal_hosts_size(hosts, hosts->own) - 1;
+    return shoal_rails_size(hosts, hosts->own) - 1;
 }
 
 /* Rank i = 1, 2 ... of the own host, each rank beginning with the next one. */
-static inline int shoal_hosts_neighbour(const struct shoal_hosts *hosts, int i)
+static inline int shoal_rails_neighbour(const struct shoal_rails *hosts, int i)
 {
-    return shoal_hosts_leader(hosts, hosts->own, hosts->local + i);
+    return shoal_rails_leader(hosts, hosts->own, hosts->local + i);
 }
 
 /* The host that many after the own one. */
-static inline int shoal_hosts_next(const struct shoal_hosts *hosts, int distance)
+static inline int shoal_rails_next(const struct shoal_rails *hosts, int distance)
 {
     return (hosts->own + distance % hosts->count + hosts->count) % hosts->count;
 }
 
 /* Blocks (slice, j). */
-static inline int shoal_hosts_owner(const struct shoal_hosts *hosts, int j)
+static inline int shoal_rails_owner(const struct shoal_rails *hosts, int j)
 {
     return (hosts->first_owner + j) % hosts->count;
 }
 
 /* The block of a slice that a host owns, -1: none. */
-int shoal_hosts_block_of(const struct shoal_hosts *hosts, int slice, int host);
+int shoal_rails_block_of(const struct shoal_rails *hosts, int slice, int host);
 
-struct shoal_block shoal_hosts_input(const struct shoal_hosts *hosts, int rank, int slice, int j);
-struct shoal_block shoal_hosts_output(const struct shoal_hosts *hosts, int rank, int slice, int j);
-struct shoal_block shoal_hosts_staging(const struct shoal_hosts *hosts, int rank, enum shoal_region region, int place,
+struct shoal_block shoal_rails_input(const struct shoal_rails *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_output(const struct shoal_rails *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_staging(const struct shoal_rails *hosts, int rank, enum shoal_rails_region region, int place,
                                        int slice, int j);
 /* Where a rank stages its input, or keeps its host's sum. */
-struct shoal_block shoal_hosts_staged(const struct shoal_hosts *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_staged(const struct shoal_rails *hosts, int rank, int slice, int j);
 /* Where a rail leader has the block in the end. */
-struct shoal_block shoal_hosts_result(const struct shoal_hosts *hosts, int rank, int slice, int j);
+struct shoal_block shoal_rails_result(const struct shoal_rails *hosts, int rank, int slice, int j);
 
-static inline bool shoal_hosts_takes(const struct shoal_hosts *hosts, int rank)
+static inline bool shoal_rails_takes(const struct shoal_rails *hosts, int rank)
 {
     return shoal_shape_takes(hosts->view->shape, rank, hosts->root);
 }
 
 /* Whether any rank of the host takes. */
-bool shoal_hosts_has_taker(const struct shoal_hosts *hosts, int host);
+bool shoal_rails_has_taker(const struct shoal_rails *hosts, int host);
 
 /* ---- Between hosts ------------------------------------------------------------------------------------------------------- */
 
 /* The beginning of each plan: local ranks are done with the staging buffer. */
-void shoal_hosts_await_readers(const struct shoal_hosts *hosts);
+void shoal_rails_await_readers(const struct shoal_rails *hosts);
 
 /* Lets the host's rail leader of the slice put to this rank; waits for its leave. */
-void shoal_hosts_send_cts(const struct shoal_hosts *hosts, int host, int slice);
-void shoal_hosts_await_cts(const struct shoal_hosts *hosts, int host, int slice);
+void shoal_rails_send_cts(const struct shoal_rails *hosts, int host, int slice);
+void shoal_rails_await_cts(const struct shoal_rails *hosts, int host, int slice);
 
 /* Waits for what the host's rail leader of the slice puts next. */
-void shoal_hosts_await(const struct shoal_hosts *hosts, int host, int slice);
+void shoal_rails_await(const struct shoal_rails *hosts, int host, int slice);
 
 /* ---- Inside the host ----------------------------------------------------------------------------------------------------- */
 
 /* Reductions: hands the input to the rail leaders that need it, and waits for those of others. */
-void shoal_hosts_gather_inputs(const struct shoal_hosts *hosts);
+void shoal_rails_gather_inputs(const struct shoal_rails *hosts);
 
-/* Sums the inputs of the own host, for a led slice. shoal_hosts_partial is where the sum then is: of a rank that is alone
+/* Sums the inputs of the own host, for a led slice. shoal_rails_partial is where the sum then is: of a rank that is alone
  * on its host, simply the input. */
-void shoal_hosts_reduce_partial(const struct shoal_hosts *hosts, int slice, int j);
-struct shoal_block shoal_hosts_partial(const struct shoal_hosts *hosts, int slice, int j);
+void shoal_rails_reduce_partial(const struct shoal_rails *hosts, int slice, int j);
+struct shoal_block shoal_rails_partial(const struct shoal_rails *hosts, int slice, int j);
 
 /* The places where a block of a led slice is wanted on this host: the outputs that are reached, and, if others have to copy
  * it or with must_keep, RESULTS. Returns how many. */
-int shoal_hosts_wanted(const struct shoal_hosts *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
+int shoal_rails_wanted(const struct shoal_rails *hosts, int slice, int j, bool must_keep, struct shoal_block *dests);
 
 /* All-gather: hands out the own part, the block of the own host in slice hosts->local. */
-void shoal_hosts_give_own(const struct shoal_hosts *hosts, bool must_keep);
+void shoal_rails_give_own(const struct shoal_rails *hosts, bool must_keep);
 
 /* Hands on a block that lies in RESULTS. */
-void shoal_hosts_deliver(const struct shoal_hosts *hosts, int slice, int j);
+void shoal_rails_deliver(const struct shoal_rails *hosts, int slice, int j);
 
 /* The end of each plan: local ranks tell each other that they are done, and copy what could not be written for them. */
-void shoal_hosts_collect(const struct shoal_hosts *hosts, bool delivers);
+void shoal_rails_collect(const struct shoal_rails *hosts, bool delivers);
 
 #endif

@@ -1,4 +1,4 @@
-#include "membership/process.h"
+#include "membership/member_process.h"
 
 #include <poll.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /* The computations on gradients on their way into a buffer and out of it: one pass over memory each.
  *
- * Written once (cpu/kernel_body.h) and compiled for each instruction set; no result depends on which one runs. Reentrant. */
-#ifndef SHOAL_FUSION_KERNELS_H
-#define SHOAL_FUSION_KERNELS_H
+ * Written once (cpu/gradient_kernel_body.h) and compiled for each instruction set; no result depends on which one runs.
+ * Reentrant. */
+#ifndef SHOAL_FUSION_GRADIENT_KERNELS_H
+#define SHOAL_FUSION_GRADIENT_KERNELS_H
 
 #include "fusion/fusion.h"
 

@@ -1,4 +1,4 @@
-#include "fusion/kernels.h"
+#include "fusion/gradient_kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -3,8 +3,8 @@
  *     buffer 0   | p7      | p6  | padding |     p5 of another type opens buffer 1
  *                0         64n   64m       a multiple of 64 * ranks
  */
-#ifndef SHOAL_FUSION_LAYOUT_H
-#define SHOAL_FUSION_LAYOUT_H
+#ifndef SHOAL_FUSION_GRADIENT_LAYOUT_H
+#define SHOAL_FUSION_GRADIENT_LAYOUT_H
 
 #include "fusion/parameters.h"
 

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/layout.h"
+#include "fusion/gradient_layout.h"
 
 #define VERSION 1
 #define LINE_MAX_BYTES 256
