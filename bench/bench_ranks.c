@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "engine/engine_state.h"
 #include "sim/sim.h"
 
@@ -62,7 +63,8 @@ static bool open_worker(struct crowd *crowd, int rank)
     const struct shoal_engine_options options = {.name = "crowd",
                                                  .transport = shoal_sim_transport(crowd->sim, rank),
                                                  .kernels = shoal_kernels_find("auto"),
-                                                 .settings = &crowd->settings,
+                                                 .settings = &crowd->settings.engine,
+                                                 .warn_ms = crowd->settings.bootstrap.warn_ms,
                                                  .tuning = &crowd->tuning,
                                                  .log = &crowd->log,
                                                  .now_ns = now_ns,
@@ -87,7 +89,7 @@ static bool open_crowd(struct crowd *crowd)
         shoal_tuning_load(&crowd->tuning, "", error, sizeof error) != SHOAL_OK ||
         shoal_sim_create(&options, &crowd->sim) != SHOAL_OK)
         return false;
-    shoal_log_init(&crowd->log, &crowd->settings, NULL, NULL);
+    shoal_log_init(&crowd->log, &crowd->settings.log, NULL, NULL);
     crowd->sim_bytes = resident_bytes() - before;
     bool is_open = true;
     for (int r = 0; r < crowd->size && is_open; r++)

@@ -4,6 +4,7 @@
   dependencies  a module includes only modules below it (docs/architecture.md draws them)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   names     no two files below src/ have one name; what modules call shoal_WORD_... begins with a WORD of their own
+  settings  src/comm/settings.c collects the settings that modules declare
   public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
@@ -39,14 +40,15 @@ ALLOWED = {
     "transport/hosts": {"base", "membership", "transport/shm", "transport/fabric"},
     "collective": {"base", "plan", "transport"},
     "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective"},
-    "comm": {"base", "observe", "topology", "memory", "bootstrap", "transport/shm", "transport/hosts", "engine"},
+    "comm": {"base", "observe", "topology", "device", "memory", "bootstrap", "transport/shm", "transport/fabric", "transport/hosts",
+             "collective", "engine"},
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),
     "data": set(),
 }
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
-    "engine": {"engine/engine.h", "engine/layout.h", "engine/progress.h"},
+    "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
 }
 found = []
 
@@ -132,6 +134,19 @@ def check_names():
                 say(path, number, "names", f"{name} is of {module}, but \"shoal_{word}\" belongs to {owner[0]} ({owner[1]}): give it another word")
 
 
+def check_settings():
+    """A module declares the settings that it reads; what the collection leaves out would be no setting."""
+    collection = TOP / "src/comm/settings.c"
+    collected = set(re.findall(r"&(shoal_\w+_setting_table)\b", collection.read_text()))
+    declared = {}
+    for path in sources("src"):
+        for number, line in lines_of(path):
+            if match := re.match(r"extern const struct shoal_setting_table (\w+);", line):
+                declared[match.group(1)] = (path, number)
+    for name in sorted(declared.keys() - collected):
+        say(*declared[name], "settings", f"add {name} to {collection.name}, which collects the tables")
+
+
 # Compiled into the command as well: it needs libc only.
 ALSO_FOR_TOOLS = {"topology/limits.h"}
 
@@ -187,7 +202,7 @@ def check_headers():
 
 
 WORDS = [
-    (r"\bgetenv\(", {"base/settings.c", "bootstrap"}, "settings are read through base/settings.h"),
+    (r"\bgetenv\(", {"base/setting.c", "bootstrap"}, "settings are read through base/setting.h"),
     (r"\bprintf\(|\bputs\(", set(), "print to a FILE the caller gave, or log"),
     (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
     (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap"}, "waiting happens in engine/progress.c"),
@@ -224,7 +239,7 @@ def check_figures():
         say(readme.README, line, "figures", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_names, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
+CHECKS = (check_dependencies, check_contracts, check_names, check_settings, check_public, check_symbols, check_headers, check_python, check_native, check_figures, check_words)
 
 
 def main():

@@ -6,6 +6,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static const char *const levels[] = {"warn", "info", "debug", NULL};
+static const char *const modules[] = {"bootstrap", "comm", "engine", "fabric", "hosts", "observe", "shm", NULL};
+
+#define OF(field) offsetof(struct shoal_log_settings, field)
+static const struct shoal_setting settings_of_logs[] = {
+    {.name = "SHOAL_LOG",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(log),
+     .preset = "warn",
+     .words = levels,
+     .more = modules,
+     .text = "log level: warn, info or debug; then, after commas, the modules that log (default: all)"},
+    {.name = "SHOAL_LOG_FILE",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(log_file),
+     .preset = "",
+     .text = "file for log lines instead of stderr; %h is the host, %p the process, %r the rank"},
+};
+#undef OF
+const struct shoal_setting_table shoal_log_setting_table = {settings_of_logs, SHOAL_COUNT_OF(settings_of_logs)};
+
 static const char *const level_names[] = {"warn", "info", "debug"};
 
 /* So that two threads that both fail each tell their own story. One that goes from context to context keeps the last only. */
@@ -60,7 +81,7 @@ static void check_file(struct shoal_log *log)
     log->file = stderr;
 }
 
-void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg)
+void shoal_log_init(struct shoal_log *log, const struct shoal_log_settings *settings, shoal_log_fn callback, void *callback_arg)
 {
     static _Atomic uint64_t made;
     memset(log, 0, sizeof *log);
@@ -84,7 +105,7 @@ static void keep_quiet(void *arg, int level, const char *line)
 
 void shoal_log_init_quiet(struct shoal_log *log)
 {
-    static const struct shoal_settings none = {0};
+    static const struct shoal_log_settings none = {0};
     shoal_log_init(log, &none, keep_quiet, NULL);
 }
 

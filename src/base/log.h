@@ -7,11 +7,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/settings.h"
+#include "base/setting.h"
 
 enum shoal_log_level { SHOAL_LOG_WARN, SHOAL_LOG_INFO, SHOAL_LOG_DEBUG };
 
 #define SHOAL_LOG_TEXT_MAX 1024
+
+struct shoal_log_settings {
+    char log[SHOAL_SETTING_TEXT_MAX];
+    char log_file[SHOAL_SETTING_TEXT_MAX];
+};
+extern const struct shoal_setting_table shoal_log_setting_table;
 
 struct shoal_log {
     pthread_mutex_t lock;
@@ -30,7 +36,8 @@ struct shoal_log {
 
 /* Prepares a log from SHOAL_LOG and SHOAL_LOG_FILE. callback may be NULL; without one, a file that cannot be opened is said at
  * once, on stderr, which then takes its place. */
-void shoal_log_init(struct shoal_log *log, const struct shoal_settings *settings, shoal_log_fn callback, void *callback_arg);
+void shoal_log_init(struct shoal_log *log, const struct shoal_log_settings *settings, shoal_log_fn callback,
+                    void *callback_arg);
 /* A log whose lines go nowhere: for questions whose answer, the last error, is told in another way. */
 void shoal_log_init_quiet(struct shoal_log *log);
 void shoal_log_fini(struct shoal_log *log);

@@ -24,9 +24,9 @@ static enum shoal_status bootstrap_check_ranks(const char *what, int rank, int s
 
 /* ---- sources ---- */
 
-enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size, const struct shoal_settings *settings,
-                                               struct shoal_log *log, uint32_t timeout_ms,
-                                               struct shoal_bootstrap *bootstrap_out)
+enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size,
+                                               const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                               uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
     char host[SHOAL_ADDRESS_HOST_MAX];
     struct shoal_tcp_place place = {.host = host, .what = "the address", .port_count = 1};
@@ -47,8 +47,8 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
 }
 
 enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, int rank, int size,
-                                             const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
-                                             struct shoal_bootstrap *bootstrap_out)
+                                             const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                             uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
     if (!store || !store->set || !store->get || !store->erase)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the store, or its set, get or erase, is NULL");
@@ -95,11 +95,12 @@ static bool build_proof(const struct shoal_bootstrap *bootstrap, const struct ag
     return shoal_auth_mac(bootstrap->secret, parts, SHOAL_COUNT_OF(parts), proof);
 }
 
-static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
-                                         struct shoal_log *log, struct agreement *mine)
+static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap,
+                                         const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                         struct agreement *mine)
 {
     memset(mine, 0, sizeof *mine);
-    mine->settings = shoal_settings_agreed(settings);
+    mine->settings = settings->agreed.agreed;
     snprintf(mine->version, sizeof mine->version, "%s", shoal_version());
     mine->rank = (uint32_t)bootstrap->rank;
     mine->has_secret = bootstrap->has_secret;
@@ -112,8 +113,9 @@ static enum shoal_status build_agreement(const struct shoal_bootstrap *bootstrap
     return SHOAL_OK;
 }
 
-static enum shoal_status bootstrap_compare(const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
-                                           const struct agreement *mine, const struct agreement *theirs, int rank)
+static enum shoal_status bootstrap_compare(const struct shoal_bootstrap *bootstrap, const struct shoal_agreed_own *agreed,
+                                           struct shoal_log *log, const struct agreement *mine, const struct agreement *theirs,
+                                           int rank)
 {
     if (memcmp(mine->version, theirs->version, sizeof mine->version) != 0)
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap",
@@ -121,7 +123,7 @@ static enum shoal_status bootstrap_compare(const struct shoal_bootstrap *bootstr
                               theirs->version, mine->version);
     if (!shoal_agreed_is_same(&mine->settings, &theirs->settings)) {
         char difference[320];
-        shoal_agreed_print_difference(&theirs->settings, &mine->settings, "here", difference, sizeof difference);
+        shoal_agreed_print_difference(agreed, &theirs->settings, &mine->settings, "here", difference, sizeof difference);
         return shoal_log_fail(log, SHOAL_ERR_AUTH, "bootstrap", "settings that must agree differ from rank %d's: %s", rank,
                               difference);
     }
@@ -147,7 +149,7 @@ static void take_offer(struct shoal_bootstrap *bootstrap, const struct agreement
     bootstrap->has_secret = true;
 }
 
-enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
+enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_bootstrap_settings *settings,
                                         struct shoal_log *log, uint32_t timeout_ms)
 {
     if (bootstrap->size == 1)
@@ -161,7 +163,7 @@ enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const
     SHOAL_TRY(shoal_bootstrap_exchange(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
     for (int r = 0; r < bootstrap->size; r++) {
         if (r != bootstrap->rank)
-            SHOAL_TRY(bootstrap_compare(bootstrap, log, &mine, &all[r], r));
+            SHOAL_TRY(bootstrap_compare(bootstrap, &settings->agreed, log, &mine, &all[r], r));
     }
     if (!bootstrap->has_secret)
         take_offer(bootstrap, all);

@@ -4,6 +4,7 @@
 #define SHOAL_BOOTSTRAP_BOOTSTRAP_H
 
 #include "base/log.h"
+#include "bootstrap/bootstrap_settings.h"
 
 #define SHOAL_SECRET_BYTES 32
 #define SHOAL_BOOTSTRAP_PHASES_MAX 12
@@ -46,18 +47,21 @@ const char *shoal_bootstrap_master(void);
  * (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST); none: size 1.
  * Errors are logged (module "bootstrap") with the variable and what to do: ERR_ARGUMENT, ERR_TIMEOUT (names the ranks that did
  * not come), ERR_AUTH, ERR_SYSTEM, ERR_UNSUPPORTED. */
-SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
-                                                                  uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_environment(const struct shoal_bootstrap_settings *settings,
+                                                                  struct shoal_log *log, uint32_t timeout_ms,
+                                                                  struct shoal_bootstrap *bootstrap_out);
 
 /* Rank 0 listens at address, the others connect. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size,
-                                                              const struct shoal_settings *settings, struct shoal_log *log,
-                                                              uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
+                                                              const struct shoal_bootstrap_settings *settings,
+                                                              struct shoal_log *log, uint32_t timeout_ms,
+                                                              struct shoal_bootstrap *bootstrap_out);
 
 /* Wraps the caller's store. */
 SHOAL_MUST_USE enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, int rank, int size,
-                                                            const struct shoal_settings *settings, struct shoal_log *log,
-                                                            uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out);
+                                                            const struct shoal_bootstrap_settings *settings,
+                                                            struct shoal_log *log, uint32_t timeout_ms,
+                                                            struct shoal_bootstrap *bootstrap_out);
 
 /* Every rank contributes `bytes` bytes under `name`; all[r * bytes] receives rank r's. ERR_TIMEOUT names the ranks that did not
  * come within timeout_ms. A name is static, and may be used once per bootstrap. A rank sets one value and gets few, however

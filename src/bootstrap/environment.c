@@ -45,7 +45,7 @@ static uint64_t hash_text(uint64_t hash, const char *text)
 
 /* Distinguishes this job from one on neighbouring ports. Size and secret are left out: where these differ, an error should say
  * so. */
-static uint64_t hash_job(const struct shoal_settings *settings, const char *const *names, size_t count)
+static uint64_t hash_job(const struct shoal_bootstrap_settings *settings, const char *const *names, size_t count)
 {
     uint64_t hash = hash_text(UINT64_C(14695981039346656037), settings->job_id);
     for (size_t i = 0; i < count; i++)
@@ -53,8 +53,8 @@ static uint64_t hash_job(const struct shoal_settings *settings, const char *cons
     return hash;
 }
 
-enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port, struct shoal_log *log,
-                                          int *first_out, int *count_out)
+enum shoal_status shoal_environment_ports(const struct shoal_bootstrap_settings *settings, int master_port,
+                                          struct shoal_log *log, int *first_out, int *count_out)
 {
     if (settings->port == 0 && master_port == 65535)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
@@ -64,7 +64,7 @@ enum shoal_status shoal_environment_ports(const struct shoal_settings *settings,
     return SHOAL_OK;
 }
 
-static enum shoal_status put_ports(const struct shoal_settings *settings, long master_port, struct shoal_log *log,
+static enum shoal_status put_ports(const struct shoal_bootstrap_settings *settings, long master_port, struct shoal_log *log,
                                    struct shoal_tcp_place *place)
 {
     int first = 0, count = 0;
@@ -104,20 +104,20 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
 
 /* Whether no other job can have the same number. torchrun's agent listens at MASTER_PORT itself, so a second one there fails;
  * where it does not, its run has a name of its own, but for the usual "none". */
-static bool has_name(const struct shoal_settings *settings)
+static bool has_name(const struct shoal_bootstrap_settings *settings)
 {
     return settings->job_id[0] || is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
            (variable("TORCHELASTIC_RUN_ID") && !is_same("TORCHELASTIC_RUN_ID", "none"));
 }
 
-bool shoal_environment_has_name(const struct shoal_settings *settings, int size)
+bool shoal_environment_has_name(const struct shoal_bootstrap_settings *settings, int size)
 {
     bool is_launched = false;
     (void)hash_launch(0, size, &is_launched);
     return is_launched || has_name(settings);
 }
 
-static enum shoal_status find_master(const struct shoal_settings *settings, int size, struct shoal_log *log,
+static enum shoal_status find_master(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
                                      struct shoal_tcp_place *place)
 {
     static const char *const job[] = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"};
@@ -181,7 +181,7 @@ static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_
 
 /* srun says which hosts there are; rank 0 is on the first, unless somebody laid tasks out by hand. It says no port: steps are
  * spread over some below those that the kernel gives out. */
-static enum shoal_status environment_find_step(const struct shoal_settings *settings, int size, struct shoal_log *log,
+static enum shoal_status environment_find_step(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
                                                struct shoal_tcp_place *place)
 {
     static const char *const job[] = {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"};
@@ -201,7 +201,7 @@ static enum shoal_status environment_find_step(const struct shoal_settings *sett
 /* A launcher that tells each rank in variables who it is, and where ranks meet. */
 struct recipe {
     const char *launcher, *rank, *size;
-    enum shoal_status (*find_place)(const struct shoal_settings *settings, int size, struct shoal_log *log,
+    enum shoal_status (*find_place)(const struct shoal_bootstrap_settings *settings, int size, struct shoal_log *log,
                                     struct shoal_tcp_place *place_out);
 };
 
@@ -247,7 +247,7 @@ static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t ti
     return shoal_torch_secret_load(&place, log, timeout_ms, bootstrap);
 }
 
-static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_settings *settings,
+static enum shoal_status open_variables(const struct recipe *recipe, const struct shoal_bootstrap_settings *settings,
                                         struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_tcp_place place;
@@ -261,8 +261,8 @@ static enum shoal_status open_variables(const struct recipe *recipe, const struc
 }
 
 /* PMIx and PMI-1 know rank and size only once they are open, and have no handshake. */
-static enum shoal_status finish_private(const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
-                                        struct shoal_bootstrap *bootstrap)
+static enum shoal_status finish_private(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                        uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     if (log->rank < 0)
         log->rank = bootstrap->rank;
@@ -275,7 +275,7 @@ static enum shoal_status finish_private(const struct shoal_settings *settings, s
     return status;
 }
 
-static enum shoal_status open_any(const struct shoal_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
+static enum shoal_status open_any(const struct shoal_bootstrap_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
                                   struct shoal_bootstrap *bootstrap)
 {
     const bool has_rank = variable("RANK") != NULL, has_size = variable("WORLD_SIZE") != NULL;
@@ -305,7 +305,7 @@ static enum shoal_status open_any(const struct shoal_settings *settings, struct 
     return shoal_single_store_open(log, bootstrap);
 }
 
-enum shoal_status shoal_bootstrap_from_environment(const struct shoal_settings *settings, struct shoal_log *log,
+enum shoal_status shoal_bootstrap_from_environment(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                    uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
 {
     struct shoal_bootstrap bootstrap = {.warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};

@@ -6,7 +6,7 @@
 #include "bootstrap/sources.h"
 
 struct reading {
-    const struct shoal_settings *settings;
+    const struct shoal_bootstrap_settings *settings;
     struct shoal_log log; /* its last error is told */
     void (*tell)(void *arg, const char *error);
     void *arg;
@@ -105,8 +105,8 @@ static void launch_check_secret(struct reading *reading, struct shoal_launch_env
     explicit_bzero(&pair, sizeof pair);
 }
 
-void shoal_launch_environment_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
-                                   struct shoal_launch_environment *launch_out)
+void shoal_launch_environment_read(const struct shoal_bootstrap_settings *settings, void (*tell)(void *arg, const char *error),
+                                   void *arg, struct shoal_launch_environment *launch_out)
 {
     struct reading reading = {.settings = settings, .tell = tell, .arg = arg};
     struct shoal_launch_environment around = {.launcher = find_launcher(), .master = shoal_bootstrap_master()};

@@ -4,6 +4,7 @@
 #define SHOAL_BOOTSTRAP_LAUNCH_ENVIRONMENT_H
 
 #include "base/log.h"
+#include "bootstrap/bootstrap_settings.h"
 
 struct shoal_launch_environment {
     const char *launcher;                  /* "RANK and WORLD_SIZE", "PMIx", "PMI-1", "srun"; NULL: none. Static storage */
@@ -17,7 +18,7 @@ struct shoal_launch_environment {
 };
 
 /* tell is called for each other thing that would make a rank fail: "what is wrong; what to do". */
-void shoal_launch_environment_read(const struct shoal_settings *settings, void (*tell)(void *arg, const char *error), void *arg,
-                                   struct shoal_launch_environment *launch_out);
+void shoal_launch_environment_read(const struct shoal_bootstrap_settings *settings, void (*tell)(void *arg, const char *error),
+                                   void *arg, struct shoal_launch_environment *launch_out);
 
 #endif

@@ -31,7 +31,7 @@ static enum shoal_status secret_read_line(const char *name, struct shoal_log *lo
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_secret_load(const struct shoal_settings *settings, struct shoal_log *log,
+enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                     struct shoal_bootstrap *bootstrap)
 {
     static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal job secret, version 1";

@@ -23,18 +23,18 @@ struct shoal_tcp_place {
 
 /* bootstrap has rank, size and the secret. */
 SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *place,
-                                                      const struct shoal_settings *settings, struct shoal_log *log,
+                                                      const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                       uint32_t timeout_ms, struct shoal_bootstrap *bootstrap);
 
 /* For one rank: a table in memory. */
 SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, struct shoal_bootstrap *bootstrap);
 
 /* The ports that rank 0 tries in turn: SHOAL_PORT, or those after MASTER_PORT. */
-SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_settings *settings, int master_port,
+SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_bootstrap_settings *settings, int master_port,
                                                          struct shoal_log *log, int *first_out, int *count_out);
 
 /* Whether ranks that RANK and WORLD_SIZE number have a name for their job that no other job has. */
-bool shoal_environment_has_name(const struct shoal_settings *settings, int size);
+bool shoal_environment_has_name(const struct shoal_bootstrap_settings *settings, int size);
 
 /* Whether srun started this process as one of a step's tasks. */
 bool shoal_slurm_step_is_present(void);
@@ -50,7 +50,7 @@ SHOAL_MUST_USE enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, ui
                                                        struct shoal_bootstrap *bootstrap);
 
 /* SHOAL_SECRET or the first line of SHOAL_SECRET_FILE, hashed to a key. No secret there: has_secret stays false. */
-SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_settings *settings, struct shoal_log *log,
+SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                    struct shoal_bootstrap *bootstrap);
 
 struct shoal_torch_place {
@@ -67,8 +67,9 @@ SHOAL_MUST_USE enum shoal_status shoal_torch_secret_load(const struct shoal_torc
 
 /* For sources without a handshake of their own: compares versions, settings and secrets, and hands out one that rank 0 drew
  * where none was set. */
-SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const struct shoal_settings *settings,
-                                                       struct shoal_log *log, uint32_t timeout_ms);
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap,
+                                                       const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                                       uint32_t timeout_ms);
 
 #define SHOAL_NUMBER_MAX 999999999
 

@@ -175,7 +175,7 @@ static enum shoal_tcp_join refused(struct shoal_tcp_client *client, const struct
 {
     const struct shoal_tcp_side server = {challenge->server, challenge->agreed};
     char text[512];
-    shoal_tcp_refusal_print(verdict, mine, &server, text, sizeof text);
+    shoal_tcp_refusal_print(verdict, &identity->agreed, mine, &server, text, sizeof text);
     hang_up(client);
     snprintf(reason, SHOAL_TCP_REASON_MAX, "%s: %s", client->server, text);
     client->refusal = verdict;

@@ -204,7 +204,7 @@ static void log_refusal(struct shoal_tcp_core *core, const struct shoal_tcp_sess
         return;
     char text[512];
     const struct shoal_tcp_side server = {session->server, core->identity.side.agreed};
-    shoal_tcp_refusal_print(verdict, &session->client, &server, text, sizeof text);
+    shoal_tcp_refusal_print(verdict, &core->identity.agreed, &session->client, &server, text, sizeof text);
     shoal_log_line(core->log, SHOAL_LOG_WARN, "bootstrap", "%s", text);
 }
 

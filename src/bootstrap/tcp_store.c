@@ -27,7 +27,7 @@ struct tcp_store {
 #define HOLDER_MS 2000
 #define HOLDER_OF_MANY_MS 200
 
-static enum shoal_status fill_identity(const struct shoal_tcp_place *place, const struct shoal_settings *settings,
+static enum shoal_status fill_identity(const struct shoal_tcp_place *place, const struct shoal_bootstrap_settings *settings,
                                        const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
                                        struct shoal_tcp_identity *identity)
 {
@@ -37,8 +37,9 @@ static enum shoal_status fill_identity(const struct shoal_tcp_place *place, cons
     identity->side.hello.size = (uint32_t)bootstrap->size;
     identity->side.hello.has_secret = bootstrap->has_secret;
     identity->side.hello.job = place->job;
-    identity->side.hello.settings = shoal_settings_hash(settings);
-    identity->side.agreed = shoal_settings_agreed(settings);
+    identity->side.hello.settings = shoal_agreed_hash(&settings->agreed.agreed);
+    identity->side.agreed = settings->agreed.agreed;
+    identity->agreed = settings->agreed;
     identity->side.hello.process = (uint32_t)getpid();
     snprintf(identity->side.hello.version, sizeof identity->side.hello.version, "%s", shoal_version());
     if (gethostname(identity->side.hello.host, sizeof identity->side.hello.host - 1) != 0)
@@ -353,7 +354,7 @@ static enum shoal_status tcp_store_confirm(void *state)
                : SHOAL_OK;
 }
 
-enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, const struct shoal_settings *settings,
+enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_place *found, const struct shoal_bootstrap_settings *settings,
                                        struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
     struct shoal_tcp_place place = *found;

@@ -90,10 +90,11 @@ enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict)
     return SHOAL_ERR_INTERNAL;
 }
 
-static void settings_text(const struct shoal_agreed *client, const struct shoal_agreed *server, char *text, size_t text_bytes)
+static void settings_text(const struct shoal_agreed_own *own, const struct shoal_agreed *client,
+                          const struct shoal_agreed *server, char *text, size_t text_bytes)
 {
     char difference[320];
-    shoal_agreed_print_difference(client, server, "on rank 0", difference, sizeof difference);
+    shoal_agreed_print_difference(own, client, server, "on rank 0", difference, sizeof difference);
     snprintf(text, text_bytes, "settings that must agree differ: %s", difference);
 }
 
@@ -135,8 +136,9 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
     }
 }
 
-void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *client,
-                             const struct shoal_tcp_side *server, char *text, size_t text_bytes)
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_agreed_own *own,
+                             const struct shoal_tcp_side *client, const struct shoal_tcp_side *server, char *text,
+                             size_t text_bytes)
 {
     struct shoal_tcp_hello there = client->hello, here = server->hello;
     shoal_tcp_text_clean(there.version, sizeof there.version);
@@ -144,7 +146,7 @@ void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_
     shoal_tcp_text_clean(here.version, sizeof here.version);
     char reason[360];
     if (verdict == SHOAL_TCP_SETTINGS)
-        settings_text(&client->agreed, &server->agreed, reason, sizeof reason);
+        settings_text(own, &client->agreed, &server->agreed, reason, sizeof reason);
     else
         refusal_text(verdict, &there, &here, reason, sizeof reason);
     snprintf(text, text_bytes, "rank %u (%s:%u) is refused: %s", there.rank, there.host, there.process, reason);

@@ -108,7 +108,8 @@ struct shoal_tcp_challenge {
 
 /* One side's description of itself, known before any connection. */
 struct shoal_tcp_identity {
-    struct shoal_tcp_side side; /* the nonce is filled per connection */
+    struct shoal_tcp_side side;     /* the nonce is filled per connection */
+    struct shoal_agreed_own agreed; /* what the values there are of */
     unsigned char secret[SHOAL_SECRET_BYTES];
     bool is_named;   /* hello.job is this job's alone. Else two jobs may have it, and only a secret tells them apart */
     bool has_choice; /* another job may have this port, and there are more to try */
@@ -136,9 +137,10 @@ enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *clien
 
 #define SHOAL_TCP_MIXED_ADVICE "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET alike on all its ranks"
 
-/* A refusal in words, the same on both sides, and the status it means. */
-void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_side *client,
-                             const struct shoal_tcp_side *server, char *text, size_t text_bytes);
+/* A refusal in words, the same on both sides, and the status it means. own: of either side. */
+void shoal_tcp_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_agreed_own *own,
+                             const struct shoal_tcp_side *client, const struct shoal_tcp_side *server, char *text,
+                             size_t text_bytes);
 enum shoal_status shoal_tcp_verdict_status(enum shoal_tcp_verdict verdict);
 
 /* The proof of one side. All zeros where there is no secret. False without libsodium. */

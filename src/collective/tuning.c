@@ -6,8 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/settings.h"
 #include "collective/select.h"
+
+#define OF(field) offsetof(struct shoal_tuning_settings, field)
+static const struct shoal_setting settings_of_tuning[] = {
+    {.name = "SHOAL_ALGORITHMS",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(algorithms),
+     .preset = "",
+     .is_agreed = true,
+     .agreed_offset = OF(hash),
+     .disagreement = "the tuning overrides of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them",
+     .text = "tuning overrides, such as reduce=owners,all-gather=direct@0-4K, or the name of a CSV file"},
+};
+#undef OF
+const struct shoal_setting_table shoal_tuning_setting_table = {settings_of_tuning, SHOAL_COUNT_OF(settings_of_tuning)};
 
 #define HEADER "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks"
 #define LINE_MAX_BYTES 512
@@ -77,7 +90,7 @@ static enum shoal_status parse_names(const struct reader *reader, const char *ki
 
 static enum shoal_status parse_bytes(const struct reader *reader, const char *text, uint64_t *bytes)
 {
-    if (*text && !shoal_settings_parse_bytes(text, bytes))
+    if (*text && !shoal_setting_parse_bytes(text, bytes))
         return refuse(reader, "\"%.40s\" is no number of bytes, such as 4096, 256K or 1M", text);
     return SHOAL_OK;
 }

@@ -8,7 +8,14 @@
 #ifndef SHOAL_COLLECTIVE_TUNING_H
 #define SHOAL_COLLECTIVE_TUNING_H
 
+#include "base/setting.h"
 #include "plan/collective_type.h"
+
+struct shoal_tuning_settings {
+    char algorithms[SHOAL_SETTING_TEXT_MAX];
+    uint64_t hash; /* of what they stand for: put there by whoever loads them (struct shoal_tuning) */
+};
+extern const struct shoal_setting_table shoal_tuning_setting_table;
 
 struct shoal_tuning_override {
     enum shoal_collective_type kind;

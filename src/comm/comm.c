@@ -21,12 +21,12 @@ struct agreement {
 static uint32_t create_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
 {
     return options && options->create_timeout_ms ? options->create_timeout_ms
-                                                 : (uint32_t)context->settings.bootstrap_timeout_ms;
+                                                 : (uint32_t)context->settings.comm.bootstrap_timeout_ms;
 }
 
 static uint32_t operation_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
 {
-    return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.timeout_ms;
+    return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.comm.timeout_ms;
 }
 
 /* The ingredients of a communicator. */
@@ -47,7 +47,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                           struct shoal_transport **transport_out)
 {
     const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
-    const size_t slot_bytes = shoal_select_slot_bytes(context->settings.chunk_bytes, recipe->size, hosts);
+    const size_t slot_bytes = shoal_select_slot_bytes(context->settings.engine.chunk_bytes, recipe->size, hosts);
     struct shoal_hosts_options options = {.log = &context->log,
                                           .network = context->network,
                                           .membership = recipe->membership,
@@ -55,9 +55,9 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                           .shm = {.comm = recipe->number,
                                                   .rank = recipe->rank,
                                                   .size = recipe->size,
-                                                  .slots = (unsigned)context->settings.depth,
+                                                  .slots = (unsigned)context->settings.engine.depth,
                                                   .slot_bytes = slot_bytes,
-                                                  .counter_start = context->settings.counter_start,
+                                                  .counter_start = context->settings.engine.counter_start,
                                                   .timeout_ms = create_timeout(context, recipe->options)}};
     if (hosts > 1)
         return shoal_hosts_create(context->endpoint, &options, transport_out);
@@ -132,7 +132,8 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .name = name_of(recipe),
         .transport = transport,
         .kernels = context->kernels,
-        .settings = &context->settings,
+        .settings = &context->settings.engine,
+        .warn_ms = context->settings.bootstrap.warn_ms,
         .tuning = &context->tuning,
         .log = &context->log,
         .progress = context->progress,
@@ -190,7 +191,7 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
                                        const struct shoal_agreed *here)
 {
     char difference[320];
-    shoal_agreed_print_difference(there, here, "here", difference, sizeof difference);
+    shoal_agreed_print_difference(&context->settings.bootstrap.agreed, there, here, "here", difference, sizeof difference);
     return shoal_log_fail(&context->log, SHOAL_ERR_AUTH, "comm", "settings that must agree differ from rank %d's: %s", rank,
                           difference);
 }
@@ -198,7 +199,7 @@ static enum shoal_status fail_settings(struct shoal_context *context, int rank, 
 static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                     uint64_t *number_out)
 {
-    struct agreement own = {.settings = shoal_settings_agreed(&context->settings)};
+    struct agreement own = {.settings = context->settings.bootstrap.agreed.agreed};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
     SHOAL_TRY(shoal_auth_random(&own.number, sizeof own.number));
     struct agreement *all = calloc((size_t)bootstrap->size, sizeof *all);
@@ -317,8 +318,8 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
 {
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create"));
-    const enum shoal_status found =
-        shoal_bootstrap_from_environment(&context->settings, &context->log, create_timeout(context, options), &bootstrap);
+    const enum shoal_status found = shoal_bootstrap_from_environment(&context->settings.bootstrap, &context->log,
+                                                                     create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
 
@@ -330,8 +331,8 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
-    const enum shoal_status found = shoal_bootstrap_from_address(address, rank, size, &context->settings, &context->log,
-                                                                 create_timeout(context, options), &bootstrap);
+    const enum shoal_status found = shoal_bootstrap_from_address(address, rank, size, &context->settings.bootstrap,
+                                                                 &context->log, create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
 
@@ -341,7 +342,7 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
     struct shoal_bootstrap bootstrap;
     SHOAL_TRY(check_create(context, options, comm_out, "shoal_comm_create_with"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_with"));
-    const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings, &context->log,
+    const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings.bootstrap, &context->log,
                                                                create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
@@ -449,7 +450,7 @@ int shoal_comm_size(const struct shoal_comm *comm)
 static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
-    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.trace_file, false};
+    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.comm.trace_file, false};
     (void)shoal_recorder_append(shoal_engine_recorder(comm->engine), comm->name, comm->rank,
                                 shoal_progress_anchor(context->progress)->ns_per_tick, &file, NULL);
 }

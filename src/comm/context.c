@@ -23,12 +23,12 @@ static enum shoal_status make_fork_mark(struct shoal_context *context)
 
 static enum shoal_status choose_kernels(struct shoal_context *context)
 {
-    context->kernels = shoal_kernels_find(context->settings.kernels);
+    context->kernels = shoal_kernels_find(context->settings.kernels.kernels);
     if (!context->kernels)
         return shoal_log_fail(
             &context->log, SHOAL_ERR_ARGUMENT, "comm",
             "SHOAL_KERNELS is \"%s\", which this processor cannot run (`shoal info --topology` lists what it can)",
-            context->settings.kernels);
+            context->settings.kernels.kernels);
     return SHOAL_OK;
 }
 
@@ -46,9 +46,9 @@ static enum shoal_status context_fill(struct shoal_context *context)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
-    SHOAL_TRY(shoal_memory_create(&context->log, &context->settings, &context->memory));
-    SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings, context->memory, &context->endpoint));
-    SHOAL_TRY(shoal_progress_create(&context->log, &context->settings, shoal_shm_endpoint_doorbell(context->endpoint),
+    SHOAL_TRY(shoal_memory_create(&context->log, &context->settings.memory, &context->memory));
+    SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings.shm, context->memory, &context->endpoint));
+    SHOAL_TRY(shoal_progress_create(&context->log, &context->settings.engine, shoal_shm_endpoint_doorbell(context->endpoint),
                                     context->is_parent, &context->progress));
     shoal_memory_set_guard(context->memory, (struct shoal_guard){lock_for_endpoint, unlock_for_endpoint, context->progress});
     context->flights = shoal_flights_create();
@@ -63,8 +63,9 @@ enum shoal_status shoal_context_configure(struct shoal_settings *settings, struc
 {
     memset(tuning, 0, sizeof *tuning);
     SHOAL_TRY(shoal_settings_load(settings, overrides, error, error_bytes));
-    SHOAL_TRY(shoal_tuning_load(tuning, settings->algorithms, error, error_bytes));
-    settings->tuning_hash = tuning->hash;
+    SHOAL_TRY(shoal_tuning_load(tuning, settings->tuning.algorithms, error, error_bytes));
+    settings->tuning.hash = tuning->hash;
+    shoal_settings_update_agreed(settings);
     return SHOAL_OK;
 }
 
@@ -85,7 +86,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
         shoal_context_configure(&context->settings, &context->tuning, options ? options->settings : NULL, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
-    shoal_log_init(&context->log, &context->settings, callback, callback_arg);
+    shoal_log_init(&context->log, &context->settings.log, callback, callback_arg);
     pthread_mutex_init(&context->opening, NULL);
     enum shoal_status status =
         parsed == SHOAL_OK ? context_fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "bootstrap/bootstrap.h"
+#include "comm/settings.h"
 #include "engine/progress.h"
 #include "memory/memory.h"
 #include "transport/hosts/hosts.h"
@@ -13,7 +14,7 @@
 struct shoal_context {
     volatile uint32_t *is_parent; /* a page the kernel wipes in forked children: 0 there */
     struct shoal_settings settings;
-    struct shoal_tuning tuning; /* what settings.algorithms stands for */
+    struct shoal_tuning tuning; /* what settings.tuning stands for */
     struct shoal_log log;
     struct shoal_memory *memory;
     struct shoal_shm_endpoint *endpoint;

@@ -51,7 +51,7 @@ static void note_job(void *arg, const struct shoal_watched *watched)
 static void dump(const struct asker *asker)
 {
     struct shoal_log *owner = asker->log;
-    struct shoal_recorder_file file = {owner, "SHOAL_RECORDER_FILE", asker->settings->recorder_file, false};
+    struct shoal_recorder_file file = {owner, "SHOAL_RECORDER_FILE", asker->settings->engine.recorder_file, false};
     struct shoal_recorder recorder = {.flight = NULL};
     char pattern[SHOAL_RECORDER_NAME_MAX], all[SHOAL_RECORDER_NAME_MAX], name[SHOAL_RECORDER_NAME_MAX], error[300];
     const bool is_named = strcmp(file.pattern, "auto") != 0 && strcmp(file.pattern, "no") != 0;
@@ -139,7 +139,7 @@ static bool remove_asker(const struct shoal_log *log)
 static bool is_handled_by_program(const struct shoal_settings *settings)
 {
     struct sigaction found;
-    signal_number = !strcmp(settings->dump_signal, "USR1") ? SIGUSR1 : SIGUSR2;
+    signal_number = !strcmp(settings->comm.dump_signal, "USR1") ? SIGUSR1 : SIGUSR2;
     return sigaction(signal_number, NULL, &found) != 0 || (found.sa_handler != SIG_DFL && found.sa_handler != wake);
 }
 
@@ -150,7 +150,7 @@ static void dump_start(struct shoal_log *log, const struct shoal_settings *setti
         shoal_log_line(log, SHOAL_LOG_WARN, "comm",
                        "SHOAL_DUMP_SIGNAL is %s, which the program handles itself: it writes no flight recorder; `shoal top "
                        "--dump` does without a signal",
-                       settings->dump_signal);
+                       settings->comm.dump_signal);
         return;
     }
     if (add_asker(log, settings) && dump_start_thread() && sigaction(signal_number, &ours, NULL) == 0)
@@ -161,7 +161,7 @@ static void dump_start(struct shoal_log *log, const struct shoal_settings *setti
 
 void shoal_dump_start(struct shoal_log *log, const struct shoal_settings *settings)
 {
-    if (!strcmp(settings->dump_signal, "no") || !settings->dump_signal[0])
+    if (!strcmp(settings->comm.dump_signal, "no") || !settings->comm.dump_signal[0])
         return;
     pthread_mutex_lock(&lock);
     if (!asker_count)

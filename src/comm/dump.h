@@ -3,7 +3,7 @@
 #ifndef SHOAL_COMM_DUMP_H
 #define SHOAL_COMM_DUMP_H
 
-#include "base/log.h"
+#include "comm/settings.h"
 
 /* From now on the signal that the settings name, if any, writes the recorders of all contexts of this process, where these
  * settings say. When another context has asked before, its settings count until it stops. A program that handles the signal

@@ -130,7 +130,7 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
     const int other = first_remote(members, bootstrap->rank);
     struct sockaddr_storage source;
     const bool has_route = members_find_source(&all[other], &source);
-    const struct shoal_nic *nic = shoal_nic_choose(&nics, context->settings.nic,
+    const struct shoal_nic *nic = shoal_nic_choose(&nics, context->settings.nic.nic,
                                                    has_route ? (const struct sockaddr *)&source : NULL, reason, sizeof reason);
     if (!nic)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "hosts", "no interface leads to rank %d on another host: %s",
@@ -146,8 +146,11 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
 /* One endpoint serves all worlds of a context. */
 static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic)
 {
-    const struct shoal_network_options options = {
-        .log = &context->log, .settings = &context->settings, .memory = context->memory, .nic = nic};
+    const struct shoal_network_options options = {.log = &context->log,
+                                                  .settings = &context->settings.fabric,
+                                                  .ports = context->settings.bootstrap.ports,
+                                                  .memory = context->memory,
+                                                  .nic = nic};
     struct shoal_network *network;
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);
@@ -293,7 +296,7 @@ static enum shoal_status join_hosts(struct shoal_context *context, struct shoal_
     SHOAL_TRY(meet_at_addresses(context, bootstrap, timeout_ms, places, members));
     const struct shoal_membership_options options = {
         .log = &context->log,
-        .settings = &context->settings,
+        .ports = context->settings.bootstrap.ports,
         .address = (const struct sockaddr *)&nic.address,
         .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
         .timeout_ms = timeout_ms};
@@ -319,11 +322,8 @@ static enum shoal_status join_host(struct shoal_context *context, struct shoal_b
         processes[r] = peer ? peer->process : (struct shoal_membership_process){.socket = -1, .pidfd = -1, .is_own = true};
         boards[r] = peer ? peer->board : context->endpoint->board;
     }
-    const struct shoal_membership_options options = {.log = &context->log,
-                                                     .settings = &context->settings,
-                                                     .processes = processes,
-                                                     .boards = boards,
-                                                     .world = places[0].meeting};
+    const struct shoal_membership_options options = {
+        .log = &context->log, .processes = processes, .boards = boards, .world = places[0].meeting};
     SHOAL_TRY(shoal_membership_open(bootstrap, &options, membership_out));
     return keep_membership(context, *membership_out);
 }

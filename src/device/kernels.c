@@ -3,6 +3,20 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+
+static const char *const wishes[] = {"auto", "baseline", "avx2", "avx512", NULL};
+
+#define OF(field) offsetof(struct shoal_kernels_settings, field)
+static const struct shoal_setting settings_of_kernels[] = {
+    {.name = "SHOAL_KERNELS",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(kernels),
+     .preset = "auto",
+     .words = wishes,
+     .text = "instruction set of the reduction kernels: auto or a name from `shoal info --topology`"},
+};
+#undef OF
+const struct shoal_setting_table shoal_kernels_setting_table = {settings_of_kernels, SHOAL_COUNT_OF(settings_of_kernels)};
 #endif
 
 /* One per file cpu/kernels_<set>.c. */

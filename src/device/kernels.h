@@ -6,7 +6,12 @@
 #ifndef SHOAL_DEVICE_KERNELS_H
 #define SHOAL_DEVICE_KERNELS_H
 
-#include "base/compiler.h"
+#include "base/setting.h"
+
+struct shoal_kernels_settings {
+    char kernels[SHOAL_SETTING_TEXT_MAX];
+};
+extern const struct shoal_setting_table shoal_kernels_setting_table;
 
 /* How destinations are written. Streaming stores bypass the caches: right for large staging buffers that another core reads
  * next when the cores share no cache. */

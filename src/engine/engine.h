@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "collective/select.h"
 #include "device/kernels.h"
+#include "engine/engine_settings.h"
 #include "engine/layout.h"
 #include "observe/recorder.h"
 #include "transport/transport.h"
@@ -23,7 +24,8 @@ struct shoal_engine_options {
     const char *name;
     struct shoal_transport *transport; /* taken: destroyed with the engine */
     const struct shoal_kernels *kernels;
-    const struct shoal_settings *settings;
+    const struct shoal_engine_settings *settings;
+    uint64_t warn_ms;                  /* SHOAL_WARN_MS */
     const struct shoal_tuning *tuning; /* of the user, for choosing algorithms; NULL: none */
     struct shoal_log *log;
     struct shoal_progress *progress;   /* for requests, and whose ticks are read; may be NULL in tests that have now_ns */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/settings.h"
+#include "base/setting.h"
 #include "engine/progress.h"
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -93,6 +93,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->ops = options->transport->ops;
     engine->kernels = options->kernels;
     engine->settings = options->settings;
+    engine->warn_ms = options->warn_ms;
     engine->tuning = options->tuning;
     engine->log = options->log;
     engine->progress = options->progress;

@@ -12,6 +12,7 @@
 #include "base/assert.h"
 #include "collective/rounds.h"
 #include "engine/engine.h"
+#include "engine/engine_settings.h"
 #include "engine/failure.h"
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
@@ -126,7 +127,8 @@ struct shoal_engine {
     struct shoal_transport *transport;
     const struct shoal_transport_ops *ops;
     const struct shoal_kernels *kernels;
-    const struct shoal_settings *settings;
+    const struct shoal_engine_settings *settings;
+    uint64_t warn_ms;
     const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;

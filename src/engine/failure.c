@@ -646,7 +646,7 @@ static int find_waited_for(struct shoal_engine *engine, struct shoal_request *re
  * and this host, because pipelines wait often. Returns the rank waited for; -1: this rank is not blocked. */
 static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
 {
-    const uint64_t half_ns = engine->settings->warn_ms * SHOAL_NS_PER_MS / 2;
+    const uint64_t half_ns = engine->warn_ms * SHOAL_NS_PER_MS / 2;
     struct shoal_request *request = stalled_ns >= half_ns ? shoal_engine_awaited(engine) : NULL;
     const int rank = request ? find_waited_for(engine, request) : -1;
     if (rank < 0)
@@ -889,7 +889,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine)
         blame->progress_mark = mark;
         blame->has_warned = false;
         shoal_engine_go_on(engine);
-    } else if (now_ns - blame->progress_ns >= engine->settings->warn_ms * SHOAL_NS_PER_MS &&
+    } else if (now_ns - blame->progress_ns >= engine->warn_ms * SHOAL_NS_PER_MS &&
                (!blame->has_warned || now_ns - blame->warned_ns >= WARN_AGAIN_NS)) {
         warn_slow(engine, request, now_ns);
     }

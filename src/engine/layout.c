@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/settings.h"
+#include "base/setting.h"
 #include "transport/transport.h"
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */

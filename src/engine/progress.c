@@ -31,7 +31,7 @@ static bool make_locks(struct shoal_progress *progress)
     return false;
 }
 
-enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_settings *settings,
+enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_engine_settings *settings,
                                         struct shoal_doorbell doorbell, const volatile uint32_t *is_parent,
                                         struct shoal_progress **progress_out)
 {

@@ -8,10 +8,11 @@
 #define SHOAL_ENGINE_PROGRESS_H
 
 #include "engine/engine.h"
+#include "engine/engine_settings.h"
 #include "transport/waiting.h"
 
 /* The doorbell must outlive it. *is_parent becomes 0 in a forked child, which may make no progress. */
-SHOAL_MUST_USE enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_settings *settings,
+SHOAL_MUST_USE enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoal_engine_settings *settings,
                                                        struct shoal_doorbell doorbell, const volatile uint32_t *is_parent,
                                                        struct shoal_progress **progress_out);
 /* Stops the progress thread for good; what it polls may be closed afterwards. All engines must be gone. */

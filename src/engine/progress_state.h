@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "engine/engine_settings.h"
 #include "engine/engine_state.h"
 #include "engine/progress.h"
 
@@ -12,7 +13,7 @@ struct shoal_progress {
     _Atomic(uintptr_t) owner; /* thread that holds the lock */
     unsigned depth;           /* how often that thread holds it: callbacks run under it and may post */
     struct shoal_log *log;
-    const struct shoal_settings *settings;
+    const struct shoal_engine_settings *settings;
     const volatile uint32_t *is_parent; /* 0 in a forked child, which may make no progress */
     struct shoal_doorbell doorbell;
     struct shoal_wait_source sources[SHOAL_WAIT_SOURCES_MAX];

@@ -259,9 +259,9 @@ static const struct shoal_nic *print_nic(const struct shoal_settings *settings, 
     struct shoal_log log;
     if (!shoal_nics_find(nics))
         nics->count = 0;
-    shoal_log_init(&log, settings, NULL, NULL);
+    shoal_log_init(&log, &settings->log, NULL, NULL);
     const struct shoal_nic *nic =
-        shoal_nic_choose(nics, settings->nic, describe_find_source(&source, &log), reason, sizeof reason);
+        shoal_nic_choose(nics, settings->nic.nic, describe_find_source(&source, &log), reason, sizeof reason);
     shoal_log_fini(&log);
     if (nic) {
         shoal_nic_print(nic, text);
@@ -304,7 +304,7 @@ enum shoal_status shoal_print_providers(FILE *out)
     const struct shoal_nic *nic = print_nic(&settings, &nics, out);
     if (!nic)
         return SHOAL_ERR_UNSUPPORTED;
-    shoal_fabric_survey(&settings, nic, &survey);
+    shoal_fabric_survey(&settings.fabric, nic, &survey);
     print_survey(&survey, out);
     return survey.status;
 }
@@ -442,11 +442,11 @@ static void explain_chunks(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "rank %d:\n", plan->rank);
         return;
     }
-    const size_t chunk = shoal_select_chunk(entry, plan, inquiry->settings.chunk_bytes, inquiry->element);
+    const size_t chunk = shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element);
     const size_t chunks = (inquiry->count + chunk - 1) / chunk;
     fprintf(out, "rank %d: %zu chunk%s of up to %zu bytes%s, %llu under way at once, %d staging buffer part%s", plan->rank,
             chunks, plural(chunks), chunk * inquiry->element, inquiry->is_cut ? " of each part" : "",
-            (unsigned long long)inquiry->settings.depth, plan->parts, plural((size_t)plan->parts));
+            (unsigned long long)inquiry->settings.engine.depth, plan->parts, plural((size_t)plan->parts));
     if (plan->places)
         fprintf(out, " with %d place%s", plan->places, plural((size_t)plan->places));
     fputs("; for each chunk:\n", out);
@@ -572,11 +572,12 @@ static void print_json_choice(const struct inquiry *inquiry, const struct shoal_
 static void print_json_chunks(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan,
                               FILE *out)
 {
-    const size_t chunk = inquiry->count ? shoal_select_chunk(entry, plan, inquiry->settings.chunk_bytes, inquiry->element) : 0;
+    const size_t chunk =
+        inquiry->count ? shoal_select_chunk(entry, plan, inquiry->settings.engine.chunk_bytes, inquiry->element) : 0;
     fprintf(out,
             "{\"rank\":%d,\"chunks\":%zu,\"chunk_bytes\":%zu,\"depth\":%llu,\"parts\":%d,\"places\":%d,\"steps\":", plan->rank,
             chunk ? (inquiry->count + chunk - 1) / chunk : 1, chunk * inquiry->element,
-            (unsigned long long)inquiry->settings.depth, plan->parts, plan->places);
+            (unsigned long long)inquiry->settings.engine.depth, plan->parts, plan->places);
 }
 
 static void print_json_plan(const struct inquiry *inquiry, const struct shoal_algorithm *entry, struct shoal_plan *plan,
@@ -671,7 +672,7 @@ static void describe_measure(struct inquiry *inquiry)
                                                   .bytes = inquiry->count * inquiry->element * parts,
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->entry->shape.is_input_cut ? ranks : 1),
-                                                  .direct_bytes = inquiry->settings.direct_bytes,
+                                                  .direct_bytes = inquiry->settings.engine.direct_bytes,
                                                   .tuning = &inquiry->tuning};
 }
 

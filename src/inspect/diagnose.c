@@ -90,7 +90,7 @@ static void check_overrides(struct shoal_diagnosis *diagnosis)
 {
     struct shoal_tuning tuning = {0};
     char error[600];
-    if (shoal_tuning_load(&tuning, diagnosis->settings.algorithms, error, sizeof error) != SHOAL_OK)
+    if (shoal_tuning_load(&tuning, diagnosis->settings.tuning.algorithms, error, sizeof error) != SHOAL_OK)
         shoal_diagnosis_tell_text(
             diagnosis, SHOAL_FINDING_ERROR, error,
             "mend the tuning overrides of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
@@ -115,7 +115,7 @@ static void tell_wrong_variable(void *arg, const char *error)
 static void check_job(struct shoal_diagnosis *diagnosis)
 {
     struct shoal_launch_environment *around = &diagnosis->around;
-    shoal_launch_environment_read(&diagnosis->settings, tell_wrong_variable, diagnosis, around);
+    shoal_launch_environment_read(&diagnosis->settings.bootstrap, tell_wrong_variable, diagnosis, around);
     if (diagnosis->ranks == 0)
         diagnosis->ranks = around->local_size;
     diagnosis->is_far = around->size > 0 && around->local_size > 0 && around->size > around->local_size;
@@ -187,13 +187,13 @@ static uint64_t staging_bytes(const struct shoal_diagnosis *diagnosis)
     const int local = diagnosis->ranks ? diagnosis->ranks : 2;
     const int size = diagnosis->around.size > local ? diagnosis->around.size : local;
     const int hosts = diagnosis->is_far ? (size + local - 1) / local : 1;
-    return diagnosis->settings.depth *
-           shoal_shm_staging_stride(shoal_select_slot_bytes(diagnosis->settings.chunk_bytes, size, hosts));
+    return diagnosis->settings.engine.depth *
+           shoal_shm_staging_stride(shoal_select_slot_bytes(diagnosis->settings.engine.chunk_bytes, size, hosts));
 }
 
 static void check_memory_limit(struct shoal_diagnosis *diagnosis, uint64_t staging, uint64_t left)
 {
-    const uint64_t limit = diagnosis->settings.memory_limit;
+    const uint64_t limit = diagnosis->settings.memory.memory_limit;
     if (limit && limit < staging)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              "raise SHOAL_MEMORY_LIMIT, or set SHOAL_CHUNK_BYTES or SHOAL_DEPTH lower",
@@ -293,11 +293,11 @@ static void check_kernel(struct shoal_diagnosis *diagnosis)
 
 static void check_kernels(struct shoal_diagnosis *diagnosis)
 {
-    const struct shoal_kernels *kernels = shoal_kernels_find(diagnosis->settings.kernels);
+    const struct shoal_kernels *kernels = shoal_kernels_find(diagnosis->settings.kernels.kernels);
     if (!kernels)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              "unset SHOAL_KERNELS; `shoal info --topology` lists what it can run",
-                             "SHOAL_KERNELS is \"%s\", which this processor cannot run", diagnosis->settings.kernels);
+                             "SHOAL_KERNELS is \"%s\", which this processor cannot run", diagnosis->settings.kernels.kernels);
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "reductions run with %s", kernels->name);
 }

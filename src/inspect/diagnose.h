@@ -4,6 +4,7 @@
 
 #include "bootstrap/address.h"
 #include "bootstrap/launch_environment.h"
+#include "comm/settings.h"
 #include "topology/nic.h"
 
 struct shoal_diagnosis {

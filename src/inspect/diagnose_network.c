@@ -216,7 +216,7 @@ void shoal_diagnose_interface(struct shoal_diagnosis *diagnosis)
 {
     static const char *const families[] = {"neither IPv4 nor IPv6", "IPv4 only", "IPv6 only", "IPv4 and IPv6"};
     char reason[700], text[SHOAL_NIC_TEXT_MAX];
-    const char *wish = diagnosis->settings.nic;
+    const char *wish = diagnosis->settings.nic.nic;
     const struct sockaddr *source = (const struct sockaddr *)(const void *)&diagnosis->source;
     diagnosis->nic = shoal_nic_choose(&diagnosis->nics, wish, diagnosis->has_source ? source : NULL, reason, sizeof reason);
     const int has = has_family(&diagnosis->nics, AF_INET) + 2 * has_family(&diagnosis->nics, AF_INET6);
@@ -265,7 +265,7 @@ static void check_start(struct shoal_diagnosis *diagnosis)
     print_address(&diagnosis->here, at);
     if (!free_count)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
-                             around->port_count > 1 || diagnosis->settings.port
+                             around->port_count > 1 || diagnosis->settings.bootstrap.port
                                  ? "choose another MASTER_PORT, or a free SHOAL_PORT"
                                  : "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET so that 15 more are tried",
                              "rank 0 cannot listen at %s, ports %d to %d: %s", at, around->port,
@@ -302,7 +302,7 @@ static void check_range(struct shoal_diagnosis *diagnosis, uint16_t low, uint16_
 void shoal_diagnose_ports(struct shoal_diagnosis *diagnosis)
 {
     uint16_t low, high;
-    const bool has_range = shoal_settings_parse_ports(diagnosis->settings.ports, &low, &high) && low;
+    const bool has_range = shoal_setting_parse_ports(diagnosis->settings.bootstrap.ports, &low, &high) && low;
     if (diagnosis->around.port_count && diagnosis->is_master_here)
         check_start(diagnosis);
     if (has_range)
@@ -322,7 +322,7 @@ struct inquiry {
 static void diagnose_network_ask(void *data)
 {
     struct inquiry *inquiry = data;
-    shoal_fabric_survey(&inquiry->settings, &inquiry->nic, &inquiry->survey);
+    shoal_fabric_survey(&inquiry->settings.fabric, &inquiry->nic, &inquiry->survey);
 }
 
 static void tell_provider(struct shoal_diagnosis *diagnosis, const struct shoal_fabric_row *row, const char *reason)
@@ -339,11 +339,11 @@ static void tell_provider(struct shoal_diagnosis *diagnosis, const struct shoal_
 /* Why none is taken. */
 static void tell_none(struct shoal_diagnosis *diagnosis, const struct shoal_fabric_survey *survey)
 {
-    const bool is_wish = diagnosis->settings.provider[0] || diagnosis->settings.libfabric[0];
-    const char *advice = !survey->library[0]               ? NULL
-                         : diagnosis->settings.provider[0] ? "unset SHOAL_PROVIDER, or name one that can be taken"
-                                                           : "see why each provider is not taken, above";
-    if (!survey->library[0] && diagnosis->settings.libfabric[0])
+    const bool is_wish = diagnosis->settings.fabric.provider[0] || diagnosis->settings.fabric.libfabric[0];
+    const char *advice = !survey->library[0]                      ? NULL
+                         : diagnosis->settings.fabric.provider[0] ? "unset SHOAL_PROVIDER, or name one that can be taken"
+                                                                  : "see why each provider is not taken, above";
+    if (!survey->library[0] && diagnosis->settings.fabric.libfabric[0])
         advice = "unset SHOAL_LIBFABRIC, or name libfabric's file";
     shoal_diagnosis_tell_text(diagnosis, is_wish ? SHOAL_FINDING_ERROR : between_hosts(diagnosis, SHOAL_FINDING_ERROR),
                               survey->reason, advice);

@@ -150,8 +150,8 @@ static void simulate_measure(struct inquiry *inquiry)
     asked->hosts = (int)simulation->hosts;
     asked->element_bytes = shoal_type_bytes(simulation->type);
     asked->count = inquiry->entry->shape.is_empty ? 0 : simulation->bytes / asked->element_bytes / parts;
-    asked->chunk_bytes = inquiry->settings.chunk_bytes;
-    asked->depth = (unsigned)inquiry->settings.depth;
+    asked->chunk_bytes = inquiry->settings.engine.chunk_bytes;
+    asked->depth = (unsigned)inquiry->settings.engine.depth;
     asked->is_whole = simulation->every_chunk;
     const size_t part_bytes = asked->count * asked->element_bytes;
     asked->selection = (struct shoal_selection){.kind = inquiry->kind,
@@ -159,7 +159,7 @@ static void simulate_measure(struct inquiry *inquiry)
                                                 .hosts = asked->hosts,
                                                 .bytes = part_bytes * parts,
                                                 .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_cut ? ranks : 1),
-                                                .direct_bytes = inquiry->settings.direct_bytes,
+                                                .direct_bytes = inquiry->settings.engine.direct_bytes,
                                                 .tuning = &inquiry->tuning};
 }
 

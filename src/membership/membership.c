@@ -391,7 +391,7 @@ static enum shoal_status connect_ranks(struct shoal_membership *membership, stru
                                             .address_bytes = options->address_bytes,
                                             .timeout_ms = options->timeout_ms,
                                             .handler = {membership, on_notice, on_lost, NULL, on_turn}};
-    (void)shoal_settings_parse_ports(options->settings->ports, &control.port_low, &control.port_high);
+    (void)shoal_setting_parse_ports(options->ports, &control.port_low, &control.port_high);
     return shoal_control_open(bootstrap, &control, &membership->control);
 }
 

@@ -25,8 +25,8 @@ struct shoal_membership;
 
 struct shoal_membership_options {
     struct shoal_log *log;
-    const struct shoal_settings *settings;
-    /* On several hosts: the own address, where other hosts reach it. */
+    /* On several hosts: SHOAL_PORTS, and the own address, where other hosts reach it. */
+    const char *ports;
     const struct sockaddr *address;
     socklen_t address_bytes;
     uint32_t timeout_ms;

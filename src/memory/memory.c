@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include "base/assert.h"
-#include "base/settings.h"
 #include "memory/region_table.h"
 
 #define STAGGER_PAGES 61
@@ -12,7 +11,7 @@
 
 struct shoal_memory {
     struct shoal_log *log;
-    const struct shoal_settings *settings;
+    const struct shoal_memory_settings *settings;
     struct shoal_guard guard;
     struct shoal_exporter exporter;
     struct shoal_segment_budget budget;
@@ -32,7 +31,7 @@ static void no_lock(void *arg)
     (void)arg;
 }
 
-enum shoal_status shoal_memory_create(struct shoal_log *log, const struct shoal_settings *settings,
+enum shoal_status shoal_memory_create(struct shoal_log *log, const struct shoal_memory_settings *settings,
                                       struct shoal_memory **memory_out)
 {
     struct shoal_memory *memory = calloc(1, sizeof *memory);

@@ -18,6 +18,7 @@
 #define SHOAL_MEMORY_MEMORY_H
 
 #include "memory/location.h"
+#include "memory/memory_settings.h"
 #include "memory/segment.h"
 
 enum shoal_region_kind {
@@ -79,7 +80,7 @@ struct shoal_exporter {
 struct shoal_memory;
 
 /* The log and the settings (memory_limit, memory_kept) must outlive it. ERR_MEMORY. */
-SHOAL_MUST_USE enum shoal_status shoal_memory_create(struct shoal_log *log, const struct shoal_settings *settings,
+SHOAL_MUST_USE enum shoal_status shoal_memory_create(struct shoal_log *log, const struct shoal_memory_settings *settings,
                                                      struct shoal_memory **memory_out);
 /* Ends all regions. Nobody is told: exporter and adapters must be gone. NULL is allowed. */
 void shoal_memory_destroy(struct shoal_memory *memory);

@@ -87,7 +87,7 @@ bool shoal_recorder_find_place(const struct shoal_recorder *recorder, char *patt
 {
     char folder[SHOAL_SETTING_TEXT_MAX], own[64];
     const int folder_bytes =
-        snprintf(folder, sizeof folder, "%s/shoal-%u", shoal_settings_temporary_folder(), (unsigned)geteuid());
+        snprintf(folder, sizeof folder, "%s/shoal-%u", shoal_setting_temporary_folder(), (unsigned)geteuid());
     snprintf(own, sizeof own, BEGINNING "%016llx-", (unsigned long long)recorder->job);
     const int bytes = snprintf(pattern, pattern_bytes, "%s/%sr%%r-%%p", folder, own);
     snprintf(all, all_bytes, "%s/%s*", folder, own);

@@ -10,6 +10,17 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#define OF(field) offsetof(struct shoal_nic_settings, field)
+static const struct shoal_setting settings_of_nics[] = {
+    {.name = "SHOAL_NIC",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(nic),
+     .preset = "",
+     .text = "interfaces to other hosts, separated by commas: eth0, eth*, 10.0.0.0/16; ^ before a name excludes it"},
+};
+#undef OF
+const struct shoal_setting_table shoal_nic_setting_table = {settings_of_nics, SHOAL_COUNT_OF(settings_of_nics)};
+
 /* ---- Addresses ----------------------------------------------------------------------------------------------------------- */
 
 /* The bytes of an address in network order; how many they are, 0 where it is neither IPv4 nor IPv6. */

@@ -6,10 +6,15 @@
 #include <net/if.h>
 #include <sys/socket.h>
 
-#include "base/compiler.h"
+#include "base/setting.h"
 
 #define SHOAL_NICS_MAX 64
 #define SHOAL_NIC_TEXT_MAX 80
+
+struct shoal_nic_settings {
+    char nic[SHOAL_SETTING_TEXT_MAX];
+};
+extern const struct shoal_setting_table shoal_nic_setting_table;
 
 /* One address of an interface: an interface with an IPv4 and an IPv6 address counts twice. */
 struct shoal_nic {

@@ -82,8 +82,8 @@ static enum shoal_status meet(const struct maker *maker, struct shoal_context *c
 {
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &context->settings, &context->log, TIMEOUT_MS,
-                                         &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &context->settings.bootstrap, &context->log,
+                                         TIMEOUT_MS, &bootstrap));
     const enum shoal_status status = shoal_members_meet(context, &bootstrap, TIMEOUT_MS, members, membership_out);
     shoal_bootstrap_close(&bootstrap);
     return status;
@@ -435,7 +435,7 @@ static void sources_that_are_freed_too_early_keep_their_pages_so_long(void **sta
 {
     struct sources sources;
     open_sources(&sources, state);
-    sources.context->settings.memory_kept = 0;
+    sources.context->settings.memory.memory_kept = 0;
     unsigned char *shared = allocate(&sources, 1);
     put_all(&sources, shared);
     release(&sources, shared);
@@ -707,7 +707,8 @@ struct stranger {
 static void open_stranger(struct stranger *stranger, struct shoal_context *like, const struct shoal_context *victim)
 {
     static const struct shoal_siphash_key guessed = {{0, 0}};
-    const struct shoal_network_options options = {.log = &like->log, .settings = &like->settings};
+    const struct shoal_network_options options = {
+        .log = &like->log, .settings = &like->settings.fabric, .ports = like->settings.bootstrap.ports};
     const struct shoal_session_side own = {.rank = 0}, side = {.rank = 1};
     struct shoal_network_peer known = {.name = {.host = "victim"}, .address = *shoal_network_address(victim->network)};
     *stranger = (struct stranger){.network = NULL};
@@ -774,8 +775,8 @@ static bool has_libfabric(void)
     char error[256];
     if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
         return false;
-    shoal_log_init(&log, &settings, NULL, NULL);
-    const bool has = shoal_fabric_library_open(settings.libfabric, &log, &library) == SHOAL_OK;
+    shoal_log_init(&log, &settings.log, NULL, NULL);
+    const bool has = shoal_fabric_library_open(settings.fabric.libfabric, &log, &library) == SHOAL_OK;
     if (has)
         shoal_fabric_library_close(&library);
     else

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 
+#include "comm/settings.h"
 #include "memory_store.h"
 #include "transport/shm/shm.h"
 #include "transport_contract.h"
@@ -45,11 +46,12 @@ static enum shoal_status connect_endpoint(struct inner *inner, struct maker *mak
     struct shoal_log *log = &inner->logs[maker->rank];
     const struct shoal_store store = memory_store_callbacks(maker->store);
     struct shoal_bootstrap bootstrap;
-    SHOAL_TRY(
-        shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings, log, TIMEOUT_MS, &bootstrap));
-    enum shoal_status status = shoal_memory_create(log, &inner->settings, &inner->memories[maker->rank]);
+    SHOAL_TRY(shoal_bootstrap_from_store(&store, maker->rank, maker->world->size, &inner->settings.bootstrap, log, TIMEOUT_MS,
+                                         &bootstrap));
+    enum shoal_status status = shoal_memory_create(log, &inner->settings.memory, &inner->memories[maker->rank]);
     if (status == SHOAL_OK)
-        status = shoal_shm_endpoint_create(log, &inner->settings, inner->memories[maker->rank], &inner->endpoints[maker->rank]);
+        status =
+            shoal_shm_endpoint_create(log, &inner->settings.shm, inner->memories[maker->rank], &inner->endpoints[maker->rank]);
     if (status == SHOAL_OK)
         status = shoal_shm_endpoint_connect(inner->endpoints[maker->rank], &bootstrap, TIMEOUT_MS, places);
     for (int r = 0; r < maker->world->size && status == SHOAL_OK; r++)
@@ -101,7 +103,7 @@ static bool make(struct contract_world *world)
     assert_int_equal(shoal_settings_load(&inner->settings, NULL, error, sizeof(error)), SHOAL_OK);
     memory_store_init(&store);
     for (int rank = 0; rank < world->size; rank++) {
-        shoal_log_init(&inner->logs[rank], &inner->settings, NULL, NULL);
+        shoal_log_init(&inner->logs[rank], &inner->settings.log, NULL, NULL);
         makers[rank] = (struct maker){world, &store, rank, SHOAL_PENDING};
         assert_int_equal(pthread_create(&threads[rank], NULL, make_in_thread, &makers[rank]), 0);
     }

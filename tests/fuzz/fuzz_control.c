@@ -125,7 +125,7 @@ static void join(struct harness *h, int slot)
 /* The input is pieces: a link, a length in eights, the bytes. Link 0 is a neighbour already, the last one is to the parent. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static struct shoal_settings settings = {.log = "warn"};
+    static struct shoal_log_settings settings = {.log = "warn"};
     static const unsigned char secret[SHOAL_SECRET_BYTES];
     struct harness h = {.now_ns = 1};
     struct shoal_tcp_hello hello;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/settings.h"
 #include "hand_endpoint.h"
 #include "plan/collective_type.h"
 #include "transport/hosts/hosts.h"
@@ -148,13 +149,14 @@ static void open_harness(struct harness *h)
 {
     char error[256];
     const char *const overrides[] = {"SHOAL_MEMORY_LIMIT=64M", NULL};
-    const struct shoal_network_options options = {.log = &h->log, .settings = &h->settings};
+    const struct shoal_network_options options = {
+        .log = &h->log, .settings = &h->settings.fabric, .ports = h->settings.bootstrap.ports};
     enum shoal_status status = shoal_settings_load(&h->settings, overrides, error, sizeof error);
     assert(status == SHOAL_OK);
-    shoal_log_init(&h->log, &h->settings, drop_line, NULL);
-    status = shoal_memory_create(&h->log, &h->settings, &h->memory);
+    shoal_log_init(&h->log, &h->settings.log, drop_line, NULL);
+    status = shoal_memory_create(&h->log, &h->settings.memory, &h->memory);
     assert(status == SHOAL_OK);
-    status = shoal_shm_endpoint_create(&h->log, &h->settings, h->memory, &h->endpoint);
+    status = shoal_shm_endpoint_create(&h->log, &h->settings.shm, h->memory, &h->endpoint);
     assert(status == SHOAL_OK);
     status = shoal_network_open(&options, &h->network);
     assert(status == SHOAL_OK);

@@ -101,7 +101,7 @@ static void join(struct harness *h, int slot)
 /* The input is pieces: a session, a length, the bytes. Session 0 has joined already. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static struct shoal_settings settings = {.log = "warn"};
+    static struct shoal_log_settings settings = {.log = "warn"};
     struct harness h = {.now_ns = 1};
     struct shoal_tcp_identity identity;
     memset(&identity, 0, sizeof identity);

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "transport/fabric/network.h"
 
 #define CAPTURED_MAX 64
@@ -169,11 +170,11 @@ static enum shoal_status open_stranger(struct stranger *stranger, const struct s
     char text[1200];
     if (shoal_settings_load(&stranger->settings, NULL, text, sizeof text) != SHOAL_OK)
         return SHOAL_ERR_ARGUMENT;
-    shoal_log_init(&stranger->log, &stranger->settings, NULL, NULL);
+    shoal_log_init(&stranger->log, &stranger->settings.log, NULL, NULL);
     SHOAL_TRY(shoal_fabric_library_open("", &stranger->log, &stranger->library));
-    shoal_fabric_providers_find_best(&stranger->library, NULL, stranger->settings.provider, stranger->providers);
+    shoal_fabric_providers_find_best(&stranger->library, NULL, stranger->settings.fabric.provider, stranger->providers);
     const struct shoal_fabric_provider *provider =
-        shoal_fabric_providers_choose(stranger->providers, stranger->settings.provider, text, sizeof text);
+        shoal_fabric_providers_choose(stranger->providers, stranger->settings.fabric.provider, text, sizeof text);
     if (!provider)
         return SHOAL_ERR_UNSUPPORTED;
     SHOAL_TRY(shoal_fabric_endpoint_open(&stranger->library, provider, 0, 0, &stranger->log, &stranger->endpoint));

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/settings.h"
+#include "base/setting.h"
 
 #define HELD_MAX (SHOAL_SHUFFLE_SPAN + SHOAL_SHUFFLE_HEARD_MAX)
 /* One of so many is refused; of these, one of so many begins a storm of so many refusals. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bootstrap/bootstrap.h"
+#include "comm/settings.h"
 
 /* all[r] = what rank r put: its rank, and from the second round on the round in thousands, so that an old value shows. */
 static enum shoal_status exchange_all(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name, int round,
@@ -28,8 +29,8 @@ static enum shoal_status probe(struct shoal_settings *settings, struct shoal_log
 {
     struct shoal_bootstrap bootstrap;
     const bool has_time = getenv("SHOAL_BOOTSTRAP_TIMEOUT_MS") != NULL;
-    SHOAL_TRY(shoal_bootstrap_from_environment(settings, log, has_time ? (uint32_t)settings->bootstrap_timeout_ms : 20000,
-                                               &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_from_environment(&settings->bootstrap, log,
+                                               has_time ? (uint32_t)settings->comm.bootstrap_timeout_ms : 20000, &bootstrap));
     static int first[16384], second[16384];
     enum shoal_status status = exchange_all(&bootstrap, log, "probe", round, first);
     if (status == SHOAL_OK)
@@ -53,7 +54,7 @@ int main(int argc, char **argv)
     if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
         return 2;
     struct shoal_log log;
-    shoal_log_init(&log, &settings, NULL, NULL);
+    shoal_log_init(&log, &settings.log, NULL, NULL);
     const int rounds = argc > 1 ? atoi(argv[1]) : 1;
     enum shoal_status status = SHOAL_OK;
     for (int i = 0; i < rounds && status == SHOAL_OK; i++)

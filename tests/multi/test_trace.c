@@ -127,7 +127,7 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
     fclose(stream);
     printed.algorithm = entry->variants[shoal_select_reach(&view, traced->kind, traced->root)];
     printed.steps = plan.step_count;
-    printed.chunk_elements = shoal_select_chunk(entry, &plan, world->context->settings.chunk_bytes, 4);
+    printed.chunk_elements = shoal_select_chunk(entry, &plan, world->context->settings.engine.chunk_bytes, 4);
     shoal_plan_fini(&plan);
     return printed;
 }

@@ -1,4 +1,5 @@
 #include "sim_calls.h"
+#include "comm/settings.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -422,7 +423,7 @@ static struct group *make_group(struct sim_world *world, struct group *parent, u
                                               .size = size,
                                               .delay_ns_max = world->options.delay_ns_max,
                                               .detect_ns = world->options.delay_ns_max,
-                                              .counter_start = world->settings.counter_start,
+                                              .counter_start = world->settings.engine.counter_start,
                                               .busy_per_million = 10000,
                                               .host = hosts > 1 ? group->host : NULL};
     must(shoal_sim_create(&options, &group->sim) == SHOAL_OK, "no memory for a simulation");
@@ -443,7 +444,8 @@ static struct shoal_comm *open_comm(struct sim_world *world, struct group *group
     const struct shoal_engine_options options = {.name = name,
                                                  .transport = shoal_sim_transport(group->sim, rank),
                                                  .kernels = shoal_kernels_find("auto"),
-                                                 .settings = &world->settings,
+                                                 .settings = &world->settings.engine,
+                                                 .warn_ms = world->settings.bootstrap.warn_ms,
                                                  .tuning = &world->tuning,
                                                  .log = &context->log,
                                                  .now_ns = now_ns,
@@ -481,12 +483,12 @@ struct sim_world *sim_world_open(const struct sim_world_options *options)
     world->random = options->seed;
     init_lock(world);
     must(shoal_settings_load(&world->settings, overrides, error, sizeof error) == SHOAL_OK, error);
-    must(shoal_tuning_load(&world->tuning, world->settings.algorithms, error, sizeof error) == SHOAL_OK, error);
+    must(shoal_tuning_load(&world->tuning, world->settings.tuning.algorithms, error, sizeof error) == SHOAL_OK, error);
     for (int r = 0; r < options->size; r++) {
         world->contexts[r].world = world;
         world->contexts[r].rank = all[r] = r;
         world->contexts[r].posts_left = -1;
-        shoal_log_init(&world->contexts[r].log, &world->settings, swallow, NULL);
+        shoal_log_init(&world->contexts[r].log, &world->settings.log, swallow, NULL);
     }
     struct group *group = make_group(world, NULL, 0, 0, options->size, all);
     for (int r = 0; r < options->size; r++)

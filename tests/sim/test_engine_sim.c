@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "engine/engine_state.h"
 #include "operations.h"
 #include "reference.h"
@@ -90,18 +91,19 @@ static struct world *open_world(const struct shoal_sim_options *weather, const c
     assert_non_null(world);
     world->size = weather->size;
     assert_int_equal(shoal_settings_load(&world->settings, overrides, error, sizeof error), SHOAL_OK);
-    assert_int_equal(shoal_tuning_load(&world->tuning, world->settings.algorithms, error, sizeof error), SHOAL_OK);
+    assert_int_equal(shoal_tuning_load(&world->tuning, world->settings.tuning.algorithms, error, sizeof error), SHOAL_OK);
     struct shoal_sim_options options = *weather;
-    options.counter_start = world->settings.counter_start;
+    options.counter_start = world->settings.engine.counter_start;
     assert_int_equal(shoal_sim_create(&options, &world->sim), SHOAL_OK);
     for (int r = 0; r < world->size; r++) {
         struct rank_of_world *rank = &world->ranks[r];
-        shoal_log_init(&rank->log, &world->settings, hear, world);
+        shoal_log_init(&rank->log, &world->settings.log, hear, world);
         rank->areas = open_areas(world->sim, r);
         const struct shoal_engine_options engine_options = {.name = "sim",
                                                             .transport = shoal_sim_transport(world->sim, r),
                                                             .kernels = shoal_kernels_find("auto"),
-                                                            .settings = &world->settings,
+                                                            .settings = &world->settings.engine,
+                                                            .warn_ms = world->settings.bootstrap.warn_ms,
                                                             .tuning = &world->tuning,
                                                             .log = &rank->log,
                                                             .now_ns = now_ns,

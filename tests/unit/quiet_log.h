@@ -4,7 +4,7 @@
 #define SHOAL_TESTS_UNIT_QUIET_LOG_H
 
 #include "base/log.h"
-#include "base/settings.h"
+#include "comm/settings.h"
 
 static struct shoal_log quiet;
 static struct shoal_settings settings;
@@ -20,7 +20,7 @@ static int open_log(void **state)
     (void)state;
     if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
         return -1;
-    shoal_log_init(&quiet, &settings, swallow, NULL);
+    shoal_log_init(&quiet, &settings.log, swallow, NULL);
     return 0;
 }
 

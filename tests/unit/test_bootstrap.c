@@ -22,6 +22,7 @@
 #include "bootstrap/auth.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/key_table.h"
+#include "comm/settings.h"
 #include "emulated.h"
 
 #define RANKS_MAX 8
@@ -106,9 +107,10 @@ static bool exchange_is_right(struct rank *rank, struct shoal_log *log, int roun
 static enum shoal_status open_rank(struct rank *rank, const struct shoal_settings *settings, struct shoal_log *log)
 {
     if (rank->address)
-        return shoal_bootstrap_from_address(rank->address, rank->rank, rank->size, settings, log, rank->timeout_ms,
+        return shoal_bootstrap_from_address(rank->address, rank->rank, rank->size, &settings->bootstrap, log, rank->timeout_ms,
                                             &rank->bootstrap);
-    return shoal_bootstrap_from_store(rank->store, rank->rank, rank->size, settings, log, rank->timeout_ms, &rank->bootstrap);
+    return shoal_bootstrap_from_store(rank->store, rank->rank, rank->size, &settings->bootstrap, log, rank->timeout_ms,
+                                      &rank->bootstrap);
 }
 
 static void *run_rank(void *arg)
@@ -120,7 +122,7 @@ static void *run_rank(void *arg)
     rank->status = shoal_settings_load(&settings, rank->overrides, error, sizeof error);
     if (rank->status != SHOAL_OK)
         return NULL;
-    shoal_log_init(&log, &settings, keep_line, rank->lines);
+    shoal_log_init(&log, &settings.log, keep_line, rank->lines);
     rank->status = open_rank(rank, &settings, &log);
     if (rank->status == SHOAL_OK) {
         for (int i = 0; i < rank->rounds && exchange_is_right(rank, &log, i); i++)
@@ -677,7 +679,7 @@ static void bootstrap_store_above_that_stands_still_is_told(void **state)
     struct shoal_log log;
     char error[256], all[2];
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&log, &settings, keep_line, lines);
+    shoal_log_init(&log, &settings.log, keep_line, lines);
     assert_int_equal(shared_set(&shared, "shoal/x/1", "b", 1), 0);
     assert_int_equal(shoal_bootstrap_exchange(&first, &log, "x", "a", all, 1, 1000), SHOAL_OK);
     assert_memory_equal(all, "ab", 2);
@@ -790,8 +792,8 @@ static void be_child(const char *const *variables, bool with_few_files, int line
         setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, 0});
     if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
         _exit(99);
-    shoal_log_init(&log, &settings, keep_line, rank.lines);
-    enum shoal_status status = shoal_bootstrap_from_environment(&settings, &log, rank.timeout_ms, &rank.bootstrap);
+    shoal_log_init(&log, &settings.log, keep_line, rank.lines);
+    enum shoal_status status = shoal_bootstrap_from_environment(&settings.bootstrap, &log, rank.timeout_ms, &rank.bootstrap);
     if (status == SHOAL_OK && !getenv("TEST_ONLY_OPEN")) {
         rank.rank = rank.bootstrap.rank;
         rank.size = rank.bootstrap.size;
@@ -978,8 +980,8 @@ static void bootstrap_environment_passes_other_servers_by(void **state)
     struct shoal_bootstrap other;
     snprintf(address, sizeof address, "127.0.0.1:%d", port + 1);
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&log, &settings, NULL, NULL);
-    assert_int_equal(shoal_bootstrap_from_address(address, 0, 2, &settings, &log, 1000, &other), SHOAL_OK);
+    shoal_log_init(&log, &settings.log, NULL, NULL);
+    assert_int_equal(shoal_bootstrap_from_address(address, 0, 2, &settings.bootstrap, &log, 1000, &other), SHOAL_OK);
     const int silent = open_port((uint16_t)(port + 2), 8, &silent_port);
     assert_true(silent >= 0);
     run_job(port, 2, "SHOAL_JOB_ID=this");

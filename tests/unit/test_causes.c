@@ -12,6 +12,7 @@
 
 #include "alloc_limit.h"
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "membership/causes.h"
 #include "membership/membership.h"
 
@@ -128,7 +129,7 @@ static void without_memory_nobody_waits_for_an_agreement(void **state)
     (void)state;
     shoal_log_init_quiet(&log);
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    const struct shoal_membership_options options = {.log = &log, .settings = &settings, .timeout_ms = 1000};
+    const struct shoal_membership_options options = {.log = &log, .ports = settings.bootstrap.ports, .timeout_ms = 1000};
     assert_int_equal(shoal_membership_open(&bootstrap, &options, &world), SHOAL_OK);
     shoal_membership_join(world, &member);
     const uint64_t start_ns = shoal_clock_ns();

@@ -25,6 +25,7 @@
 #include "base/clock.h"
 #include "bootstrap/address.h"
 #include "bootstrap/auth.h"
+#include "comm/settings.h"
 #include "membership/control.h"
 #include "membership/control_state.h"
 #include "membership/control_tree.h"
@@ -163,7 +164,7 @@ static void make_rank(struct world *world, int number)
     assert_int_equal(shoal_settings_load(&settings, overrides, error, sizeof error), SHOAL_OK);
     *rank = (struct rank){.world = world, .number = number};
     pthread_mutex_init(&rank->lock, NULL);
-    shoal_log_init(&rank->log, &settings, keep_line, rank);
+    shoal_log_init(&rank->log, &settings.log, keep_line, rank);
     rank->bootstrap =
         (struct shoal_bootstrap){.rank = number, .size = world->size, .launcher = "test", .state = rank, .exchange = meet};
     rank->bootstrap.has_secret = shoal_auth_is_available();

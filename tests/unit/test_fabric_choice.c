@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/settings.h"
 #include "transport/fabric/fabric_providers.h"
 
 struct heard {
@@ -31,7 +32,7 @@ static enum shoal_status open_library(const char *path, struct shoal_fabric_libr
     struct shoal_log log;
     char error[256];
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&log, &settings, hear, heard);
+    shoal_log_init(&log, &settings.log, hear, heard);
     const enum shoal_status status = shoal_fabric_library_open(path, &log, library);
     shoal_log_fini(&log);
     return status;

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_endpoint.h"
 
@@ -186,7 +187,7 @@ static int open_library_at(const char *path, const struct shoal_nic *nic, void *
     char error[256];
     if (!pair || shoal_settings_load(&pair->settings, NULL, error, sizeof error) != SHOAL_OK)
         return -1;
-    shoal_log_init(&pair->log, &pair->settings, keep_line, pair);
+    shoal_log_init(&pair->log, &pair->settings.log, keep_line, pair);
     if (shoal_fabric_library_open(path, &pair->log, &pair->library) != SHOAL_OK) {
         printf("# %s\n", pair->heard);
         return -1;

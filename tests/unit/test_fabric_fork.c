@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "transport/fabric/fork.h"
 #include "transport/fabric/network.h"
 
@@ -42,8 +43,9 @@ static enum shoal_status open_side(struct side *side, const char *port)
     const char *const overrides[] = {port, NULL};
     char error[256];
     assert_int_equal(shoal_settings_load(&side->settings, overrides, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&side->log, &side->settings, NULL, NULL);
-    const struct shoal_network_options options = {.log = &side->log, .settings = &side->settings};
+    shoal_log_init(&side->log, &side->settings.log, NULL, NULL);
+    const struct shoal_network_options options = {
+        .log = &side->log, .settings = &side->settings.fabric, .ports = side->settings.bootstrap.ports};
     return shoal_network_open(&options, &side->network);
 }
 

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "emulated.h"
 #include "membership/control_wire.h"
 #include "membership/membership.h"
@@ -95,7 +96,7 @@ static struct shoal_membership *open_membership(int number, struct shoal_log *lo
     struct shoal_membership_process processes[RANKS];
     struct shoal_survivors_board *boards[RANKS];
     struct shoal_membership_options options = {.log = log,
-                                               .settings = settings,
+                                               .ports = settings->bootstrap.ports,
                                                .address = (const struct sockaddr *)&address,
                                                .address_bytes = sizeof address,
                                                .timeout_ms = LONG_MS};

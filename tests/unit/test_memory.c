@@ -19,7 +19,7 @@
 static struct shoal_memory *open_memory(void)
 {
     struct shoal_memory *memory;
-    assert_int_equal(shoal_memory_create(&quiet, &settings, &memory), SHOAL_OK);
+    assert_int_equal(shoal_memory_create(&quiet, &settings.memory, &memory), SHOAL_OK);
     return memory;
 }
 
@@ -391,8 +391,8 @@ static void the_cache_gives_way_to_what_is_needed(void **state)
 {
     const struct shoal_settings saved = settings;
     (void)state;
-    settings.memory_limit = 4 * MIB;
-    settings.memory_kept = 3 * MIB;
+    settings.memory.memory_limit = 4 * MIB;
+    settings.memory.memory_kept = 3 * MIB;
     struct shoal_memory *memory = open_memory();
     char *pieces[4];
     for (int i = 0; i < 4; i++)

@@ -103,7 +103,7 @@ static void threads_find_their_own_memory(void **state)
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&mutex, &attributes);
-    assert_int_equal(shoal_memory_create(&quiet, &settings, &memory), SHOAL_OK);
+    assert_int_equal(shoal_memory_create(&quiet, &settings.memory, &memory), SHOAL_OK);
     shoal_memory_set_guard(memory, (struct shoal_guard){lock_mutex, unlock_mutex, &mutex});
     for (unsigned char i = 0; i < THREADS; i++) {
         holders[i].memory = memory;

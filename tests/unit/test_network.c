@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "alloc_limit.h"
+#include "comm/settings.h"
 #include "hand_endpoint.h"
 
 #define COMM 7
@@ -81,11 +82,12 @@ static void open_fixture(struct fixture *fixture, uint32_t peers)
 {
     static const struct shoal_siphash_key job = {{5, 6}};
     const struct shoal_session_side own = {.rank = 0};
-    const struct shoal_network_options options = {.log = &fixture->log, .settings = &fixture->settings};
+    const struct shoal_network_options options = {
+        .log = &fixture->log, .settings = &fixture->settings.fabric, .ports = fixture->settings.bootstrap.ports};
     char error[256];
     memset(fixture, 0, sizeof *fixture);
     assert_int_equal(shoal_settings_load(&fixture->settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&fixture->log, &fixture->settings, keep_line, fixture);
+    shoal_log_init(&fixture->log, &fixture->settings.log, keep_line, fixture);
     assert_int_equal(shoal_network_open(&options, &fixture->network), SHOAL_OK);
     for (uint32_t r = 1; r <= peers; r++) {
         const struct shoal_session_side side = {.nonce = {1}, .rank = r};

@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "engine/progress_state.h"
 #include "sim/sim.h"
 #include "transport/shm/shm_endpoint.h"
@@ -123,7 +124,8 @@ static struct shoal_engine *open_engine(struct world *world, int pair, int rank)
     const struct shoal_engine_options options = {.name = "pair",
                                                  .transport = shoal_sim_transport(world->sims[pair], rank),
                                                  .kernels = shoal_kernels_find("auto"),
-                                                 .settings = &world->settings,
+                                                 .settings = &world->settings.engine,
+                                                 .warn_ms = world->settings.bootstrap.warn_ms,
                                                  .log = &world->log,
                                                  .progress = world->progress,
                                                  .timeout_ms = 60000};
@@ -138,13 +140,13 @@ static struct world *open_world_on(const uint16_t *host)
     struct world *world = calloc(1, sizeof *world);
     assert_non_null(world);
     assert_int_equal(shoal_settings_load(&world->settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&world->log, &world->settings, NULL, NULL);
+    shoal_log_init(&world->log, &world->settings.log, NULL, NULL);
     const struct shoal_doorbell doorbell = {&doorbell_ops, &world->counts};
-    assert_int_equal(shoal_progress_create(&world->log, &world->settings, doorbell, &world->is_parent, &world->progress),
+    assert_int_equal(shoal_progress_create(&world->log, &world->settings.engine, doorbell, &world->is_parent, &world->progress),
                      SHOAL_OK);
     for (int i = 0; i < PAIRS; i++) {
         const struct shoal_sim_options options = {
-            .seed = 1, .size = 2, .counter_start = world->settings.counter_start, .host = host};
+            .seed = 1, .size = 2, .counter_start = world->settings.engine.counter_start, .host = host};
         assert_int_equal(shoal_sim_create(&options, &world->sims[i]), SHOAL_OK);
         world->engines[i] = open_engine(world, i, 0);
         world->peers[i] = open_engine(world, i, 1);

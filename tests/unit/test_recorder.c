@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "observe/recorder.h"
 
 #define NS_PER_TICK 0.5
@@ -249,7 +250,7 @@ static int set_up(void **state)
     if (!mkdtemp(fixture.folder) || shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK ||
         shoal_recorder_init(&fixture.recorder) != SHOAL_OK)
         return -1;
-    shoal_log_init(&fixture.log, &settings, keep_line, &fixture);
+    shoal_log_init(&fixture.log, &settings.log, keep_line, &fixture);
     fixture.log.rank = 3;
     add(&fixture.recorder, &sample);
     *state = &fixture;

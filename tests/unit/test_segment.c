@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/settings.h"
+#include "comm/settings.h"
 #include "memory/segment.h"
 #include "quiet_log.h"
 #include "topology/features.h"

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/spelling.h"
+#include "comm/settings.h"
 
 static enum shoal_status load(const char *override, struct shoal_settings *settings, char error[256])
 {
@@ -113,7 +114,7 @@ static void settings_former_names_work_and_are_told(void **state)
     assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
     setenv("SHOAL_PIECE_BYTES", "8K", 1);
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.chunk_bytes, 8192);
+    assert_int_equal(settings.engine.chunk_bytes, 8192);
     at = 0;
     assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
     assert_string_equal(former, "SHOAL_PIECE_BYTES");
@@ -126,10 +127,10 @@ static void settings_former_names_work_and_are_told(void **state)
     setenv("SHOAL_CHUNK_BYTES", "32K", 1); /* the present name goes first */
     at = 0;
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.chunk_bytes, 32768);
+    assert_int_equal(settings.engine.chunk_bytes, 32768);
     assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
     assert_int_equal(shoal_settings_load(&settings, overrides, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.chunk_bytes, 16384);
+    assert_int_equal(settings.engine.chunk_bytes, 16384);
     at = 0;
     assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
     unsetenv("SHOAL_CHUNK_BYTES");
@@ -140,6 +141,38 @@ static void settings_former_names_work_and_are_told(void **state)
     unsetenv("SHOAL_PIECE_BYTES");
 }
 
+/* Of the printed list, as all of it is: the table of each module is there, no name twice, each with a sentence. */
+static void settings_of_all_modules_are_listed_once(void **state)
+{
+    static const char *const one_of_each_module[] = {"SHOAL_LOG ",     "SHOAL_TIMEOUT_MS ",  "SHOAL_DEPTH ",
+                                                     "SHOAL_KERNELS ", "SHOAL_ALGORITHMS ",  "SHOAL_SECRET ",
+                                                     "SHOAL_NIC ",     "SHOAL_MEMORY_KEPT ", "SHOAL_PROVIDER "};
+    struct shoal_settings settings;
+    char error[256], *text = NULL, *end;
+    size_t bytes, count = 0;
+    (void)state;
+    assert_int_equal(load("SHOAL_SECRET=hush", &settings, error), SHOAL_OK);
+    FILE *out = open_memstream(&text, &bytes);
+    assert_non_null(out);
+    shoal_settings_print(&settings, out);
+    fclose(out);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(one_of_each_module); i++)
+        assert_non_null(strstr(text, one_of_each_module[i]));
+    for (char *line = text; *line; line = end + 1, count++) {
+        char name[SHOAL_SETTING_NAME_MAX + 2];
+        assert_int_equal(strncmp(line, "SHOAL_", 6), 0);
+        snprintf(name, sizeof name, "\n%.*s ", (int)strcspn(line, " "), line);
+        end = strchr(line, '\n');
+        assert_true(end && strncmp(end + 1, "    ", 4) == 0 && end[5] != ' ' && end[5] != '\n'); /* what it means */
+        assert_null(strstr(end, name));
+        end = strchr(end + 1, '\n');
+    }
+    assert_true(count > 25 && count <= 64); /* a bit of former_names for each */
+    assert_true(!strstr(text, "hush") && strstr(text, "(set)"));
+    assert_true(strstr(text, "SHOAL_DEPTH                  4            (default 4, the same on every rank)\n") != NULL);
+    free(text);
+}
+
 static void settings_differences_are_printed_with_both_values(void **state)
 {
     (void)state;
@@ -147,22 +180,23 @@ static void settings_differences_are_printed_with_both_values(void **state)
     char error[256], text[320];
     assert_int_equal(load("SHOAL_DEPTH=4", &a, error), SHOAL_OK);
     assert_int_equal(load("SHOAL_DEPTH=4", &b, error), SHOAL_OK);
-    struct shoal_agreed there = shoal_settings_agreed(&a), here = shoal_settings_agreed(&b);
-    assert_true(shoal_agreed_is_same(&there, &here));
-    shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
+    const struct shoal_agreed_own *own = &a.bootstrap.agreed;
+    const struct shoal_agreed *there = &a.bootstrap.agreed.agreed, *here = &b.bootstrap.agreed.agreed;
+    assert_true(shoal_agreed_is_same(there, here));
+    shoal_agreed_print_difference(own, there, here, "here", text, sizeof text);
     assert_string_equal(text, "");
-    a.chunk_bytes = 8192;
-    a.counter_start = 5;
-    there = shoal_settings_agreed(&a);
-    assert_false(shoal_agreed_is_same(&there, &here));
-    assert_true(shoal_settings_hash(&a) != shoal_settings_hash(&b));
-    shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
+    a.engine.chunk_bytes = 8192;
+    a.engine.counter_start = 5;
+    shoal_settings_update_agreed(&a);
+    assert_false(shoal_agreed_is_same(there, here));
+    assert_true(shoal_agreed_hash(there) != shoal_agreed_hash(here));
+    shoal_agreed_print_difference(own, there, here, "here", text, sizeof text);
     assert_string_equal(text, "SHOAL_CHUNK_BYTES is 8192 there, 262144 here; SHOAL_COUNTER_START is 5 there, 0 here");
     b = a;
-    b.tuning_hash++;
-    b.timeout_ms++; /* each rank's own */
-    here = shoal_settings_agreed(&b);
-    shoal_agreed_print_difference(&there, &here, "here", text, sizeof text);
+    b.tuning.hash++;
+    b.comm.timeout_ms++; /* each rank's own */
+    shoal_settings_update_agreed(&b);
+    shoal_agreed_print_difference(own, there, here, "here", text, sizeof text);
     assert_string_equal(text, "the tuning overrides of SHOAL_ALGORITHMS differ: `shoal info --algorithms` lists them");
 }
 
@@ -184,7 +218,7 @@ static void make_log(const char *file, bool has_callback, char said[1024])
     const int keep = memfd_create("stderr", MFD_CLOEXEC), saved = dup(STDERR_FILENO);
     fflush(stderr);
     dup2(keep, STDERR_FILENO);
-    shoal_log_init(&log, &settings, has_callback ? drop_line : NULL, NULL);
+    shoal_log_init(&log, &settings.log, has_callback ? drop_line : NULL, NULL);
     fflush(stderr);
     dup2(saved, STDERR_FILENO);
     shoal_log_fini(&log);
@@ -236,6 +270,7 @@ int main(void)
         cmocka_unit_test(spelling_counts_changes),
         cmocka_unit_test(settings_unknown_variables_are_found_once_each),
         cmocka_unit_test(settings_former_names_work_and_are_told),
+        cmocka_unit_test(settings_of_all_modules_are_listed_once),
         cmocka_unit_test(settings_differences_are_printed_with_both_values),
         cmocka_unit_test(log_file_that_cannot_be_opened_is_said_at_once),
     };

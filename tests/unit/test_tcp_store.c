@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "bootstrap/tcp_tree.h"
+#include "comm/settings.h"
 #include "emulated.h"
 
 #define SIZE 4
@@ -64,13 +65,14 @@ static int set_up_identity(void **state)
     struct shoal_settings settings;
     char error[256];
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    shoal_log_init(&f->server_log, &settings, keep_line, &f->server_lines);
-    shoal_log_init(&f->client_log, &settings, keep_line, &f->client_lines);
+    shoal_log_init(&f->server_log, &settings.log, keep_line, &f->server_lines);
+    shoal_log_init(&f->client_log, &settings.log, keep_line, &f->client_lines);
     f->identity.side.hello.protocol = SHOAL_TCP_PROTOCOL;
     f->identity.side.hello.size = SIZE;
     f->identity.side.hello.job = 77;
     f->identity.side.hello.settings = 88;
-    f->identity.side.agreed = shoal_settings_agreed(&settings);
+    f->identity.side.agreed = settings.bootstrap.agreed.agreed;
+    f->identity.agreed = settings.bootstrap.agreed;
     f->identity.side.hello.process = (uint32_t)getpid();
     strcpy(f->identity.side.hello.version, "1.2.3");
     strcpy(f->identity.side.hello.host, "here");

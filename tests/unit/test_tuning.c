@@ -14,13 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/settings.h"
 #include "collective/select.h"
 #include "collective/tuning.h"
+#include "comm/settings.h"
 #include "memory_store.h"
-#include "transport/transport.h"
 #include "operations.h"
 #include "reference.h"
+#include "transport/transport.h"
 
 #define HEADER "collective,algorithm,min_bytes,max_bytes,min_ranks,max_ranks\n"
 #define ERROR_BYTES 600
@@ -319,12 +319,13 @@ static void tuning_hash_is_part_of_the_settings(void **state)
     char error[ERROR_BYTES];
     (void)state;
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    const uint64_t without = shoal_settings_hash(&settings);
-    settings.tuning_hash = hash_of("reduce=owners");
-    const uint64_t with = shoal_settings_hash(&settings);
-    strcpy(settings.algorithms, "/another/name.csv"); /* of a file that holds the same */
+    const uint64_t without = shoal_agreed_hash(&settings.bootstrap.agreed.agreed);
+    settings.tuning.hash = hash_of("reduce=owners");
+    shoal_settings_update_agreed(&settings);
+    const uint64_t with = shoal_agreed_hash(&settings.bootstrap.agreed.agreed);
+    strcpy(settings.tuning.algorithms, "/another/name.csv"); /* of a file that holds the same */
     assert_true(with != without);
-    assert_true(shoal_settings_hash(&settings) == with);
+    assert_true(shoal_agreed_hash(&settings.bootstrap.agreed.agreed) == with);
 }
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------------------ */

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/settings.h"
 #include "emulated.h"
 #include "membership/causes.h"
 #include "membership/control_tree.h"
@@ -94,7 +95,7 @@ static void *open_one(void *arg)
     struct rank *rank = arg;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     const struct shoal_membership_options options = {.log = &rank->log,
-                                                     .settings = &rank->settings,
+                                                     .ports = rank->settings.bootstrap.ports,
                                                      .address = (const struct sockaddr *)&address,
                                                      .address_bytes = sizeof address,
                                                      .timeout_ms = 20000};

@@ -16,7 +16,7 @@ static void fill_row(const struct shoal_fabric_provider *provider, bool is_taken
     snprintf(row->text, sizeof row->text, "%s", provider->text);
 }
 
-static void survey_fill(const struct shoal_fabric_library *library, const struct shoal_settings *settings,
+static void survey_fill(const struct shoal_fabric_library *library, const struct shoal_fabric_settings *settings,
                         const struct shoal_nic *nic, struct shoal_fabric_survey *survey)
 {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
@@ -30,7 +30,7 @@ static void survey_fill(const struct shoal_fabric_library *library, const struct
     shoal_fabric_providers_free(library, providers);
 }
 
-void shoal_fabric_survey(const struct shoal_settings *settings, const struct shoal_nic *nic,
+void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const struct shoal_nic *nic,
                          struct shoal_fabric_survey *survey_out)
 {
     struct shoal_fabric_library library;

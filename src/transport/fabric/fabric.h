@@ -2,8 +2,8 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_H
 #define SHOAL_TRANSPORT_FABRIC_H
 
-#include "base/settings.h"
 #include "topology/nic.h"
+#include "transport/fabric/fabric_settings.h"
 
 #define SHOAL_FABRIC_ROWS_MAX 8
 
@@ -21,7 +21,7 @@ struct shoal_fabric_survey {
 };
 
 /* Asks the providers about that interface. */
-void shoal_fabric_survey(const struct shoal_settings *settings, const struct shoal_nic *nic,
+void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const struct shoal_nic *nic,
                          struct shoal_fabric_survey *survey_out);
 
 #endif

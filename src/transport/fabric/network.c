@@ -98,7 +98,7 @@ struct shoal_network {
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void choose_writes(struct shoal_network *network, const struct shoal_settings *settings)
+static void choose_writes(struct shoal_network *network, const struct shoal_fabric_settings *settings)
 {
     const char *reason = strcmp(settings->writes, "no") == 0 ? "SHOAL_WRITES=no"
                          : shoal_fabric_endpoint_emulates_writes(network->endpoint)
@@ -114,7 +114,7 @@ static enum shoal_status network_open_endpoint(struct shoal_network *network, co
 {
     char reason[1200];
     uint16_t low, high;
-    (void)shoal_settings_parse_ports(options->settings->ports, &low, &high); /* checked when settings were read */
+    (void)shoal_setting_parse_ports(options->ports, &low, &high); /* checked when settings were read */
     shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider, network->providers);
     network->provider = shoal_fabric_providers_choose(network->providers, options->settings->provider, reason, sizeof reason);
     if (!network->provider)

@@ -12,6 +12,7 @@
 #include "membership/membership.h"
 #include "memory/memory.h"
 #include "observe/rejections.h"
+#include "transport/fabric/fabric_settings.h"
 #include "transport/fabric/fabric_sources.h"
 #include "transport/fabric/reachability.h"
 #include "transport/fabric/session.h"
@@ -130,7 +131,8 @@ struct shoal_network_channel {
 
 struct shoal_network_options {
     struct shoal_log *log;
-    const struct shoal_settings *settings;
+    const struct shoal_fabric_settings *settings;
+    const char *ports;           /* SHOAL_PORTS */
     struct shoal_memory *memory; /* where sources lie; it must outlive the network. NULL: none are registered */
     const struct shoal_nic *nic; /* NULL: whatever the provider takes */
 };

@@ -30,7 +30,7 @@ static struct shoal_survivors_board *board_of(const struct shoal_segment *doorbe
 
 static void tell_revoked(void *arg, size_t peer, uint64_t number);
 
-enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
+enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_shm_settings *settings,
                                             struct shoal_memory *memory, struct shoal_shm_endpoint **endpoint_out)
 {
     struct shoal_shm_endpoint *endpoint = calloc(1, sizeof *endpoint);

@@ -18,6 +18,7 @@
 #include "membership/member_process.h"
 #include "membership/survivors_board.h"
 #include "memory/memory.h"
+#include "transport/shm/shm_settings.h"
 #include "transport/transport.h"
 #include "transport/waiting.h"
 
@@ -62,7 +63,7 @@ struct shoal_shm_joining {
 
 struct shoal_shm_endpoint {
     struct shoal_log *log;
-    const struct shoal_settings *settings;
+    const struct shoal_shm_settings *settings;
     struct shoal_memory *memory; /* the context's; its guard is the endpoint's, too */
     unsigned char id[SHOAL_SHM_ID_BYTES];
     struct shoal_segment *doorbell_segment;
@@ -78,7 +79,7 @@ struct shoal_shm_endpoint {
 };
 
 /* The memory must outlive the endpoint, which exports its regions. */
-SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_settings *settings,
+SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_create(struct shoal_log *log, const struct shoal_shm_settings *settings,
                                                            struct shoal_memory *memory,
                                                            struct shoal_shm_endpoint **endpoint_out);
 /* Accepts a half-built endpoint and NULL. All transports on it must be gone. */

@@ -1,0 +1,15 @@
+/* What can be set about communicators and contexts. */
+#ifndef SHOAL_COMM_COMM_SETTINGS_H
+#define SHOAL_COMM_COMM_SETTINGS_H
+
+#include "base/setting.h"
+
+struct shoal_comm_settings {
+    uint64_t timeout_ms;
+    uint64_t bootstrap_timeout_ms;
+    char trace_file[SHOAL_SETTING_TEXT_MAX];
+    char dump_signal[SHOAL_SETTING_TEXT_MAX];
+};
+extern const struct shoal_setting_table shoal_comm_setting_table;
+
+#endif

@@ -1,0 +1,55 @@
+/* The settings of all modules: the one place that collects their tables. Parsing, printing, and what ranks compare are made
+ * from them. Settings are read once, when a context is made, and are constant afterwards. */
+#ifndef SHOAL_COMM_SETTINGS_H
+#define SHOAL_COMM_SETTINGS_H
+
+#include "base/log.h"
+#include "bootstrap/bootstrap_settings.h"
+#include "collective/tuning.h"
+#include "comm/comm_settings.h"
+#include "device/kernels.h"
+#include "engine/engine_settings.h"
+#include "memory/memory_settings.h"
+#include "topology/nic.h"
+#include "transport/fabric/fabric_settings.h"
+#include "transport/shm/shm_settings.h"
+
+struct shoal_settings {
+    struct shoal_log_settings log;
+    struct shoal_comm_settings comm;
+    struct shoal_engine_settings engine;
+    struct shoal_tuning_settings tuning;
+    struct shoal_kernels_settings kernels;
+    struct shoal_bootstrap_settings bootstrap;
+    struct shoal_memory_settings memory;
+    struct shoal_shm_settings shm;
+    struct shoal_nic_settings nic;
+    struct shoal_fabric_settings fabric;
+    uint64_t former_names; /* bits: which settings were given by their former names */
+};
+
+/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a
+ * NULL-terminated list of "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is
+ * wrong and what is allowed. */
+SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
+                                                     char *error, size_t error_bytes);
+
+/* The same without overrides; but each variable that is wrong is told, and its default stays. */
+void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)(void *arg, const char *error), void *arg);
+
+/* What ranks must agree on is made anew of the values: after a change of one. Loading does it. */
+void shoal_settings_update_agreed(struct shoal_settings *settings);
+
+/* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at
+ * the end. *at begins as 0. *nearest_out is the setting it may be meant for, or NULL. */
+bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
+
+/* The next former name by which a value was given when these settings were loaded; false at the end. *at begins as 0. Both
+ * names are static. */
+bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
+                                const char **present_out);
+
+/* Prints the tables. */
+void shoal_settings_print(const struct shoal_settings *settings, FILE *out);
+
+#endif

@@ -1,0 +1,25 @@
+#include "transport/fabric/fabric_settings.h"
+
+static const char *const writes[] = {"auto", "no", NULL};
+
+#define OF(field) offsetof(struct shoal_fabric_settings, field)
+static const struct shoal_setting settings_of_fabric[] = {
+    {.name = "SHOAL_LIBFABRIC",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(libfabric),
+     .preset = "",
+     .text = "path of libfabric, instead of the newest one found"},
+    {.name = "SHOAL_PROVIDER",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(provider),
+     .preset = "",
+     .text = "libfabric's provider instead of the best one, see `shoal info --providers`"},
+    {.name = "SHOAL_WRITES",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(writes),
+     .preset = "auto",
+     .words = writes,
+     .text = "auto: libfabric writes into remote staging buffers where the adapter can; no: all data go in messages"},
+};
+#undef OF
+const struct shoal_setting_table shoal_fabric_setting_table = {settings_of_fabric, SHOAL_COUNT_OF(settings_of_fabric)};
