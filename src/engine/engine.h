@@ -89,6 +89,8 @@ const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine);
 void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name);
 /* Fills the usage: what the transport has, and in local_bytes the engine's own memory. */
 void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_usage *usage);
+/* Adds what its transport has handed to the network. */
+void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic);
 
 /* Whether an operation under way has an operand in the segment of that location. */
 bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location);

@@ -226,6 +226,12 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
     usage->local_bytes += engine->stores ? SHOAL_STORES_TRIALS * sizeof *engine->stores : 0;
 }
 
+void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic)
+{
+    if (engine->ops->traffic)
+        engine->ops->traffic(engine->transport, traffic);
+}
+
 bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
 {
     const uint64_t segment = shoal_location_segment(location);

@@ -150,11 +150,9 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
     SHOAL_TRY(
         check_out(comm->context, "shoal_comm_traffic", traffic_out ? traffic_out->struct_bytes : 0, "SHOAL_TRAFFIC_INIT"));
     struct shoal_traffic traffic = {.struct_bytes = sizeof traffic};
-    const struct shoal_engine *engine = comm->engine;
-    shoal_progress_lock(&comm->context->progress);
-    if (engine->ops->traffic)
-        engine->ops->traffic(engine->transport, &traffic);
-    shoal_progress_unlock(&comm->context->progress);
+    shoal_progress_lock(comm->context->progress);
+    shoal_engine_traffic(comm->engine, &traffic);
+    shoal_progress_unlock(comm->context->progress);
     copy_out(traffic_out, traffic_out->struct_bytes, &traffic, sizeof traffic);
     return SHOAL_OK;
 }

@@ -12,10 +12,8 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "EAGER_BYTES", "PARAMETERS_MAX", "OUTER_FRAGMENTS_MAX", "LogFn",
            "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
            "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
-           "Simulation", "Simulated",
-           "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
-           "GradientBuffer", "BufferFn", "ReducerOptions",
-           "StepResult", "StepStats", "BufferTimes", "OuterOptions",
+           "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
+           "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OuterOptions",
            "OuterResult", "OuterStats", "FUNCTIONS"]
 
 # macros
