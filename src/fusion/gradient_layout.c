@@ -151,6 +151,49 @@ static void fill_in(struct filler *filler, const struct shoal_parameter *paramet
     filler->filling_of[position] = filler->open[type] - 1;
 }
 
+/* From which position on the last filling is its tail: its last parameters that together have no more than a first buffer may,
+ * or the very last one; those of other types lie in other buffers. */
+static size_t find_tail(const struct filler *filler, const struct shoal_gradient_layout *layout, const uint32_t *order,
+                        size_t *bytes_out)
+{
+    const size_t count = layout->parameters.count, last = filler->filling_of[count - 1];
+    size_t begin = count, bytes = 0;
+    for (size_t i = count; i-- > 0;) {
+        if (filler->filling_of[i] != last)
+            continue;
+        const size_t more = fusion_round_up(fusion_parameter_bytes(&layout->parameters.items[order[i]]), FUSION_ALIGNMENT);
+        if (begin < count && bytes + more > filler->limits.first_bytes)
+            break;
+        begin = i;
+        bytes += more;
+    }
+    *bytes_out = bytes;
+    return begin;
+}
+
+/* What becomes ready last cannot be hidden. So the last buffer is divided where most of it is ready before its end: the rest
+ * then does not wait for its tail. It pays where that rest is as long as a first buffer, and no buffer is closed too short. */
+static void divide_last(struct filler *filler, const struct shoal_gradient_layout *layout, const uint32_t *order)
+{
+    const size_t count = layout->parameters.count;
+    if (count == 0)
+        return;
+    struct filling *whole = &filler->fillings[filler->filling_of[count - 1]];
+    size_t bytes;
+    const size_t begin = find_tail(filler, layout, order, &bytes), rest = whole->bytes - bytes;
+    if (rest < fusion_max(filler->limits.first_bytes, filler->limits.least_bytes) || rest == 0)
+        return;
+    const size_t last = filler->filling_of[count - 1], tail = filler->count++;
+    filler->fillings[tail] = (struct filling){whole->type, bytes, count - 1};
+    whole->bytes = rest;
+    for (size_t i = 0; i < count; i++) {
+        if (filler->filling_of[i] == last && i >= begin)
+            filler->filling_of[i] = tail;
+        else if (filler->filling_of[i] == last)
+            whole->last = i;
+    }
+}
+
 /* Buffers in the order in which they become full: a filling's number is found at the position of its last parameter. */
 static void number_buffers(struct shoal_gradient_layout *layout, const struct filler *filler, const uint32_t *order,
                            uint32_t *number_of)
@@ -188,6 +231,7 @@ static enum shoal_status fill(struct shoal_gradient_layout *layout, const struct
     if (filler.fillings && filler.filling_of && number_of) {
         for (size_t i = 0; i < count; i++)
             fill_in(&filler, &layout->parameters.items[order[i]], i);
+        divide_last(&filler, layout, order);
         number_buffers(layout, &filler, order, number_of);
         fusion_layout_close(layout);
     } else {

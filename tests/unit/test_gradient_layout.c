@@ -165,6 +165,37 @@ static void layout_numbers_buffers_as_they_become_full(void **state)
     }
 }
 
+/* Of the last buffer nothing could be sent before its end: it is short, or one parameter, or what is before its tail would be
+ * too short for a buffer. */
+static void layout_ends_with_little(void **state)
+{
+    uint64_t random = 19;
+    int divided = 0;
+    (void)state;
+    for (int m = 0; m < MODELS; m++) {
+        const struct model *model = draw_model(&random);
+        struct shoal_gradient_layout *layout = make(model, true);
+        const size_t buffers = shoal_gradient_layout_buffers(layout);
+        const size_t least = model->options.rank_bytes * (size_t)model->options.ranks,
+                     first = model->options.first_buffer_bytes;
+        size_t rest = 0, tail = 0;
+        const struct shoal_gradient_buffer none = SHOAL_GRADIENT_BUFFER_INIT,
+                                           last = buffers ? buffer_of(layout, buffers - 1) : none;
+        for (size_t i = last.parameter_count; i-- > 0;) {
+            const size_t bytes = (bytes_of(&model->parameters[last.parameters[i]]) + 63) / 64 * 64;
+            if (rest == 0 && (i + 1 == last.parameter_count || tail + bytes <= first))
+                tail += bytes;
+            else
+                rest += bytes;
+        }
+        assert_true(rest < (first > least ? first : least));
+        if (rest == 0 && buffers > 1 && buffer_of(layout, buffers - 2).type == last.type && tail <= first)
+            divided++;
+        shoal_gradient_layout_free(layout);
+    }
+    assert_true(divided > MODELS / 20);
+}
+
 static void layout_defaults_are_reverse_order_and_a_small_first_buffer(void **state)
 {
     enum { COUNT = 40 };
@@ -175,17 +206,18 @@ static void layout_defaults_are_reverse_order_and_a_small_first_buffer(void **st
         parameters[i] = (struct shoal_parameter){256 << 10, SHOAL_FLOAT32, NULL}; /* 1 MiB each */
     parameters[20].count = 40 << 20;                                              /* longer than any buffer */
     assert_int_equal(shoal_gradient_layout_create(parameters, COUNT, NULL, &layout, NULL, 0), SHOAL_OK);
-    assert_int_equal(shoal_gradient_layout_buffers(layout), 4);
+    assert_int_equal(shoal_gradient_layout_buffers(layout), 5);
     const struct shoal_gradient_buffer first = buffer_of(layout, 0), second = buffer_of(layout, 1),
-                                       third = buffer_of(layout, 2), last = buffer_of(layout, 3);
+                                       third = buffer_of(layout, 2), fourth = buffer_of(layout, 3), last = buffer_of(layout, 4);
     assert_int_equal(first.parameter_count, 1);
     assert_int_equal(first.parameters[0], COUNT - 1);
     assert_int_equal(first.bytes, 1 << 20);
     assert_int_equal(second.parameter_count, 18);
     assert_int_equal(third.parameter_count, 1);
     assert_int_equal(third.parameters[0], 20);
-    assert_int_equal(last.parameter_count, 20);
-    assert_int_equal(last.parameters[19], 0);
+    assert_int_equal(fourth.parameter_count, 19);
+    assert_int_equal(last.parameter_count, 1); /* nothing else waits for what is ready last */
+    assert_int_equal(last.parameters[0], 0);
     shoal_gradient_layout_free(layout);
 }
 
@@ -443,6 +475,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layout_gives_each_parameter_one_place_and_each_rank_as_many_bytes),
         cmocka_unit_test(layout_numbers_buffers_as_they_become_full),
+        cmocka_unit_test(layout_ends_with_little),
         cmocka_unit_test(layout_defaults_are_reverse_order_and_a_small_first_buffer),
         cmocka_unit_test(layout_hash_tells_layouts_apart),
         cmocka_unit_test(layout_refuses_what_makes_no_sense),
