@@ -98,6 +98,9 @@ const char *sim_size_print(double bytes, char text_out[24]);
 /* Whether the file can be written; changes none. False when one line has been printed. */
 bool sim_plot_check(const char *name);
 
+/* Closes what a plot was written to. False when not all of it could be written; one line has been printed. */
+bool sim_plot_finish(FILE *out, const char *name);
+
 /* Times over hosts, or where there is one number of hosts, over sizes. False when the file could not be written; one line has
  * been printed. */
 bool sim_plot_write(const struct sim_options *options, const struct sim_row *rows, int count);

@@ -164,14 +164,13 @@ static void curve_write(const struct plot *plot, int curve)
     text_write(plot, LEFT + 10 + 100 * (curve % 6), 58, style, text);
 }
 
-static bool plot_finish(const struct plot *plot)
+bool sim_plot_finish(FILE *out, const char *name)
 {
-    const bool is_whole = !ferror(plot->out);
+    const bool is_whole = !ferror(out);
     errno = 0;
-    if (fclose(plot->out) == 0 && is_whole)
+    if (fclose(out) == 0 && is_whole)
         return true;
-    fprintf(stderr, "shoal sim: cannot write %s: %s\n", plot->options->plot,
-            errno ? strerror(errno) : "an earlier write failed");
+    fprintf(stderr, "shoal sim: cannot write %s: %s\n", name, errno ? strerror(errno) : "an earlier write failed");
     return false;
 }
 
@@ -206,5 +205,5 @@ bool sim_plot_write(const struct sim_options *options, const struct sim_row *row
     for (int curve = 0; curve < (plot.is_over_hosts ? options->bytes.count : 1); curve++)
         curve_write(&plot, curve);
     fputs("</svg>\n", plot.out);
-    return plot_finish(&plot);
+    return sim_plot_finish(plot.out, options->plot);
 }

@@ -139,17 +139,6 @@ static void curve_write(const struct plot *plot, int profile)
     text_write(plot, LEFT + 10 + 230 * (profile % 3), 58 + 15 * (profile / 3), style, text);
 }
 
-static bool plot_finish(const struct plot *plot)
-{
-    const bool is_whole = !ferror(plot->out);
-    errno = 0;
-    if (fclose(plot->out) == 0 && is_whole)
-        return true;
-    fprintf(stderr, "shoal sim: cannot write %s: %s\n", plot->options->plot,
-            errno ? strerror(errno) : "an earlier write failed");
-    return false;
-}
-
 bool sim_step_plot_write(const struct sim_step_options *options, const struct sim_step_row *rows, int count)
 {
     struct plot plot = {.options = options, .rows = rows, .count = count, .x_least = INFINITY, .x_most = -INFINITY};
@@ -172,5 +161,5 @@ bool sim_step_plot_write(const struct sim_step_options *options, const struct si
     for (int profile = 0; profile < options->profile_count; profile++)
         curve_write(&plot, profile);
     fputs("</svg>\n", plot.out);
-    return plot_finish(&plot);
+    return sim_plot_finish(plot.out, options->plot);
 }
