@@ -64,29 +64,21 @@ INLINE uint16_t float16_narrow(float x)
     return (uint16_t)(twice > 0xff000000u ? 0x7e00u : sign >> 16 | rounded);
 }
 
-INLINE void load_float32(float *to, const float *from)
+INLINE void copy_float32(float *to, const float *from)
 {
     for (size_t i = 0; i < GROUP; i++)
         to[i] = from[i];
 }
+#define load_float32 copy_float32
+#define store_float32 copy_float32
 
-INLINE void store_float32(float *to, const float *from)
+INLINE void copy_float64(double *to, const double *from)
 {
     for (size_t i = 0; i < GROUP; i++)
         to[i] = from[i];
 }
-
-INLINE void load_float64(double *to, const double *from)
-{
-    for (size_t i = 0; i < GROUP; i++)
-        to[i] = from[i];
-}
-
-INLINE void store_float64(double *to, const double *from)
-{
-    for (size_t i = 0; i < GROUP; i++)
-        to[i] = from[i];
-}
+#define load_float64 copy_float64
+#define store_float64 copy_float64
 
 INLINE void load_bfloat16(float *to, const uint16_t *from)
 {
