@@ -400,10 +400,10 @@ static void wait_a_little(struct shoal_reducer *reducer)
     if (request) {
         fusion_unlock(reducer);
         const enum shoal_status status = shoal_request_wait(request, WAIT_MS);
-        (void)status; /* its completion has noted it */
         fusion_lock(reducer);
-        return;
-    }
+        if (status == SHOAL_PENDING || fusion_failed(reducer) != SHOAL_OK || oldest(reducer) != request)
+            return;
+    } /* where it is done, the thread that was told so is about to note it */
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += WAIT_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;
