@@ -88,7 +88,7 @@ def outer_steps_send_less():
     told = train(OUTER, *FASHION_SHORT, "--every", "8", "--compress", "int8")
     accuracies = [float(found) for found in re.findall(r"test accuracy (\d+\.\d\d) %", told)]
     sent = [float(found) for found in re.findall(r"([\d.]+) MB sent", told)]
-    expect(len(accuracies) == 3 and min(accuracies) > 40 and min(accuracies[:2]) > 60, told)
+    expect(len(accuracies) == 3 and min(accuracies) > 40 and min(accuracies[:2]) > 55, told)
     expect(sent[1] < sent[0] / 6 and sent[2] < sent[0] / 6, told)
 
 
