@@ -95,7 +95,7 @@ int shoal_select_parts(int size, int hosts);
 size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts);
 
 /* Bytes of a staging buffer slot. On one host it has room for two chunks, and more of smaller ones: see find_shift in
- * engine_run.c. */
+ * runner.c. */
 size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts);
 
 /* How many elements of a whole, or of each part, one chunk of a plan has. */

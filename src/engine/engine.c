@@ -669,7 +669,7 @@ static bool progress_once(struct shoal_engine *engine)
         did |= announce_queued(engine);
     if (engine->active_head) {
         did |= start_arrived(engine);
-        if (!engine->is_broken && (engine->chunk_active || engine->start_next))
+        if (!engine->is_broken && (engine->runner.active || engine->start_next))
             did |= shoal_engine_run_chunks(engine);
         if (!engine->is_broken)
             did |= retire_done(engine);

@@ -44,6 +44,7 @@ static int find_most_locals(const struct shoal_engine *engine)
 
 static enum shoal_status engine_allocate(struct shoal_engine *engine, struct shoal_flights *flights)
 {
+    const uint64_t start = engine->settings->counter_start;
     const size_t size = (size_t)engine->size;
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
     engine->sources = calloc(size, sizeof(const void *));
@@ -53,14 +54,13 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     engine->blame = shoal_blame_create(engine->size);
     engine->dispute = shoal_dispute_create();
     engine->most_locals = find_most_locals(engine);
-    engine->slot_base = calloc(engine->depth * size, sizeof *engine->slot_base);
     engine->nobody = calloc(size, 1);
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
     const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->most_locals;
-    const bool has_parts = engine->blame && engine->dispute;
-    if (!engine->addresses || !has_scratch || !has_parts || !engine->slot_base || !engine->nobody || status != SHOAL_OK)
+    const bool has_parts = engine->blame && engine->dispute && shoal_runner_init(engine, start);
+    if (!engine->addresses || !has_scratch || !has_parts || !engine->nobody || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
     return SHOAL_OK;
@@ -115,8 +115,6 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
         shoal_engine_destroy(engine);
         return status;
     }
-    for (size_t i = 0; i < engine->depth * (size_t)engine->size; i++)
-        engine->slot_base[i] = start;
     *engine_out = engine;
     return SHOAL_OK;
 }
@@ -158,11 +156,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_engine_close(engine);
     shoal_p2p_destroy(engine);
     shoal_engine_free_kept(engine);
-    for (unsigned i = 0; i < engine->depth; i++) {
-        if (!engine->ops->is_locally_complete ||
-            engine->ops->is_locally_complete(engine->transport, i)) /* else rather lost than freed too early */
-            shoal_packed_free(&engine->left_packed[i]);
-    }
+    shoal_runner_fini(engine);
     engine->ops->destroy(engine->transport, engine->is_finalized);
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
@@ -174,7 +168,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->shared);
     shoal_blame_destroy(engine->blame);
     shoal_dispute_destroy(engine->dispute);
-    free(engine->slot_base);
     free(engine->stores);
     free(engine);
 }

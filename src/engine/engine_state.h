@@ -16,10 +16,9 @@
 #include "engine/failure.h"
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
+#include "engine/runner.h"
 #include "engine/stores.h"
 #include "plan/plan.h"
-
-struct shoal_packed;
 
 #define SHOAL_NEEDED_ALL (-1)
 
@@ -105,16 +104,6 @@ struct shoal_peer_set {
     uint8_t has[];              /* [size] those, and whoever is sent this rank's record; `hears` follows */
 };
 
-/* One run of a plan over one chunk. */
-struct shoal_chunk {
-    struct shoal_request *request; /* NULL: the slot is free */
-    size_t first;                  /* element of a whole, or of each part */
-    size_t shift;                  /* bytes from the start of the staging buffer slot to what the chunk uses of it */
-    uint32_t step;
-    struct shoal_packed *packed; /* what was put together for its puts */
-    bool is_packed;              /* the last of it is for the step at hand, which could not be taken yet */
-};
-
 /* Called after each step, for tests. */
 typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const struct shoal_plan *plan, uint32_t step);
 
@@ -171,11 +160,7 @@ struct shoal_engine {
     const void **scaled;  /* [size] scratch: sources, where some had to be scaled */
     uint8_t *shared;      /* [2 * size] scratch: whose input, whose output is shared */
 
-    struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
-    struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* when it broke: it may be on its way */
-    uint64_t chunk_next;                               /* number of the next chunk; its slot is this modulo depth */
-    unsigned chunk_active;
-    uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's chunk */
+    struct shoal_runner runner;
 
     struct shoal_cached_plan *plans; /* the one used last first; so are the peer sets */
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
@@ -291,18 +276,6 @@ extern const char shoal_engine_eager[], shoal_engine_asked[];
 /* Sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 
-/* engine_run.c: chunks and steps. */
-void shoal_packed_free(struct shoal_packed **list);
-SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
-/* Announced, and nothing else is under way: runs what concerns this rank alone while the others' records are on their way. */
-void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
-bool shoal_engine_run_chunks(struct shoal_engine *engine);
-/* The engine breaks: no chunk is under way any more. */
-void shoal_engine_drop_chunks(struct shoal_engine *engine);
-void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
-/* The contribution of a rank to a direct operation, contiguous. */
-const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from);
-
 /* cache.c keeps plans and peer sets from one operation to the next. Gives the request the plan that it
  * will have if others share what they did the last time; false: there is none with early steps. */
 SHOAL_MUST_USE bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request);
@@ -359,14 +332,7 @@ static inline int shoal_peer_set_heard(const struct shoal_peer_set *peer_set, in
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->heard.at[index];
 }
 
-/* Over several hosts, before an operation with a plan is announced: finds its peers and reserves the staging buffer they put
- * into. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
-
 struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
-
-/* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
-const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
 
 /* Bytes of data with a peer's announcement of a direct operation. */
 size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);

@@ -141,39 +141,6 @@ static void print_request(const struct shoal_request *request, char *text, size_
 
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
 
-static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    for (uint64_t i = engine->depth; i > 0 && request->state == SHOAL_REQUEST_RUNNING; i--) {
-        const struct shoal_chunk *chunk = &engine->chunks[(engine->chunk_next + engine->depth - i) % engine->depth];
-        if (chunk->request == request)
-            return chunk;
-    }
-    return NULL;
-}
-
-/* The step in which the request's oldest chunk waits, and for which other rank; -1 when it is not that far. */
-static void failure_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
-                              int *peer_out)
-{
-    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
-    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
-    const struct shoal_step *step = chunk && chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    *step_out = chunk ? (int)chunk->step : -1;
-    *peer_out = step && step->kind == SHOAL_STEP_WAIT && step->peer != engine->rank ? step->peer : -1;
-}
-
-/* Whether all that the request waits for is that its data leave. A step that waits for the own rank waits for its puts,
- * and so does a chunk after its last step. */
-static bool is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
-    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
-    if (!chunk || chunk->step == plan->step_count)
-        return chunk || request->state == SHOAL_REQUEST_DONE;
-    const struct shoal_step *step = &plan->steps[chunk->step];
-    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
-}
-
 static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const uint64_t timeout_ms = request->call.timeout_ms ? request->call.timeout_ms : engine->timeout_ms;
@@ -199,7 +166,7 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
     if (request) {
         int peer;
         print_request(request, failure->operation, sizeof failure->operation);
-        failure_find_step(engine, request, &failure->step, &peer);
+        shoal_runner_find_step(engine, request, &failure->step, &peer);
         failure->sequence = request->sequence;
         failure->waited_ms = waited_ms(engine, request);
         if (request->record) {
@@ -466,7 +433,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
-    failure_find_step(engine, request, &step, &wait.peer);
+    shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (failure_is_message(request->call.kind))
         wait.peer = request->call.root;
     return wait;
@@ -510,7 +477,7 @@ bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_en
 {
     if (wait->peer >= 0 || shoal_request_is_message(wait->request))
         return rank == wait->peer;
-    if (is_leaving(engine, wait->request))
+    if (shoal_runner_is_leaving(engine, wait->request))
         return engine->ops->is_sending && engine->ops->is_sending(engine->transport, rank);
     return is_waited_for(engine, wait, rank);
 }
@@ -565,7 +532,7 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     uint16_t *const nearest = engine->blame->nearest;
     const int first = failure_find_missing(engine, request, nearest);
     int named = 0;
-    snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
+    snprintf(text, bytes, "%s", shoal_runner_is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
@@ -575,7 +542,8 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
     if (named > 8)
         shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
-        snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave" : "the operations before it");
+        snprintf(text, bytes, "%s",
+                 shoal_runner_is_leaving(engine, request) ? "its data to leave" : "the operations before it");
     return first;
 }
 
@@ -704,30 +672,18 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-static bool is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
-{
-    for (unsigned i = 0; i < engine->depth; i++) {
-        const struct shoal_chunk *chunk = &engine->chunks[i];
-        const struct shoal_plan *plan = &request->cached->plan;
-        if (chunk->request == request && chunk->step < plan->step_count && plan->steps[chunk->step].kind != SHOAL_STEP_REDUCE &&
-            plan->steps[chunk->step].peer == peer)
-            return true;
-    }
-    return false;
-}
-
 /* Whether the call waits for a lost rank. One elsewhere may have done its part and left: what it has completed is heard late.
  * Who waits for it says so, and others hear that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     if (shoal_engine_is_local(engine, peer))
         return true;
-    if (is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
+    if (shoal_runner_is_leaving(engine, call) && engine->ops->is_sending && engine->ops->is_sending(engine->transport, peer))
         return true;
     if (!shoal_peer_set_has(call->peer_set, peer))
         return false;
     if (call->state == SHOAL_REQUEST_RUNNING)
-        return is_step_for(engine, call, peer);
+        return shoal_runner_is_step_for(engine, call, peer);
     if (call->in_rounds && call->state == SHOAL_REQUEST_ANNOUNCED)
         return peer == call->next_missing;
     if (call->state == SHOAL_REQUEST_QUEUED)
@@ -779,9 +735,7 @@ static struct shoal_request *find_blocked(struct shoal_engine *engine, struct sh
 /* Changes whenever anything moves. */
 static uint64_t progress_mark(const struct shoal_engine *engine)
 {
-    uint64_t mark = engine->done_sequence * 31 + engine->chunk_next;
-    for (unsigned i = 0; i < engine->depth; i++)
-        mark = mark * 31 + engine->chunks[i].step;
+    uint64_t mark = shoal_runner_mark(engine, engine->done_sequence);
     if (engine->active_head)
         mark = (mark * 31 + (uint64_t)engine->active_head->next_missing) * 31 + (uint64_t)engine->active_head->round;
     return mark * 31 + shoal_p2p_mark(engine);

@@ -11,7 +11,7 @@
  *            is on its way for the latency, then waits until the adapter there has received what came before. Between
  *            adapters there is room for all. An adapter may have a token bucket each way, as cloud hosts and traffic shapers
  *            do: tokens come at its rate until the bucket is full, and bytes that find tokens go as fast as the line.
- *   engine   as src/engine/engine_run.c has it: chunks take slots in order, a slot is free again when what was put from it has
+ *   engine   as src/engine/runner.c has it: chunks take slots in order, a slot is free again when what was put from it has
  *            left, the oldest chunk goes first until it has to wait; a rank hears messages between its rounds.
  *
  * What is not in it: other traffic, lost frames, caches, memory that ranks share, sleeping and waking, and that ranks which

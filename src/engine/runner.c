@@ -2,9 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/engine_state.h"
-
 #include "base/assert.h"
+#include "engine/engine_state.h"
 
 /* ---- Direct operations: the data came beside the announcements ----------------------------------------------------------- */
 
@@ -392,7 +391,7 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
 {
     if (step->peer == engine->rank) /* for its puts */
         return run_is_locally_complete(engine, slot);
-    const uint64_t base = engine->slot_base[slot * (unsigned)engine->size + step->peer];
+    const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed the counter is below the base. */
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
@@ -403,7 +402,7 @@ struct shoal_packed {
     _Alignas(SHOAL_CACHE_LINE) char data[];
 };
 
-void shoal_packed_free(struct shoal_packed **list)
+static void packed_free(struct shoal_packed **list)
 {
     while (*list) {
         struct shoal_packed *packed = *list;
@@ -489,14 +488,14 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
 static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot)
 {
     struct shoal_request *request = chunk->request;
-    SHOAL_ASSERT(engine->chunk_active > 0);
+    SHOAL_ASSERT(engine->runner.active > 0);
     SHOAL_ASSERT(request->chunks_done < request->chunks_started && request->chunks_started <= request->chunk_count);
-    uint64_t *base = &engine->slot_base[slot * (unsigned)engine->size];
+    uint64_t *base = &engine->runner.slot_base[slot * (unsigned)engine->size];
     for (int r = 0; r < engine->size; r++)
         base[r] += request->cached->plan.signals_in[r];
-    shoal_packed_free(&chunk->packed);
+    packed_free(&chunk->packed);
     chunk->request = NULL;
-    engine->chunk_active--;
+    engine->runner.active--;
     if (++request->chunks_done == request->chunk_count)
         request->state = SHOAL_REQUEST_DONE;
 }
@@ -529,7 +528,7 @@ static size_t find_shift(const struct shoal_engine *engine, const struct shoal_r
     const bool is_cut = request->shape->is_input_cut || request->shape->is_output_cut;
     const size_t parts = is_cut && plan->staging_of > 1 ? (size_t)engine->size : 1;
     const size_t used = parts * request->part_stride * request->element_bytes;
-    return engine->chunk_next / engine->depth % (engine->slot_bytes / used) * used;
+    return engine->runner.next / engine->depth % (engine->slot_bytes / used) * used;
 }
 
 /* Gives free slots to the next chunks, in order. */
@@ -544,18 +543,18 @@ static bool run_start_chunks(struct shoal_engine *engine)
             engine->start_next = request->next;
             continue;
         }
-        struct shoal_chunk *chunk = &engine->chunks[engine->chunk_next % engine->depth];
+        struct shoal_chunk *chunk = &engine->runner.chunks[engine->runner.next % engine->depth];
         if (chunk->request)
             return did;
-        SHOAL_ASSERT(engine->chunk_active < engine->depth);
+        SHOAL_ASSERT(engine->runner.active < engine->depth);
         SHOAL_ASSERT(!chunk->packed);
         chunk->request = request;
         chunk->is_packed = false;
         chunk->shift = find_shift(engine, request);
         chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
-        engine->chunk_next++;
-        engine->chunk_active++;
+        engine->runner.next++;
+        engine->runner.active++;
         did = true;
     }
     return did;
@@ -565,9 +564,9 @@ static bool run_start_chunks(struct shoal_engine *engine)
 void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
     for (unsigned i = 0; i < engine->depth; i++)
-        engine->left_packed[i] = engine->chunks[i].packed;
-    memset(engine->chunks, 0, sizeof engine->chunks);
-    engine->chunk_active = 0;
+        engine->runner.left_packed[i] = engine->runner.chunks[i].packed;
+    memset(engine->runner.chunks, 0, sizeof engine->runner.chunks);
+    engine->runner.active = 0;
 }
 
 /* The operation is the only one, so its first chunk takes the next slot. Steps may be run again: they write this rank's staging
@@ -575,7 +574,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_chunk chunk = {.request = request};
-    const bool is_alone = engine->active_head == request && !request->next && !engine->chunk_active;
+    const bool is_alone = engine->active_head == request && !request->next && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->notices) ||
         !shoal_engine_guess_plan(engine, request))
         return;
@@ -585,7 +584,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
     cut_chunks(engine, request);
     chunk.shift = find_shift(engine, request);
     const struct shoal_plan *plan = &request->cached->plan;
-    const unsigned slot = (unsigned)(engine->chunk_next % engine->depth);
+    const unsigned slot = (unsigned)(engine->runner.next % engine->depth);
     for (; chunk.step < request->cached->early_steps; chunk.step++) {
         if (!run_step(engine, &chunk, slot, &plan->steps[chunk.step]))
             break;
@@ -602,11 +601,84 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
         return did; /* shoal_engine_check takes it up */
     /* Oldest first: it is what the others wait for. */
     for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
-        const unsigned slot = (unsigned)((engine->chunk_next + engine->depth - i) % engine->depth);
-        if (engine->chunks[slot].request)
-            did |= run_chunk(engine, &engine->chunks[slot], slot);
+        const unsigned slot = (unsigned)((engine->runner.next + engine->depth - i) % engine->depth);
+        if (engine->runner.chunks[slot].request)
+            did |= run_chunk(engine, &engine->runner.chunks[slot], slot);
     }
     if (engine->ops->leave)
         engine->ops->leave(engine->transport);
     return did;
+}
+
+/* ---- What it waits for --------------------------------------------------------------------------------------------------- */
+
+static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    for (uint64_t i = engine->depth; i > 0 && request->state == SHOAL_REQUEST_RUNNING; i--) {
+        const struct shoal_chunk *chunk = &engine->runner.chunks[(engine->runner.next + engine->depth - i) % engine->depth];
+        if (chunk->request == request)
+            return chunk;
+    }
+    return NULL;
+}
+
+void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
+                            int *peer_out)
+{
+    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
+    const struct shoal_step *step = chunk && chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
+    *step_out = chunk ? (int)chunk->step : -1;
+    *peer_out = step && step->kind == SHOAL_STEP_WAIT && step->peer != engine->rank ? step->peer : -1;
+}
+
+/* A step that waits for the own rank waits for its puts, and so does a chunk after its last step. */
+bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
+    if (!chunk || chunk->step == plan->step_count)
+        return chunk || request->state == SHOAL_REQUEST_DONE;
+    const struct shoal_step *step = &plan->steps[chunk->step];
+    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
+}
+
+bool shoal_runner_is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
+{
+    for (unsigned i = 0; i < engine->depth; i++) {
+        const struct shoal_chunk *chunk = &engine->runner.chunks[i];
+        const struct shoal_plan *plan = &request->cached->plan;
+        if (chunk->request == request && chunk->step < plan->step_count && plan->steps[chunk->step].kind != SHOAL_STEP_REDUCE &&
+            plan->steps[chunk->step].peer == peer)
+            return true;
+    }
+    return false;
+}
+
+uint64_t shoal_runner_mark(const struct shoal_engine *engine, uint64_t mark)
+{
+    mark = mark * 31 + engine->runner.next;
+    for (unsigned i = 0; i < engine->depth; i++)
+        mark = mark * 31 + engine->runner.chunks[i].step;
+    return mark;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+bool shoal_runner_init(struct shoal_engine *engine, uint64_t start)
+{
+    const size_t counters = engine->depth * (size_t)engine->size;
+    engine->runner.slot_base = calloc(counters, sizeof *engine->runner.slot_base);
+    for (size_t i = 0; engine->runner.slot_base && i < counters; i++)
+        engine->runner.slot_base[i] = start;
+    return engine->runner.slot_base != NULL;
+}
+
+void shoal_runner_fini(struct shoal_engine *engine)
+{
+    for (unsigned i = 0; i < engine->depth; i++) {
+        if (run_is_locally_complete(engine, i)) /* else rather lost than freed too early */
+            packed_free(&engine->runner.left_packed[i]);
+    }
+    free(engine->runner.slot_base);
 }
