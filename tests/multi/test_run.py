@@ -453,8 +453,9 @@ def success_beside_others_is_fine():
 
 
 def early_leavers_are_in_the_report():
-    """A rank that left with code 0 did not fail, but may be why another did."""
-    done = ordered("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { after 0; exit 0; }; after 1; exit 3", 3)
+    """A rank that left with code 0 did not fail, but may be why another did. The command cannot tell the order of two ends that it
+    finds at one look, so it has time for a look before rank 2 ends."""
+    done = ordered("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { after 0; sleep 1.5; exit 0; }; after 1; exit 3", 3)
     equal(done.code, 3)
     report = [re.sub(r" \(pid \d+\)", "", line) for line in done.err.splitlines() if line.startswith("shoal run: rank")]
     equal(report, ["shoal run: rank 0 failed first: exited with code 3", "shoal run: rank 0 had printed nothing",
