@@ -56,7 +56,7 @@ struct run {
     int started, alive;
     uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
     enum cause cause;
-    int first;       /* the rank that was the first to end badly */
+    int first;       /* the worker that was the first to end badly */
     int signal;      /* the one that first asked for the end */
     int stops;       /* how often the end was asked for */
     bool must_leave; /* asked for the end while only output was left */
@@ -100,20 +100,25 @@ static const char *memory_text(const struct run *run, const struct worker *worke
     return is_killed ? tool_memory_text(run->oom_kills) : "";
 }
 
+static int rank_of(const struct run *run, int worker)
+{
+    return run->options.first_rank + worker;
+}
+
 /* "rank 3" or "ranks 0, 2"; a long list is cut. */
 static struct words alive_text(const struct run *run)
 {
     struct words words;
     size_t used = (size_t)snprintf(words.text, sizeof words.text, run->alive == 1 ? "rank" : "ranks");
     const char *comma = "";
-    for (int rank = 0; rank < run->started; rank++) {
-        if (!run->workers[rank].is_alive)
+    for (int w = 0; w < run->started; w++) {
+        if (!run->workers[w].is_alive)
             continue;
         if (used + 16 > sizeof words.text) {
             snprintf(words.text + used, sizeof words.text - used, ", ...");
             break;
         }
-        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s %d", comma, rank);
+        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s %d", comma, rank_of(run, w));
         comma = ",";
     }
     return words;
@@ -128,15 +133,15 @@ static int exit_code(const struct worker *worker)
 
 static void workers_signal(const struct run *run, int signal)
 {
-    for (int rank = 0; rank < run->started; rank++)
-        if (run->workers[rank].is_alive && kill(-run->workers[rank].pid, signal))
-            kill(run->workers[rank].pid, signal);
+    for (int w = 0; w < run->started; w++)
+        if (run->workers[w].is_alive && kill(-run->workers[w].pid, signal))
+            kill(run->workers[w].pid, signal);
 }
 
 static void workers_note_ours(struct run *run)
 {
-    for (int rank = 0; rank < run->started; rank++)
-        run->workers[rank].is_ours |= run->workers[rank].is_alive;
+    for (int w = 0; w < run->started; w++)
+        run->workers[w].is_ours |= run->workers[w].is_alive;
 }
 
 /* A stopped worker cannot act on SIGTERM before it is continued. */
@@ -245,14 +250,14 @@ static bool worker_look(struct worker *worker)
 static int first_choose(const struct run *run, pid_t pid)
 {
     int first = -1;
-    for (int rank = 0; rank < run->started; rank++) {
-        const struct worker *worker = &run->workers[rank];
+    for (int w = 0; w < run->started; w++) {
+        const struct worker *worker = &run->workers[w];
         if (!has_failed(worker))
             continue;
         if (worker->pid == pid)
-            return rank;
+            return w;
         if (first < 0 || (is_killed(worker) && !is_killed(&run->workers[first])))
-            first = rank;
+            first = w;
     }
     return first;
 }
@@ -269,8 +274,8 @@ static void failure_note(struct run *run, pid_t pid)
 
 static void deaths_take(struct run *run, pid_t pid)
 {
-    for (int rank = 0; rank < run->started; rank++) {
-        struct worker *worker = &run->workers[rank];
+    for (int w = 0; w < run->started; w++) {
+        struct worker *worker = &run->workers[w];
         if (!worker_look(worker))
             continue;
         run->alive--;
@@ -330,7 +335,7 @@ static void term_reached(struct run *run)
     if (!run->alive)
         return;
     run_output_say(&run->output, "%s did not end within %g s after rank %d failed: sending SIGTERM", alive_text(run).text,
-                   (double)FAILURE_TERM_MS / 1000.0, run->first);
+                   (double)FAILURE_TERM_MS / 1000.0, rank_of(run, run->first));
     workers_end(run, SIGTERM);
     earlier_set(&run->kill_at, now_ms() + FAILURE_KILL_MS);
 }
@@ -406,33 +411,33 @@ static bool is_finished(const struct run *run)
 
 /* ---- the report ---- */
 
-/* Returns the rank to blame; -1: none. After one failure workers exit in any order, so their log lines decide, not the first
- * exit. */
+/* As run_blame_find. After one failure workers exit in any order, so their log lines decide, not the first exit. */
 static int cause_find(const struct run *run)
 {
     pid_t pids[RUN_WORKERS_MAX];
-    for (int rank = 0; rank < run->started; rank++)
-        pids[rank] = run->workers[rank].pid;
-    return run_blame_find(run->output.blames, pids, run->started, run->first);
+    for (int w = 0; w < run->started; w++)
+        pids[w] = run->workers[w].pid;
+    const int first_rank = run->options.place.hosts > 1 ? run->options.first_rank : -1;
+    return run_blame_find(run->output.blames, pids, run->started, first_rank, run->first);
 }
 
-static void tail_report(struct run *run, int rank)
+static void tail_report(struct run *run, int w)
 {
-    if (run->output.tails[rank].count)
-        run_output_say(&run->output, "the last lines of rank %d:", rank);
+    if (run->output.tails[w].count)
+        run_output_say(&run->output, "the last lines of rank %d:", rank_of(run, w));
     else
-        run_output_say(&run->output, "rank %d had printed nothing", rank);
-    run_output_tail_print(&run->output, rank);
+        run_output_say(&run->output, "rank %d had printed nothing", rank_of(run, w));
+    run_output_tail_print(&run->output, w);
 }
 
 static void others_report(struct run *run, int cause)
 {
-    for (int rank = 0; rank < run->started; rank++) {
-        const struct worker *worker = &run->workers[rank];
+    for (int w = 0; w < run->started; w++) {
+        const struct worker *worker = &run->workers[w];
         const char *when = cause != run->first ? "ended" : worker->is_later ? "ended after it" : "had ended by then";
-        if (rank != cause && !worker->is_alive)
-            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank, (int)worker->pid, when, ending_text(worker).text,
-                           memory_text(run, worker));
+        if (w != cause && !worker->is_alive)
+            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank_of(run, w), (int)worker->pid, when,
+                           ending_text(worker).text, memory_text(run, worker));
     }
 }
 
@@ -444,10 +449,13 @@ static int failure_report(struct run *run)
         run_output_say(&run->output, "the ranks say: %s", said->text);
     if (cause >= 0) {
         const struct worker *worker = &run->workers[cause];
-        run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s%s%s", cause, (int)worker->pid,
+        run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s%s%s", rank_of(run, cause), (int)worker->pid,
                        worker->is_ours ? "it had to be ended from here, " : "", ending_text(worker).text,
                        has_failed(worker) || worker->is_ours ? "" : " while others still needed it", memory_text(run, worker));
         tail_report(run, cause);
+    } else if (cause == RUN_BLAME_ELSEWHERE) {
+        run_output_say(&run->output, "the rank to blame is on another host, which tells its last lines");
+        tail_report(run, run->first);
     } else {
         run_output_say(&run->output, "the ranks failed together, none of them first");
     }
@@ -461,8 +469,8 @@ static int failure_report(struct run *run)
 static int signal_report(struct run *run)
 {
     bool is_clean = true;
-    for (int rank = 0; rank < run->started; rank++)
-        is_clean = is_clean && !run->workers[rank].is_alive && !has_failed(&run->workers[rank]);
+    for (int w = 0; w < run->started; w++)
+        is_clean = is_clean && !run->workers[w].is_alive && !has_failed(&run->workers[w]);
     run_output_say(&run->output, "ended by signal %d (%s)%s", run->signal, strsignal(run->signal),
                    is_clean ? "; all workers ended with code 0" : "");
     return is_clean ? 0 : 128 + run->signal;
@@ -484,9 +492,9 @@ static int report(struct run *run)
 /* Kills what the workers have left in their groups and lets go of their numbers. */
 static void workers_reap(struct run *run)
 {
-    for (int rank = 0; rank < run->started; rank++) {
-        kill(-run->workers[rank].pid, SIGKILL);
-        waitpid(run->workers[rank].pid, NULL, run->workers[rank].is_alive ? WNOHANG : 0);
+    for (int w = 0; w < run->started; w++) {
+        kill(-run->workers[w].pid, SIGKILL);
+        waitpid(run->workers[w].pid, NULL, run->workers[w].is_alive ? WNOHANG : 0);
     }
 }
 
@@ -494,22 +502,23 @@ static void workers_reap(struct run *run)
 static int workers_start(struct run *run)
 {
     int code = 0;
-    const int input = run_relay_open(&run->relay);
+    const int input = run->options.first_rank == 0 ? run_relay_open(&run->relay) : -1;
     while (!code && run->started < run->options.workers) {
-        struct run_spawn spawn = {.rank = run->started, .input = run->started ? -1 : input, .bind = &run->bind};
+        const bool is_rank_0 = rank_of(run, run->started) == 0;
+        struct run_spawn spawn = {.worker = run->started, .input = is_rank_0 ? input : -1, .bind = &run->bind};
         code = run_worker_spawn(&run->options, &run->inherited, &spawn);
         if (code)
             break;
         run->workers[run->started++] = (struct worker){.pid = spawn.pid, .is_alive = true};
         run->alive++;
-        run_output_attach(&run->output, spawn.rank, spawn.outputs);
+        run_output_attach(&run->output, spawn.worker, spawn.outputs);
     }
     if (input > 0)
         close(input);
     if (code) {
         workers_signal(run, SIGKILL);
-        for (int rank = 0; rank < run->started; rank++)
-            run->workers[rank].is_alive = false;
+        for (int w = 0; w < run->started; w++)
+            run->workers[w].is_alive = false;
         workers_reap(run);
     }
     return code;
@@ -525,7 +534,7 @@ static int run_prepare(struct run *run)
     run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
     run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
     if (run->workers && run->polls && signals_open(run))
-        return run_environment_set(run->options.workers, run->bind.masks != NULL, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
+        return run_environment_set(&run->options, run->bind.masks != NULL, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
     fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
     return RUN_EXIT_LAUNCHER;
 }

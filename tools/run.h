@@ -1,6 +1,6 @@
-/* Shared by the files of `shoal run`. run.c waits and decides, run_options.c reads the command line, run_spawn.c starts
- * workers, run_input.c feeds rank 0, run_output.c handles what they print. It needs libc only. One thread; all waiting is done
- * by the one poll() in run.c. */
+/* Shared by the files of `shoal run`. run.c waits and decides, run_options.c reads the command line, run_place.c finds where
+ * this host stands among several, run_spawn.c starts workers, run_input.c feeds rank 0, run_output.c handles what they print. It
+ * needs libc only. One thread; all waiting is done by the one poll() in run.c. */
 #ifndef SHOAL_TOOLS_RUN_H
 #define SHOAL_TOOLS_RUN_H
 
@@ -11,6 +11,7 @@
 #include <sys/types.h>
 
 #include "bind.h"
+#include "run_place.h"
 
 /* Exit codes of `shoal run` itself; the last two are the shell's. */
 enum { RUN_EXIT_TIMEOUT = 124, RUN_EXIT_LAUNCHER = 125, RUN_EXIT_NOT_EXECUTABLE = 126, RUN_EXIT_NOT_FOUND = 127 };
@@ -18,7 +19,9 @@ enum { RUN_EXIT_TIMEOUT = 124, RUN_EXIT_LAUNCHER = 125, RUN_EXIT_NOT_EXECUTABLE 
 enum { RUN_WORKERS_MAX = 1024 };
 
 struct run_options {
-    int workers;
+    struct run_place place;
+    int workers;    /* on this host */
+    int first_rank; /* of this host; worker w is rank first_rank + w */
     bool has_prefix;
     const char *directory; /* of the files rank-N.out and rank-N.err; NULL: none */
     uint64_t grace_ms;
@@ -58,17 +61,17 @@ struct run_inherited {
 
 /* One worker to be started, and what came of it. */
 struct run_spawn {
-    int rank;
-    int input; /* its stdin; -1: /dev/null */
+    int worker; /* from 0 on each host */
+    int input;  /* its stdin; -1: /dev/null */
     const struct bind *bind;
     pid_t pid;
     int outputs[2]; /* the ends of its stdout and stderr to read from, non-blocking */
 };
 
-/* Prepares the environment all workers share: the variables of the rendezvous, the secret, and one thread each where several
- * workers share all cores. Takes *lock_fd_out, which keeps the ports from other launchers while it is open. Prints one line and
- * returns false when it cannot. */
-bool run_environment_set(int workers, bool is_bound, int *lock_fd_out);
+/* Prepares the environment all workers share: the variables of the rendezvous, and one thread each where several workers share
+ * all cores. On one host also the secret, and *lock_fd_out, which keeps the ports from other launchers while it is open. Prints
+ * one line and returns false when it cannot. */
+bool run_environment_set(const struct run_options *options, bool is_bound, int *lock_fd_out);
 
 /* Starts one worker, in a process group of its own. Returns 0, or an exit code after one line on stderr; then nothing is left
  * of it. */

@@ -3,22 +3,31 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "rank 2 (process 73" gives 73; anything else 0. */
-static int process_read(const char *text)
+enum { RUN_BLAME_HOST_MAX = 256 };
+
+/* "rank 2 (process 73 on host" or "rank 2 (process 73)". Anything else blames nobody. */
+static void blame_read(struct run_blame *blame, const char *text, bool is_world, const char *own_host)
 {
+    char host[RUN_BLAME_HOST_MAX] = "";
     int rank, pid;
-    return sscanf(text, "rank %d (process %d", &rank, &pid) == 2 ? pid : 0;
+    if (sscanf(text, "rank %d (process %d on %255[^ ,)]", &rank, &pid, host) < 2)
+        return;
+    blame->pid = pid;
+    blame->rank = is_world ? rank : -1;
+    blame->is_elsewhere = *host && strcmp(host, own_host) != 0;
 }
 
 void run_blame_hear(struct run_blame *blame, const char *line, size_t length)
 {
     static const char begin[] = "shoal: rank ", broken[] = " is broken";
+    static const char world[] = "[engine] communicator world is";
     char text[RUN_BLAME_TEXT_MAX + 160];
+    char host[RUN_BLAME_HOST_MAX];
     int rank, pid;
     if (length < sizeof begin || memcmp(line, begin, sizeof begin - 1) != 0)
         return;
     snprintf(text, sizeof text, "%.*s", (int)(length < sizeof text ? length : sizeof text - 1), line);
-    if (sscanf(text, "shoal: rank %d (%*[^:]:%d)", &rank, &pid) != 2)
+    if (sscanf(text, "shoal: rank %d (%255[^:]:%d)", &rank, host, &pid) != 3)
         return;
     blame->own_pid = pid;
     const char *what = strstr(text, "[engine] communicator ");
@@ -26,8 +35,13 @@ void run_blame_hear(struct run_blame *blame, const char *line, size_t length)
     if (!why)
         return;
     why += sizeof broken - 1;
+    const bool is_world = strncmp(what, world, sizeof world - 1) == 0;
     blame->has_failed = true;
-    blame->pid = strncmp(why, " by ", 4) == 0 ? process_read(why + 4) : strncmp(why, ": ", 2) == 0 ? process_read(why + 2) : 0;
+    blame->pid = 0;
+    blame->rank = -1;
+    blame->is_elsewhere = false;
+    if (strncmp(why, " by ", 4) == 0 || strncmp(why, ": ", 2) == 0)
+        blame_read(blame, why + (*why == ' ' ? 4 : 2), is_world, host);
     snprintf(blame->text, sizeof blame->text, "%s", what + sizeof "[engine]");
 }
 
@@ -39,12 +53,22 @@ static int worker_of(const struct run_blame *blames, const pid_t *pids, int work
     return -1;
 }
 
-int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int from)
+/* Over several hosts. The rank tells more than the process. */
+static bool is_elsewhere(const struct run_blame *blame, int workers, int first_rank)
+{
+    if (first_rank < 0)
+        return false;
+    return blame->is_elsewhere || (blame->rank >= 0 && (blame->rank < first_rank || blame->rank >= first_rank + workers));
+}
+
+int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int first_rank, int from)
 {
     int at = from;
     for (int steps = 0; steps < workers && blames[at].has_failed; steps++) {
         if (!blames[at].pid)
-            return -1;
+            return RUN_BLAME_NOBODY;
+        if (is_elsewhere(&blames[at], workers, first_rank))
+            return RUN_BLAME_ELSEWHERE;
         const int named = worker_of(blames, pids, workers, blames[at].pid);
         if (named < 0 || named == at)
             return at;

@@ -19,14 +19,19 @@ struct run_blame {
     int own_pid;                   /* of the process that speaks; 0: it has logged nothing */
     bool has_failed;               /* it has logged that a communicator broke; the rest is of the last such line */
     int pid;                       /* whom it blames; 0: nobody */
+    int rank;                      /* that one's in the world; -1: not known */
+    bool is_elsewhere;             /* that one is on another host */
     char text[RUN_BLAME_TEXT_MAX]; /* "communicator world is broken: ..." */
 };
 
 /* Takes a line of a worker's output, without its end. Any other line changes nothing. */
 void run_blame_hear(struct run_blame *blame, const char *line, size_t length);
 
+enum { RUN_BLAME_NOBODY = -1, RUN_BLAME_ELSEWHERE = -2 };
+
 /* Returns the worker to blame for the end of worker `from`: follows the blame from each worker to the one that it names. The
- * result is `from` itself when it has logged no failure or names a process that is no worker. -1: nobody is to blame. */
-int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int from);
+ * result is `from` itself when it has logged no failure or names a process that is no worker. first_rank: of this host's
+ * workers, where there are several hosts, on which other processes may have the same numbers; -1: there is one host. */
+int run_blame_find(const struct run_blame *blames, const pid_t *pids, int workers, int first_rank, int from);
 
 #endif

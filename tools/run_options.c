@@ -2,13 +2,25 @@
 #include "run.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "tool.h"
 #include "topology/limits.h"
 
 #define GRACE_MS UINT64_C(10000)
 
-enum option { OPTION_HELP = 1, OPTION_WORKERS, OPTION_NO_PREFIX, OPTION_OUTPUT, OPTION_GRACE, OPTION_TIMEOUT, OPTION_BIND };
+enum option {
+    OPTION_HELP = 1,
+    OPTION_WORKERS,
+    OPTION_NO_PREFIX,
+    OPTION_OUTPUT,
+    OPTION_GRACE,
+    OPTION_TIMEOUT,
+    OPTION_BIND,
+    OPTION_HOSTS,
+    OPTION_HOST_INDEX,
+    OPTION_MEET
+};
 
 static const struct tool_option option_list[] = {
     {"-n", OPTION_WORKERS, "N"},
@@ -17,6 +29,9 @@ static const struct tool_option option_list[] = {
     {"--grace", OPTION_GRACE, "SECONDS"},
     {"--timeout", OPTION_TIMEOUT, "SECONDS"},
     {"--bind", OPTION_BIND, "HOW"},
+    {"--hosts", OPTION_HOSTS, "N"},
+    {"--host-index", OPTION_HOST_INDEX, "I"},
+    {"--meet", OPTION_MEET, "HOST:PORT"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -26,10 +41,14 @@ static const char help[] =
     "Usage: shoal run [-n N] [options] program [arguments...]\n"
     "\n"
     "Starts N copies of a program on this machine, the workers (ranks 0 to N-1), with all they need to\n"
-    "find each other. Options stand before the program; what follows it is the program's.\n"
+    "find each other. Options stand before the program; what follows it is the program's. For several\n"
+    "machines start this command once on each; see Several hosts.\n"
     "\n"
     "    -n N                how many workers (default: one per core this process may use)\n"
     "    --bind HOW          the cores of each worker: slice (the default), core or none; see Cores\n"
+    "    --hosts N           how many hosts the job has\n"
+    "    --host-index I      which one this is, 0 to N-1; rank 0 is on host 0\n"
+    "    --meet HOST:PORT    where the ranks meet: host 0, and a port that is free there\n"
     "    --no-prefix         do not put the rank before each line\n"
     "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
     "    --timeout SECONDS   end the run after so long\n"
@@ -42,13 +61,35 @@ static const char help[] =
     "    shoal run -n 2 --output logs ./train         as on the screen, and a file for each rank\n"
     "    shoal run -n 2 sh -c 'echo I am $RANK of $WORLD_SIZE'\n"
     "    shoal run -n 2 --bind core ./train           each worker stays on one core\n"
+    "    shoal run --hosts 2 --host-index 0 --meet node0:29500 -n 4 ./train     on node0, and with\n"
+    "                                                 --host-index 1 on node1: ranks 4 to 7\n"
+    "    srun -N 2 --ntasks-per-node=1 shoal run -n 4 ./train     Slurm says the rest\n"
+    "\n"
+    "Several hosts:\n"
+    "    This command starts the workers of its own host: start it once on each host, with the same -n,\n"
+    "    by srun, mpirun, Kubernetes, or by hand. It needs no ssh and no daemon. What the options leave\n"
+    "    open is taken from the variables of what started it:\n"
+    "        Open MPI    OMPI_COMM_WORLD_SIZE, _RANK      mpirun -n 2 --map-by ppr:1:node; say --meet\n"
+    "        MPICH       PMI_SIZE, PMI_RANK               mpirun -n 2 -ppn 1; say --meet\n"
+    "        Slurm       SLURM_STEP_NUM_NODES and others  srun --ntasks-per-node=1\n"
+    "        Kubeflow    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, PET_MASTER_ADDR, PET_MASTER_PORT\n"
+    "        SageMaker   SM_HOSTS, SM_CURRENT_HOST, SM_MASTER_ADDR, SM_MASTER_PORT\n"
+    "        dstack      DSTACK_NODES_NUM, DSTACK_NODE_RANK, DSTACK_MASTER_NODE_IP, DSTACK_GPUS_PER_NODE\n"
+    "    MASTER_ADDR and MASTER_PORT say the meeting point where --meet does not. --hosts 1 makes this\n"
+    "    command start a job of its own whatever the variables say. Set SHOAL_SECRET or SHOAL_SECRET_FILE\n"
+    "    to the same on all hosts: one command cannot draw a secret for the others.\n"
+    "    When a rank fails or its host is cut off, Shoal tells all ranks of the job, and each host ends\n"
+    "    its own. Ranks that have not joined, or that do not use Shoal, hear nothing from other hosts.\n"
     "\n"
     "Environment of the workers (torchrun's names; all else is inherited):\n"
-    "    RANK, LOCAL_RANK               0 to N-1\n"
-    "    WORLD_SIZE, LOCAL_WORLD_SIZE   N\n"
-    "    GROUP_RANK                     0\n"
-    "    MASTER_ADDR, MASTER_PORT       127.0.0.1 and a free port; Shoal meets at one of the 16 after it\n"
-    "    SHOAL_SECRET                   drawn for this run, unless it or SHOAL_SECRET_FILE is set\n"
+    "    RANK                           0 to N-1; over several hosts those of host 0 first\n"
+    "    WORLD_SIZE                     N; times the number of hosts\n"
+    "    LOCAL_RANK, LOCAL_WORLD_SIZE   0 to N-1, N\n"
+    "    GROUP_RANK                     the index of this host; 0\n"
+    "    MASTER_ADDR, MASTER_PORT       the meeting point; on one host 127.0.0.1 and a free port. Shoal\n"
+    "                                   meets at one of the 16 ports after it\n"
+    "    SHOAL_SECRET                   on one host drawn for this run, unless it or SHOAL_SECRET_FILE is\n"
+    "                                   set\n"
     "    SHOAL_RUN_TERMINAL             1 when the output is shown on a terminal\n"
     "    OMP_NUM_THREADS                1 where N workers share all cores; left alone where it is set, N is 1,\n"
     "                                   or each worker has cores of its own, for all its threads\n"
@@ -92,11 +133,18 @@ static int cores_count(void)
     return count < RUN_WORKERS_MAX ? count : RUN_WORKERS_MAX;
 }
 
-static bool option_apply(int id, const struct tool_args *args, struct run_options *options)
+static bool option_apply(int id, const struct tool_args *args, struct run_options *options, struct run_place_options *place)
 {
     switch (id) {
     case OPTION_WORKERS:
-        return tool_number_read(args, 1, RUN_WORKERS_MAX, &options->workers);
+        return tool_number_read(args, 1, RUN_WORKERS_MAX, &place->workers);
+    case OPTION_HOSTS:
+        return tool_number_read(args, 1, RUN_HOSTS_MAX, &place->hosts);
+    case OPTION_HOST_INDEX:
+        return tool_number_read(args, 0, RUN_HOSTS_MAX - 1, &place->index);
+    case OPTION_MEET:
+        place->meet = args->value;
+        return true;
     case OPTION_NO_PREFIX:
         options->has_prefix = false;
         return true;
@@ -114,17 +162,35 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
     }
 }
 
+static const char *variable_get(void *arg, const char *name)
+{
+    (void)arg;
+    return getenv(name);
+}
+
+/* Returns -1, or the exit code after one line on stderr. */
+static int place_apply(const struct run_place_options *given, struct run_options *options)
+{
+    char error[RUN_PLACE_ERROR_MAX];
+    if (!run_place_find(given, variable_get, NULL, &options->place, error))
+        return tool_usage_fail("run", "%s", error);
+    options->workers = options->place.workers ? options->place.workers : cores_count();
+    options->first_rank = options->place.index * options->workers;
+    return -1;
+}
+
 int run_options_read(int argc, char **argv, struct run_options *options_out)
 {
     struct tool_args args = {.command = "run", .argc = argc, .argv = argv, .at = 1};
+    struct run_place_options place = {.index = -1};
     int id;
-    *options_out = (struct run_options){.workers = cores_count(), .has_prefix = true, .grace_ms = GRACE_MS};
+    *options_out = (struct run_options){.has_prefix = true, .grace_ms = GRACE_MS};
     while ((id = tool_option_next(&args, option_list)) > 0) {
         if (id == OPTION_HELP) {
             fputs(help, stdout);
             return tool_output_finish("run", 0);
         }
-        if (!option_apply(id, &args, options_out))
+        if (!option_apply(id, &args, options_out, &place))
             return TOOL_EXIT_USAGE;
     }
     if (id == TOOL_OPTION_BAD)
@@ -132,5 +198,5 @@ int run_options_read(int argc, char **argv, struct run_options *options_out)
     if (args.at >= argc || !*argv[args.at])
         return tool_usage_fail("run", "no program given, as in: shoal run -n 2 ./train");
     options_out->program = argv + args.at;
-    return -1;
+    return place_apply(&place, options_out);
 }

@@ -107,12 +107,12 @@ static void sink_append(struct run_sink *sink, const char *bytes, size_t count)
         text_append(&sink->queue, bytes, count);
 }
 
-static size_t prefix_append(const struct run_output *output, struct run_sink *sink, int rank)
+static size_t prefix_append(const struct run_output *output, struct run_sink *sink, int worker)
 {
     char prefix[16];
     if (!output->has_prefix)
         return 0;
-    const int length = snprintf(prefix, sizeof prefix, "%d| ", rank);
+    const int length = snprintf(prefix, sizeof prefix, "%d| ", output->first_rank + worker);
     sink_append(sink, prefix, (size_t)length);
     return (size_t)length;
 }
@@ -132,7 +132,7 @@ static void live_draw(const struct run_output *output, struct run_sink *sink)
         return;
     const struct piece piece = line_shown(&sink->live->line);
     const size_t columns = ioctl(sink->fd, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
-    const size_t used = prefix_append(output, sink, sink->live->rank) + 1;
+    const size_t used = prefix_append(output, sink, sink->live->worker) + 1;
     sink_append(sink, piece.bytes, piece_fit(piece, columns > used ? columns - used : 1));
     sink->is_live_drawn = true;
 }
@@ -158,17 +158,17 @@ static void line_finish(const struct run_output *output, struct run_stream *stre
     live_erase(sink);
     if (sink->live == stream)
         sink->live = NULL;
-    prefix_append(output, sink, stream->rank);
+    prefix_append(output, sink, stream->worker);
     sink_append(sink, printed.bytes, printed.length);
     sink_append(sink, "\n", 1);
     text_drop(&stream->line, stream->line.length);
 }
 
-/* The unfinished line of rank 0 is a progress bar or a question: shown at once where a person looks. */
+/* The unfinished line of the first worker is a progress bar or a question: shown at once where a person looks. */
 static void live_update(const struct run_output *output, struct run_stream *stream)
 {
     struct run_sink *sink = stream->sink;
-    if (sink->is_terminal && stream->rank == 0 && stream->line.length) {
+    if (sink->is_terminal && stream->worker == 0 && stream->line.length) {
         live_erase(sink);
         sink->live = stream;
     }
@@ -198,8 +198,8 @@ static void file_write(struct run_output *output, struct run_stream *stream, con
             bytes += written;
             count -= (size_t)written;
         } else if (errno != EINTR) {
-            run_output_say(output, "cannot write to the --output file of rank %d: %s; it ends here", stream->rank,
-                           strerror(errno));
+            run_output_say(output, "cannot write to the --output file of rank %d: %s; it ends here",
+                           output->first_rank + stream->worker, strerror(errno));
             close(stream->file);
             stream->file = -1;
         }
@@ -337,7 +337,8 @@ static int files_open(struct run_output *output, const char *directory)
         return TOOL_EXIT_USAGE;
     }
     for (size_t i = 0; i < streams_count(output); i++) {
-        const int code = file_open(directory, output->streams[i].rank, i % 2 ? "err" : "out", &output->streams[i].file);
+        const int code = file_open(directory, output->first_rank + output->streams[i].worker, i % 2 ? "err" : "out",
+                                   &output->streams[i].file);
         if (code)
             return code;
     }
@@ -346,7 +347,8 @@ static int files_open(struct run_output *output, const char *directory)
 
 int run_output_open(struct run_output *output, const struct run_options *options)
 {
-    *output = (struct run_output){.has_prefix = options->has_prefix, .workers = options->workers};
+    *output =
+        (struct run_output){.has_prefix = options->has_prefix, .workers = options->workers, .first_rank = options->first_rank};
     for (int i = 0; i < 2; i++)
         sink_init(&output->sinks[i], i + 1);
     output->route[0] = &output->sinks[0];
@@ -361,7 +363,7 @@ int run_output_open(struct run_output *output, const struct run_options *options
     for (size_t i = 0; i < streams_count(output); i++)
         output->streams[i] = (struct run_stream){.fd = -1,
                                                  .file = -1,
-                                                 .rank = (int)(i / 2),
+                                                 .worker = (int)(i / 2),
                                                  .sink = output->route[i % 2],
                                                  .tail = &output->tails[i / 2],
                                                  .blame = &output->blames[i / 2]};
@@ -386,10 +388,10 @@ void run_output_close(struct run_output *output)
     *output = (struct run_output){0};
 }
 
-void run_output_attach(struct run_output *output, int rank, const int fds[2])
+void run_output_attach(struct run_output *output, int worker, const int fds[2])
 {
     for (int i = 0; i < 2; i++)
-        output->streams[2 * rank + i].fd = fds[i];
+        output->streams[2 * worker + i].fd = fds[i];
 }
 
 size_t run_output_polls(const struct run_output *output)
@@ -447,9 +449,9 @@ void run_output_say(struct run_output *output, const char *format, ...)
     live_draw(output, sink);
 }
 
-size_t run_output_tail_print(struct run_output *output, int rank)
+size_t run_output_tail_print(struct run_output *output, int worker)
 {
-    const struct run_tail *tail = &output->tails[rank];
+    const struct run_tail *tail = &output->tails[worker];
     struct run_sink *sink = output->route[1];
     size_t i = tail->count > RUN_TAIL_LINES ? tail->count - RUN_TAIL_LINES : 0;
     const size_t lines = tail->count - i;

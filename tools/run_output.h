@@ -39,7 +39,7 @@ struct run_sink {
 struct run_stream {
     int fd; /* -1: ended */
     int file;
-    int rank;
+    int worker;
     struct run_sink *sink;
     struct run_tail *tail;
     struct run_blame *blame;
@@ -48,7 +48,7 @@ struct run_stream {
 
 struct run_output {
     bool has_prefix;
-    int workers;
+    int workers, first_rank;
     struct run_sink sinks[2]; /* both names of one terminal or file use the first alone, so that the order of lines stays */
     struct run_sink *route[2];
     struct run_stream *streams; /* two per worker */
@@ -60,8 +60,8 @@ struct run_output {
 int run_output_open(struct run_output *output, const struct run_options *options);
 void run_output_close(struct run_output *output);
 
-/* From now on fds[0] and [1] are the stdout and stderr of a rank. */
-void run_output_attach(struct run_output *output, int rank, const int fds[2]);
+/* From now on fds[0] and [1] are the stdout and stderr of a worker. */
+void run_output_attach(struct run_output *output, int worker, const int fds[2]);
 
 /* How many entries for poll() it takes; fill writes them, serve acts on what poll() said. */
 size_t run_output_polls(const struct run_output *output);
@@ -80,7 +80,7 @@ void run_output_typed(struct run_output *output);
 /* Queues a line of the launcher's own for stderr. */
 void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Queues the last lines of a rank for stderr. Returns how many there were. */
-size_t run_output_tail_print(struct run_output *output, int rank);
+/* Queues the last lines of a worker for stderr. Returns how many there were. */
+size_t run_output_tail_print(struct run_output *output, int worker);
 
 #endif

@@ -115,13 +115,26 @@ static bool secret_set(void)
     return setenv("SHOAL_SECRET", text, 1) == 0;
 }
 
-bool run_environment_set(int workers, bool is_bound, int *lock_fd_out)
+static bool meeting_set(const char *host, int port)
 {
-    int port, lock_fd;
-    if (!port_choose(&port, &lock_fd))
-        return false;
-    bool is_done = secret_set() && setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && number_set("MASTER_PORT", port) &&
-                   number_set("WORLD_SIZE", workers) && number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", 0);
+    return setenv("MASTER_ADDR", host, 1) == 0 && number_set("MASTER_PORT", port);
+}
+
+/* Several hosts meet where they were told to, with the secret that they were given. */
+static bool rendezvous_set(const struct run_place *place, int *lock_fd_out)
+{
+    int port;
+    if (place->hosts > 1)
+        return meeting_set(place->meet, place->port);
+    return port_choose(&port, lock_fd_out) && secret_set() && meeting_set("127.0.0.1", port);
+}
+
+bool run_environment_set(const struct run_options *options, bool is_bound, int *lock_fd_out)
+{
+    const int workers = options->workers;
+    int lock_fd = -1;
+    bool is_done = rendezvous_set(&options->place, &lock_fd) && number_set("WORLD_SIZE", options->place.hosts * workers) &&
+                   number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", options->place.index);
     /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
     if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
         is_done = number_set("OMP_NUM_THREADS", 1);
@@ -130,7 +143,7 @@ bool run_environment_set(int workers, bool is_bound, int *lock_fd_out)
         is_done = number_set("SHOAL_RUN_TERMINAL", 1);
     if (is_done)
         *lock_fd_out = lock_fd;
-    else
+    else if (lock_fd >= 0)
         close(lock_fd);
     return is_done;
 }
@@ -140,16 +153,17 @@ static void program_become(const struct run_options *options, const struct run_i
                            const struct run_spawn *spawn, const int writers[2], pid_t launcher)
 {
     const int input = spawn->input >= 0 ? spawn->input : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    const int rank = options->first_rank + spawn->worker;
     setpgid(0, 0);
     /* The launcher may have died before the kernel was told to report it. */
     if (prctl(PR_SET_PDEATHSIG, SIGTERM) || getppid() != launcher)
         _exit(RUN_EXIT_LAUNCHER);
     if (input < 0 || (input > 0 && dup2(input, 0) < 0) || dup2(writers[0], 1) < 0 || dup2(writers[1], 2) < 0)
         return;
-    if (!number_set("RANK", spawn->rank) || !number_set("LOCAL_RANK", spawn->rank))
+    if (!number_set("RANK", rank) || !number_set("LOCAL_RANK", spawn->worker))
         return;
-    if (!bind_apply(spawn->bind, spawn->rank))
-        fprintf(stderr, "shoal run: rank %d cannot be bound to its cores: %s\n", spawn->rank, strerror(errno));
+    if (!bind_apply(spawn->bind, spawn->worker))
+        fprintf(stderr, "shoal run: rank %d cannot be bound to its cores: %s\n", rank, strerror(errno));
     sigaction(SIGPIPE, &inherited->on_pipe, NULL);
     sigprocmask(SIG_SETMASK, &inherited->mask, NULL);
     execvp(options->program[0], options->program);
@@ -186,7 +200,8 @@ static int trouble_print(const struct run_options *options, int rank, int error)
                 rank, options->workers, 16 + options->workers * (options->directory ? 4 : 2),
                 (unsigned long long)limit.rlim_cur);
     else
-        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->workers, strerror(error));
+        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->place.hosts * options->workers,
+                strerror(error));
     return RUN_EXIT_LAUNCHER;
 }
 
@@ -224,8 +239,9 @@ static int child_error_read(int fd)
 int run_worker_spawn(const struct run_options *options, const struct run_inherited *inherited, struct run_spawn *spawn)
 {
     int pairs[3][2];
+    const int rank = options->first_rank + spawn->worker;
     if (!pipes_open(pairs))
-        return trouble_print(options, spawn->rank, errno);
+        return trouble_print(options, rank, errno);
     const pid_t launcher = getpid();
     spawn->pid = fork();
     if (spawn->pid == 0) {
@@ -247,7 +263,7 @@ int run_worker_spawn(const struct run_options *options, const struct run_inherit
     close(pairs[0][0]);
     close(pairs[1][0]);
     if (spawn->pid < 0)
-        return trouble_print(options, spawn->rank, fork_error);
+        return trouble_print(options, rank, fork_error);
     waitpid(spawn->pid, NULL, 0);
-    return exec_trouble_print(options, spawn->rank, exec_error);
+    return exec_trouble_print(options, rank, exec_error);
 }

@@ -29,8 +29,8 @@ INTERFACE = "eth0"
 BURST_BYTES = 72 << 10  # of the token bucket of a shaped link, each way: one of TCP's largest packets has to fit
 IS_INSIDE = "SHOAL_TEST_USER_NAMESPACE"  # set once we are root of a user namespace
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-                  "SHOAL_SECRET", "SHOAL_SECRET_FILE", "PMIX_RANK", "PMI_RANK")
-LAUNCHER_PREFIXES = ("PMIX_", "PMI_", "OMPI_", "TORCHELASTIC_", "SLURM_")
+                  "SHOAL_SECRET", "SHOAL_SECRET_FILE", "PMIX_RANK", "PMI_RANK", "MPI_LOCALNRANKS")
+LAUNCHER_PREFIXES = ("PMIX_", "PMI_", "OMPI_", "TORCHELASTIC_", "SLURM_", "PET_", "SM_", "DSTACK_")
 
 
 class Impossible(Exception):

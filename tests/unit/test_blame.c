@@ -26,7 +26,7 @@ static int blamed(const struct said *said, size_t count, int first)
     struct run_blame blames[WORKERS] = {0};
     for (size_t i = 0; i < count; i++)
         run_blame_hear(&blames[said[i].worker], said[i].line, strlen(said[i].line));
-    return run_blame_find(blames, pids, WORKERS, first);
+    return run_blame_find(blames, pids, WORKERS, -1, first);
 }
 
 static void blame_of_a_peer_that_ended(void **state)
@@ -82,6 +82,30 @@ static void blame_of_a_process_below_a_worker(void **state)
     assert_int_equal(blamed(said, 1, 0), 0);
 }
 
+/* Over several hosts processes of others may have the numbers of ours: the rank and the host decide. */
+static void blame_of_another_host(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        int blamed;
+    } cases[] = {
+        {BROKEN("4", "10") ": rank 1 (process 11 on other) exited with code 1", RUN_BLAME_ELSEWHERE},
+        {BROKEN("4", "10") ": rank 1 (process 11 on host) exited with code 1", RUN_BLAME_ELSEWHERE},
+        {BROKEN("4", "10") " by rank 8 (process 11): ranks called different operations", RUN_BLAME_ELSEWHERE},
+        {BROKEN("4", "10") " by rank 7 (process 13): ranks called different operations", 3},
+        {BROKEN("4", "10") ": rank 5 (process 11 on host, alive) did not come", 1},
+        {"shoal: rank 0 (host:10) [engine] communicator world/1 is broken: rank 1 (process 11 on other) ended",
+         RUN_BLAME_ELSEWHERE},
+        {"shoal: rank 0 (host:10) [engine] communicator world/1 is broken: rank 1 (process 11 on host) ended", 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct run_blame blames[WORKERS] = {0};
+        run_blame_hear(&blames[0], cases[i].line, strlen(cases[i].line));
+        assert_int_equal(run_blame_find(blames, pids, WORKERS, 4, 0), cases[i].blamed);
+    }
+}
+
 static void other_lines_change_nothing(void **state)
 {
     (void)state;
@@ -107,6 +131,7 @@ int main(void)
         cmocka_unit_test(blame_of_each_other_ends),
         cmocka_unit_test(blame_of_nobody),
         cmocka_unit_test(blame_of_a_process_below_a_worker),
+        cmocka_unit_test(blame_of_another_host),
         cmocka_unit_test(other_lines_change_nothing),
     };
     return cmocka_run_group_tests_name("blame", tests, NULL, NULL);
