@@ -223,7 +223,7 @@ def stopped_at_one_host():
 def host_that_never_comes():
     """At the deadline its ranks are named."""
     with Cluster(2) as cluster:
-        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], by_options(cluster, 2, 2), count=1, SHOAL_TIMEOUT_MS="4000") as job:
+        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], by_options(cluster, 2, 2), count=1, SHOAL_BOOTSTRAP_TIMEOUT_MS="4000") as job:
             job.wait(JOINED_S)
             expect(job.agents[0].code == 1 and re.search(r"ranks? 2, 3|ranks 2 and 3|ranks 2-3|ranks 2 to 3", job.told()), job.told())
 

@@ -220,5 +220,5 @@ int main(void)
         cmocka_unit_test(sources_that_agree_are_joined), cmocka_unit_test(mistakes_name_the_variable),
         cmocka_unit_test(conflicts_name_both),           cmocka_unit_test(wrong_options),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("run_place", tests, NULL, NULL);
 }
