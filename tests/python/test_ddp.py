@@ -588,6 +588,32 @@ def compression(world):
         others = [torch.empty_like(mine) for _ in range(world.size)]
         dist.all_gather(others, mine)
         expect(all(torch.equal(other, others[0]) for other in others), kind, "differs between ranks")
+    hooks_between_hosts(world)
+
+
+def hooks_between_hosts(world):
+    """Against torch's hook of that format where there is one, and within the error of the format. What int8 has cut off is added
+    later: the sum of many steps is far nearer."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    exact, half = (nn.parallel.DistributedDataParallel(seeded(plain)) for _ in range(2))
+    half.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    models = {hook: theirs_with(hook, seeded(plain)) for hook in ("fp16_hook", "bf16_hook", "int8_hook")}
+    sums, first = {}, {}
+    for step in range(40):
+        for name, model in {"exact": exact, "half": half, **models}.items():
+            model.zero_grad()
+            loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
+            gradient = torch.cat([each.grad.flatten() for each in model.parameters()])
+            first.setdefault(name, gradient)
+            sums[name] = sums.get(name, 0) + gradient.double()
+    def error(values, than="exact"):
+        return ((values[name] - values[than]).norm() / values[than].norm()).item()
+    for name, most in (("fp16_hook", 1e-3), ("bf16_hook", 1e-2), ("int8_hook", 5e-2)):
+        expect(1e-6 < error(first) < most, name, "errs by", error(first))
+    name = "fp16_hook"
+    expect(error(first, "half") < 1e-3, "torch's hook of fp16 and Shoal's differ by", error(first, "half"))
+    name = "int8_hook"
+    expect(error(sums) < error(first) / 5, "without feedback: one step errs by", error(first), "their sum by", error(sums))
 
 
 def rank_ends(world):
@@ -599,13 +625,104 @@ def rank_ends(world):
     message_of(RuntimeError, loss.backward, "rank 1")
 
 
+# ---- Hooks for torch's own class ----
+
+
+def theirs_with(hook, module, state=None, **options):
+    from shoal.torch import hooks
+    model = nn.parallel.DistributedDataParallel(module, **options)
+    state = state or hooks.State()
+    model.register_comm_hook(state, getattr(hooks, hook))
+    return model
+
+
+def hooks_on_one_host(world):
+    """Nothing is compressed there; buckets are made anew after the first step."""
+    for hook, make in (("fp16_hook", plain), ("bf16_hook", Mixed), ("int8_hook", plain)):
+        for options in ({}, {"bucket_cap_mb": 0.0005, "find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
+            model = theirs_with(hook, seeded(make), **options)
+            other = nn.parallel.DistributedDataParallel(seeded(make))
+            for each in (model, other):
+                train(world, each, steps=4)
+            compare(model.module, other.module, 20 * tolerance_of(other))
+
+
+def hooks_with_join(world):
+    """Ranks that have no more batches take part with zeros."""
+    model, other = theirs_with("int8_hook", seeded(plain)), nn.parallel.DistributedDataParallel(seeded(plain))
+    for each in (model, other):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        with each.join():
+            for step in range(2 + world.rank):
+                optimizer.zero_grad()
+                loss_of(each, *(share(world, tensor) for tensor in batch(step))).backward()
+                optimizer.step()
+    compare_all = [torch.cat([each.detach().flatten() for each in one.module.parameters()]) for one in (model, other)]
+    close(*compare_all, 1e-5, "join")
+
+
+class Bucket:
+    """What torch's GradBucket tells a hook."""
+
+    def __init__(self, tensor, index, count, parameters):
+        self.index, self.is_last = (lambda: index), (lambda: index == count - 1)
+        self.buffer, self.parameters = (lambda: tensor), (lambda: parameters)
+
+
+def hooks_with_other_buckets(world):
+    """Buckets change in the middle of the list, and their number does: no bucket is averaged twice or left out."""
+    from shoal.torch import hooks
+    state, parameters = hooks.State(), [torch.zeros(1)]
+    mean = sum(range(1, world.size + 1)) / world.size
+    for counts in ((5, 70000, 3), (5, 70000, 3), (5, 9, 9), (5, 9), (5, 9, 9, 100000), (5, 9, 9, 100000), (1,)):
+        tensors = [torch.full((count,), (index + 1.0) * (world.rank + 1)) for index, count in enumerate(counts)]
+        futures = [hooks.int8_hook(state, Bucket(tensor, index, len(counts), parameters))
+                   for index, tensor in enumerate(tensors)]
+        for index, (future, tensor) in enumerate(zip(futures, tensors)):
+            expect(future.done() and future.wait() is tensor, "a future of another tensor")
+            close(tensor, torch.full_like(tensor, (index + 1) * mean), 1e-5, "bucket", index, "of", counts)
+
+
+def hooks_wrong_use(world):
+    from shoal.torch import hooks
+    x, y = (share(world, tensor) for tensor in batch())
+    model = theirs_with("int8_hook", seeded(plain), state=dist.group.WORLD)
+    message_of(TypeError, loss_of(model, x, y).backward, "Group", "hooks.State(process_group)", "hooks.int8_hook")
+    state = hooks.State()
+    one, two = (theirs_with("fp16_hook", seeded(plain), state) for _ in range(2))
+    loss_of(one, x, y).backward()
+    message_of(RuntimeError, loss_of(two, x, y).backward, "given to two models")
+    two = theirs_with("bf16_hook", seeded(plain), state)
+    message_of(RuntimeError, loss_of(two, x, y).backward, "serves fp16_hook", "bf16_hook")
+    message_of(TypeError, lambda: hooks.int8_hook(hooks.State(), Bucket(torch.zeros(2, dtype=torch.int64), 0, 1, [])), "int64")
+    message_of(ValueError, lambda: hooks.int8_hook(hooks.State(), Bucket(torch.zeros(2, device="meta"), 0, 1, [])), "meta")
+    message_of(RuntimeError, lambda: hooks.int8_hook(hooks.State(), Bucket(torch.zeros(2), 1, 2, [])), "bucket 1 came")
+
+
+def hooks_broken_backward(world):
+    """The other ranks are told at once, as with shoal.torch's class."""
+    model = theirs_with("int8_hook", seeded(plain), bucket_cap_mb=0.0005)
+    for step in range(3):
+        loss = loss_of(model, *(share(world, tensor) for tensor in batch(step)))
+        if step < 2:
+            loss.backward()
+    if world.rank == 0:
+        def breaks(_):
+            raise ValueError("on purpose")
+        model.module[0].weight.register_hook(breaks)
+        message_of(ValueError, loss_of(model, *(share(world, tensor) for tensor in batch())).backward, "on purpose")
+    else:
+        message_of(RuntimeError, loss.backward, "an exception ended the backward pass", "rank 0")
+
+
 CASES = [model_case(*row) for row in MODELS.items()]
 CASES += [form_case(name, options, to_none, **optimizing) for name, options, to_none, optimizing in FORMS]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     begins_as_rank_0, no_sync, adds_to_averages, keeps_gradients, unused, several_models, two_forwards_one_backward, static_graph_with_segments,
     complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
-    changed_static_graph, wrong_arguments)]
+    changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
+CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]

@@ -108,14 +108,15 @@ def join(store, rank, size, timeout, name, ranks):
     return create(_communicator.context(), comm, rank, size, timeout, name, ranks)
 
 
-_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer",
-          "DistributedSampler": "sampler", "divide_batch": "sampler"}
+_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
+          "divide_batch": "sampler", "hooks": "hooks"}
 
 
 def __getattr__(name):
     """These are imported where they are used, as they need more of torch than a back-end does."""
     if name in _LATER:
-        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+        module = importlib.import_module(f".{_LATER[name]}", __name__)
+        return module if name == _LATER[name] else getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

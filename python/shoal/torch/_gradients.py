@@ -35,6 +35,21 @@ class Communicator:
         return numbers
 
 
+class BackwardEnd:
+    """The autograd engine calls it at the end of a backward pass, or drops it where an exception ended the pass."""
+
+    def __init__(self, steps, task):
+        self.steps, self.task, self.is_done = steps, task, False
+
+    def __call__(self):
+        self.is_done = True
+        self.steps.backward_ended(self.task)
+
+    def __del__(self):
+        if not self.is_done:
+            self.steps.backward_broke(self.task)
+
+
 class _Handle:
     """The owner of a reducer's memory. Each view holds it, as a program may keep a gradient for longer than the module."""
 
@@ -47,22 +62,24 @@ class _Handle:
 
 
 class Reducer:
-    """struct shoal_reducer, whose averages stay in its memory. It is freed when neither it nor a view is used any more."""
+    """struct shoal_reducer, whose averages stay in its memory, or are copied back with results_in_views=0. It is freed when neither
+    it nor a view is used any more."""
 
-    def __init__(self, communicator, names, parameters, order=None, **options):
+    def __init__(self, communicator, names, parameters, order=None, results_in_views=1, **options):
         self._library, self._address = _native.load(), None
         self._context, address = _communicator.context(), ctypes.c_void_p()
         self.count = len(parameters)
+        self._forms = [(parameter.numel(), parameter.dtype) for parameter in parameters]
         self.counts = [parameter.numel() * TYPES[parameter.dtype][1] for parameter in parameters]
         entries = (_native.Parameter * self.count)(*(
             (count, TYPES[parameter.dtype][0], name.encode())
             for count, parameter, name in zip(self.counts, parameters, names)))
-        chosen = _native.ReducerOptions(keeps_layout=1, results_in_views=1, order=order, **options)
+        chosen = _native.ReducerOptions(keeps_layout=1, results_in_views=results_in_views, order=order, **options)
         self._check(self._library.reducer_create(self._context, communicator.address, entries, self.count,
                                                  ctypes.byref(chosen), ctypes.byref(address)))
         self._address = address.value
         self._handle = _Handle(self._library, self._address)
-        self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)]
+        self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)] if results_in_views else []
 
     def _view(self, index, parameter):
         """A view with the parameter's strides where these leave no hole, as a gradient has them."""
@@ -74,6 +91,14 @@ class Reducer:
         flat = torch.frombuffer(block, dtype=torch.uint8).view(parameter.dtype)
         strides = torch.empty_like(parameter, device="meta").stride()
         return flat.as_strided(parameter.shape, strides)
+
+    def is_of(self, index, tensor):
+        """Whether the tensor can be the gradient of this parameter."""
+        return self._forms[index] == (tensor.numel(), tensor.dtype)
+
+    def zeros_from(self, index):
+        """Gradients of this and all later parameters."""
+        return [torch.zeros(count, dtype=dtype) for count, dtype in self._forms[index:]]
 
     def begin(self):
         self._check(self._library.reducer_begin(self._address, _native.STEP_REDUCE))

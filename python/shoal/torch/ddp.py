@@ -38,21 +38,6 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
         "that shall only add to the gradients of this rank")
 
 
-class _BackwardEnd:
-    """The autograd engine calls it at the end of a backward pass, or drops it where an exception ended the pass."""
-
-    def __init__(self, steps, task):
-        self.steps, self.task, self.is_done = steps, task, False
-
-    def __call__(self):
-        self.is_done = True
-        self.steps.backward_ended(self.task)
-
-    def __del__(self):
-        if not self.is_done:
-            self.steps.backward_broke(self.task)
-
-
 class _Steps:
     """Which gradients are ready in the step under way. None of a module's methods is called here."""
 
@@ -144,7 +129,7 @@ class _Steps:
             self._whole_tasks.add(task)
         if task not in self._tasks:
             self._tasks.add(task)
-            Variable._execution_engine.queue_callback(_BackwardEnd(self, task))
+            Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, task))
 
     def _mark(self, index):
         if self._ready[index]:

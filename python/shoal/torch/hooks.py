@@ -1,0 +1,144 @@
+"""Communication hooks for torch.nn.parallel.DistributedDataParallel: gradients are averaged by Shoal's gradient engine.
+
+    from shoal.torch import hooks
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    model.register_comm_hook(hooks.State(), hooks.int8_hook)          # or fp16_hook, bf16_hook
+
+Inside a host gradients keep their precision; between hosts float32 gradients travel in the named format, and with int8 each rank
+adds in the next step what quantizing has cut off in this one. Each bucket of DDP is a parameter of a reducer
+(include/shoal/gradients.h): the hook marks it, and the hook of a step's last bucket waits for all of them, when nothing is left to
+compute. docs/python.md says more.
+"""
+import ctypes
+
+import torch
+from torch.autograd import Variable
+
+from .. import _native
+from . import _communicator, _gradients
+
+MIB = 1 << 20
+
+
+class State:
+    """What a hook keeps from step to step: its communicator, and what int8 has cut off. Each model has one of its own, given to
+    register_comm_hook. process_group: that of the model; the default group where it is None."""
+
+    def __init__(self, process_group=None):
+        self.process_group = process_group
+        self._compression = self._communicator = self._reducer = None
+        self._known = set()  # ids of the model's parameters
+        self._buckets, self._futures, self._marked = [], [], 0  # of the step under way; so many of them the reducer has
+
+    def average(self, bucket, compression):
+        """A future of the bucket's average, which is written into the bucket."""
+        self._check(bucket, compression)
+        if not self._buckets and torch._C._current_graph_task_id() >= 0:  # a rank that has joined is in no backward pass
+            Variable._execution_engine.queue_callback(_gradients.BackwardEnd(self, None))
+        self._buckets.append(bucket.buffer())
+        self._futures.append(torch.futures.Future())
+        future = self._futures[-1]
+        self._known.update(map(id, bucket.parameters()))
+        if self._is_as_before(bucket):
+            self._mark()
+        if bucket.is_last():
+            self._finish()
+        return future
+
+    def backward_ended(self, _):
+        pass
+
+    def backward_broke(self, _):
+        if self._buckets and self._reducer:
+            self._reducer.fail(_native.ERR_ABORTED, "an exception ended the backward pass")
+
+    def _check(self, bucket, compression):
+        tensor = bucket.buffer()
+        if tensor.device.type != "cpu":
+            raise ValueError(f"shoal: gradients are on {tensor.device}, but Shoal's hooks serve modules on the CPU: leave the hook out")
+        if tensor.dtype not in _gradients.TYPES:
+            raise TypeError(f"shoal: gradients are of {tensor.dtype}, but the hooks average those of "
+                            f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}")
+        if self._compression not in (None, compression):
+            raise RuntimeError(f"shoal: this hooks.State serves {self._compression}_hook and was given to {compression}_hook, too: "
+                               "make a State for each")
+        self._compression = compression
+        if bucket.index() != len(self._buckets):
+            if self._reducer:
+                self._reducer.begin()  # raises the cause, where the backward pass before this one has failed
+            raise RuntimeError(f"shoal: bucket {bucket.index()} came where bucket {len(self._buckets)} was expected: did an exception "
+                               "end a backward pass, or do two models share a hooks.State? Make the module and its State again")
+        if self._reducer and id(bucket.parameters()[0]) not in self._known:
+            raise RuntimeError("shoal: a hooks.State was given to two models: make one for each")
+
+    def _is_as_before(self, bucket):
+        """Whether the reducer has this bucket, and had all before it. DDP makes its buckets anew after the first step."""
+        index = bucket.index()
+        return (self._reducer is not None and index == self._marked and index < self._reducer.count
+                and bucket.is_last() == (index == self._reducer.count - 1)
+                and self._reducer.is_of(index, self._buckets[index]))
+
+    def _mark(self):
+        if self._marked == 0:
+            self._reducer.begin()
+        self._reducer.ready(self._marked, self._buckets[self._marked])
+        self._marked += 1
+
+    def _finish(self):
+        marked = self._mark_anew() if self._marked < len(self._buckets) else []
+        self._reducer.finish()
+        del marked  # memory that was written to until now
+        done = list(zip(self._futures, self._buckets))
+        self._buckets, self._futures, self._marked = [], [], 0
+        for future, tensor in done:
+            future.set_result(tensor)
+
+    def _mark_anew(self):
+        """All ranks make a new reducer in the same step, as their buckets are the same. Buckets that the old one has are averaged by
+        it; the new one is given copies of them. Returns what was marked."""
+        averaged = self._marked
+        if averaged:
+            rest = self._reducer.zeros_from(averaged)
+            for index, tensor in enumerate(rest, averaged):
+                self._reducer.ready(index, tensor)
+            self._reducer.finish()
+        self._reducer = self._make_reducer()
+        marked = [tensor.clone() if index < averaged else tensor for index, tensor in enumerate(self._buckets)]
+        self._reducer.begin()
+        for index, tensor in enumerate(marked):
+            self._reducer.ready(index, tensor)
+        return marked
+
+    def _make_reducer(self):
+        group = self.process_group or torch.distributed.group.WORLD
+        timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+        if not self._communicator:
+            store = torch.distributed.distributed_c10d._get_process_group_store(group)
+            self._communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "gradients")
+        count = len(self._buckets)
+        longest = max(tensor.numel() * tensor.element_size() for tensor in self._buckets)
+        return _gradients.Reducer(
+            self._communicator, [f"bucket {index}" for index in range(count)], self._buckets,
+            order=(ctypes.c_uint32 * count)(*range(count)), results_in_views=0, buffer_bytes=min(max(longest, 1), 25 * MIB),
+            first_buffer_bytes=min(max(longest, 1), MIB), compression=_gradients.COMPRESSIONS[self._compression],
+            timeout_ms=_communicator.milliseconds(timeout))
+
+
+def _average(state, bucket, compression):
+    if not isinstance(state, State):
+        raise TypeError(f"shoal: the state of {compression}_hook is {type(state).__name__}, but must be a hooks.State: write "
+                        f"model.register_comm_hook(hooks.State(process_group), hooks.{compression}_hook)")
+    return state.average(bucket, compression)
+
+
+def fp16_hook(state, bucket):
+    return _average(state, bucket, "fp16")
+
+
+def bf16_hook(state, bucket):
+    return _average(state, bucket, "bf16")
+
+
+def int8_hook(state, bucket):
+    """Blocks of 256 values with a scale, with error feedback."""
+    return _average(state, bucket, "int8")
