@@ -368,6 +368,49 @@ def hooks_of_others(world):
         compare(module, alone)
 
 
+def join(world):
+    """As torch's: ranks end one after another, the highest one last; all then hold its model."""
+    def steps_of(each, **options):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        with each.join(**options):
+            for step in range(1 + 2 * world.rank):
+                optimizer.zero_grad(set_to_none=step != 1)
+                if step == 2:
+                    with each.no_sync():
+                        loss_of(each, *(share(world, tensor) for tensor in batch(9))).backward()
+                loss_of(each, *(share(world, tensor) for tensor in batch(step))).backward()
+                optimizer.step()
+
+    def with_statistics():
+        return nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+
+    gloo = dist.new_group(backend="gloo")  # as torch's class cannot divide by the active ranks over the shim in Python
+    for make in (plain, with_statistics):
+        for options in ({}, {"find_unused_parameters": True}):
+            model = ours(seeded(make), **options)
+            theirs = nn.parallel.DistributedDataParallel(seeded(make), process_group=gloo, **options)
+            for each in (model, theirs):
+                for by_all in (True, False):
+                    steps_of(each, divide_by_initial_world_size=by_all)
+                steps_of(each, enable=world.size > 1)
+            for (name, mine), other in zip(model.module.state_dict().items(), theirs.module.state_dict().values()):
+                close(mine, other, 1e-5, name)
+                same = [torch.empty_like(mine) for _ in range(world.size)]
+                dist.all_gather(same, mine)
+                expect(all(torch.equal(each, same[0]) for each in same), name, "differs between ranks")
+
+
+def join_throws(world):
+    """All ranks are told when the first one has no further batch."""
+    model = ours(seeded(plain))
+
+    def train_until_told():
+        with model.join(throw_on_early_termination=True):
+            for step in range(1 + world.rank):
+                loss_of(model, *(share(world, tensor) for tensor in batch(step))).backward()
+    message_of(RuntimeError, train_until_told, "Rank 0 exhausted" if world.rank == 0 else "exhausted inputs")
+
+
 def ignored(world):
     module = seeded(plain)
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["0.weight"])
@@ -566,7 +609,6 @@ def wrong_arguments(world):
     message_of(NotImplementedError, lambda: ours(plain(), bucket_cap_mb_list=[1, 2]), "bucket_cap_mb_list")
     model = ours(plain())
     message_of(NotImplementedError, lambda: model.register_comm_hook(None, print), "compression=")
-    message_of(NotImplementedError, lambda: model.join(), "DistributedSampler")
 
 
 # ---- Several hosts, and ranks that end ----
@@ -722,7 +764,7 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     complex_gradients, hooks_of_others, ignored, compiled, made_and_dropped,
     saved_and_copied, what_others_read, backwards_without_forward, missing_gradient, different_models, sparse_gradient,
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
-CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward)]
+CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, join, join_throws)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("rank_ends", rank_ends, sizes=(2, 3), fresh=True, ends=(1,))]

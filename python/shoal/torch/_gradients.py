@@ -111,6 +111,12 @@ class Reducer:
     def finish(self):
         self._check(self._library.reducer_finish(self._address, None))
 
+    def join(self):
+        """Takes part in a step of the other ranks. False: there is none, as all have joined."""
+        more = ctypes.c_int()
+        self._check(self._library.reducer_join(self._address, ctypes.byref(more), None))
+        return bool(more.value)
+
     def is_used(self, index):
         return bool(self._library.reducer_is_used(self._address, index))
 

@@ -23,7 +23,7 @@ import zlib
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
-from torch.distributed.algorithms.join import Joinable
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
 from .. import _native
@@ -46,7 +46,7 @@ class _Steps:
         self.reducer = _gradients.Reducer(communicator, names, parameters, **options)
         self.is_renewed = False
         self.is_static = is_static  # each step has the hooks of the first one, of which a parameter may have several
-        self._state, self._finished = IDLE, 0
+        self._state, self._finished, self._order_of_first = IDLE, 0, None
         self._expected = None  # how often each parameter's hook fires in a step of a static graph, once known
         self._clear()
         self._nodes = [self._hook(index, parameter) for index, parameter in enumerate(parameters)]
@@ -74,8 +74,10 @@ class _Steps:
 
     # ---- Forward ----
 
-    def open(self, is_synced):
-        """Before a backward pass."""
+    def open(self, is_synced, division=None):
+        """Before a backward pass. division: see expect_uneven."""
+        if division is not None:
+            self.expect_uneven(division)
         if self._state == OPEN and self._ready_count:
             self.reducer.begin()  # raises, as the backward pass has not ended or failed
         if not is_synced:
@@ -89,9 +91,33 @@ class _Steps:
     def _renew(self):
         """All ranks, at the end of the first step, from the order that rank 0 saw in it. Gradients stay where they are until the
         program lets go of them, so that one that it has kept can always be read."""
-        order = self._communicator.numbers_of_first(self.reducer.order())
-        self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=order, **self._options)
+        self._order_of_first = self._communicator.numbers_of_first(self.reducer.order())
+        self._make_again()
         self.is_renewed = True
+
+    def _make_again(self):
+        self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=self._order_of_first,
+                                          **self._options)
+
+    # ---- Uneven numbers of batches ----
+
+    def expect_uneven(self, division):
+        """All ranks, before the first step inside join(). division: what is added up is divided by the number of those that have
+        not joined (1) or of all ranks (0)."""
+        uneven = {"is_uneven": 1, "divides_by_active": division}
+        if self._state != OPEN and not uneven.items() <= self._options.items():
+            self._options.update(uneven)
+            self._make_again()
+
+    def join(self, division):
+        """A rank without a further batch takes part in a step of the others."""
+        self.expect_uneven(division)
+        if not self.reducer.join():
+            raise RuntimeError("shoal: this rank joined a step that no rank made: do all make as many forward passes as backward "
+                               "passes inside join()?")
+        self._finished += 1
+        if not self.is_renewed:
+            self._renew()
 
     def watch(self, outputs):
         """The first gradient of a backward pass is that of an output."""
@@ -233,12 +259,18 @@ class _ReducerStandIn:
     def _delay_all_reduce(self):
         pass
 
+    def _push_all_rebuilt_params(self):
+        pass
+
 
 class _LoggerStandIn:
     def __init__(self, module):
         self._module = weakref.ref(module)
 
     def _set_static_graph(self):
+        pass
+
+    def _set_uneven_input_join(self):
         pass
 
     def _get_ddp_logging_data(self):
@@ -329,8 +361,16 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     @torch._disable_dynamo
     def _before_forward(self):
+        if not self._join_config.enable:
+            if self.will_sync_module_buffers():
+                self._sync_buffers()
+            return
+        told = Join.notify_join_context(self)  # those that have joined do the same three calls, see torch's _DDPJoinHook
+        if told:
+            told.wait()
         if self.will_sync_module_buffers():
             self._sync_buffers()
+        self._check_global_requires_backward_grad_sync(is_joined_rank=False)
 
     @torch._disable_dynamo
     def _after_forward(self, outputs):
@@ -340,7 +380,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             self._open(is_synced, outputs)
 
     def _open(self, is_synced, outputs):
-        self._steps.open(is_synced)
+        self._steps.open(is_synced, self._division() if self._join_config.enable else None)
         self._steps.watch(torchs._find_tensors(outputs))
 
     # ---- Saved and copied ----
@@ -398,13 +438,16 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     def _register_fused_optim(self, optim, *args, optim_params=None, **kwargs):
         self.register_comm_hook(None, optim)
 
-    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
-        raise NotImplementedError("shoal: shoal.torch.DistributedDataParallel has no join(): give all ranks as many batches "
-                                  "(DistributedSampler does, and DataLoader with drop_last=True), or use "
-                                  "torch.nn.parallel.DistributedDataParallel")
+    # join() and join_hook() are torch's. These are what its hook calls on a rank that has no further batch.
 
-    def join_hook(self, **kwargs):
-        self.join()
+    def _division(self):
+        return 0 if self._divide_by_initial_world_size else 1
+
+    def _match_all_reduce_for_bwd_pass(self):
+        self._steps.join(self._division())
+
+    def _match_unused_params_allreduce(self):
+        """The reducer's steps bring that along."""
 
     def _update_process_group(self, new_process_group):
         raise NotImplementedError("shoal: the group cannot be changed: make a new DistributedDataParallel of the same module")
