@@ -84,6 +84,7 @@ print(f"rank {rank} trained")
 """
 
 BEFORE_1_4 = PROBLEM + """
+import shoal.torch
 import smdistributed.dataparallel.torch.distributed as dist
 from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel as DDP
 import smdistributed.dataparallel.torch.parallel
@@ -95,6 +96,8 @@ assert dist.is_initialized()
 rank, size = dist.get_rank(dist.group.WORLD), dist.get_world_size()
 assert (size, dist.get_local_rank()) == (2, rank)
 network = DDP(make_network(), None, None, False, dist.group.WORLD, 1)
+assert isinstance(network, shoal.torch.DistributedDataParallel) and network.bucket_bytes_cap == 1 << 20
+assert isinstance(network, torch.nn.parallel.DistributedDataParallel) and not network.forward_sync_buffers
 with network.no_sync():
     network(inputs).sum().backward()
 check(train(network, inputs.chunk(size)[rank], targets.chunk(size)[rank]))

@@ -1,13 +1,13 @@
 """DistributedDataParallel as it was called before SMDDP 1.4."""
-import torch.nn.parallel
+import shoal.torch
 
 import smdistributed.dataparallel.torch.distributed  # noqa: F401  says that this is deprecated
 
 BUCKET_CAP_MB = 25
 
 
-class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
-    """PyTorch's own, with the order of arguments of that time; further ones of PyTorch's go by name. Broadcasts buffers, too."""
+class DistributedDataParallel(shoal.torch.DistributedDataParallel):
+    """Shoal's, a subclass of PyTorch's, with the order of arguments of that time; further ones go by name. Broadcasts buffers, too."""
 
     def __init__(self, module, device_ids=None, output_device=None, broadcast_buffers=True, process_group=None,
                  bucket_cap_mb=None, **more):
