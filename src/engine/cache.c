@@ -1,6 +1,6 @@
-/* What an engine keeps from one operation to the next: plans, and peer sets of ranks that meet. Both depend on the algorithm
- * and the root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list;
- * what was not used for longest goes when a list holds more bytes than engine->kept_bytes. */
+/* An engine keeps from one operation to the next: plans, and peer sets of ranks that meet. Both depend on the algorithm and the
+ * root, so programs whose roots take turns need one of each for every root. The one used last stands first in its list; the one
+ * unused for longest goes when a list holds more bytes than engine->kept_bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,7 +110,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
-/* Of remote ranks nothing is shared, as seen from here. */
+/* Operands of remote ranks are never shared with this rank. */
 static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
 {
     const size_t size = (size_t)engine->size;

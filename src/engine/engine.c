@@ -125,7 +125,7 @@ size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struc
     return count_given(engine, request, peer) * request->element_bytes;
 }
 
-/* What the rank that gives most publishes if the call is direct; known before anything is exchanged. */
+/* The most bytes that a rank publishes if the call is direct; known before anything is exchanged. */
 static size_t most_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     if (is_with_notices(&request->call))
@@ -326,7 +326,7 @@ static bool agree_up_to(struct shoal_engine *engine, uint64_t last)
     return true;
 }
 
-/* Of those that see the request's record. */
+/* The number of operations completed by all ranks that see the request's announcement. */
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->done_sequence);
@@ -391,7 +391,7 @@ static const struct shoal_part_notice *pick_local_notices(const struct shoal_eng
     return picked;
 }
 
-/* What goes beside the announcement; NULL: nothing. */
+/* The data beside the announcement; NULL: none. */
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -402,7 +402,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     return call->layout && call->layout->tensors ? shoal_engine_pack(engine, request) : call->input;
 }
 
-/* What must agree and has no field of its own. */
+/* Values that must agree and have no field of their own. */
 static uint32_t detail_of(const struct shoal_call *call)
 {
     uint32_t detail = call->layout ? call->layout->detail : 0;
@@ -518,7 +518,8 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
            shoal_peer_set_hears(request->peer_set, peer);
 }
 
-/* Who came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for minutes. */
+/* Finds the rank that came last, and how long after the first. Posting times are ticks / 256 in 32 bits: differences hold for
+ * minutes. */
 static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_record *record = request->record;

@@ -126,7 +126,7 @@ static void put_parts(const struct shoal_request *request, struct shoal_ranks pa
 
 /* ---- Rounds -------------------------------------------------------------------------------------------------------------- */
 
-/* What goes beside the record to or from a host that holds those parts. */
+/* Bytes beside the announcement to or from a host that holds those parts. */
 static size_t rounds_bytes_of(const struct shoal_request *request, struct shoal_ranks held)
 {
     return request->shape->is_output_cut ? (size_t)held.count * part_bytes(request) : request->bytes;

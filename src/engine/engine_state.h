@@ -268,7 +268,7 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
 
-/* What the recorder shows as algorithm where there is none in the table: not known yet, a single rank, no plan; small and large
+/* The recorder's names of algorithms that are not in the table: not known yet, a single rank, no plan; small and large
  * messages. */
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];

@@ -322,8 +322,9 @@ static bool fail_unmet_in(struct shoal_engine *engine, uint64_t sequence)
     return false;
 }
 
-/* Who waits for a remote rank has sent it a record. So where ranks wait for each other in different calls, one of them has
- * the record of a rank that it does not meet in its own call: that rank called something else. The first such call counts. */
+/* A rank that waits for a remote rank has sent it an announcement. So where ranks wait for each other in different calls, one
+ * of them has the announcement of a rank that it does not meet in its own call: that rank called something else. The first such
+ * call counts. */
 static bool fail_unmet(struct shoal_engine *engine)
 {
     const uint64_t next = engine->queue_head ? engine->queue_head->sequence : engine->next_sequence;
@@ -353,7 +354,7 @@ static struct shoal_request *failure_oldest(struct shoal_engine *engine)
     return failure_earlier(first_call(engine), shoal_p2p_oldest(engine));
 }
 
-/* Whose deadline comes first: each operation has its own, also behind others. */
+/* The request whose deadline comes first: each operation has its own, also behind others. */
 static struct shoal_request *most_urgent(struct shoal_engine *engine)
 {
     struct shoal_request *urgent = shoal_p2p_oldest(engine);
@@ -388,7 +389,8 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
     return said < 0 ? -1 : said & ~SHOAL_WAIT_BLOCKED;
 }
 
-/* Who is waited for may have said that it waits for another, and so on. What one said before it was stopped is old. */
+/* The rank that is waited for may have published that it waits for another, and so on. A statement from before a rank was
+ * stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
     int end = peer;
@@ -401,8 +403,9 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
     return peer; /* they wait for each other */
 }
 
-/* Some ranks run ahead of others. Those who have not come to the first operation that is not done everywhere are behind: who
- * waits for all waits for them, or for one who does. Of this host: what others have completed is heard late. */
+/* Some ranks run ahead of others. Ranks that have not come to the first operation that is not done everywhere are behind: a
+ * rank that waits for all waits for them, or for one that does. Only ranks of this host count, as completions of others are
+ * heard late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = engine->done_sequence;
@@ -444,7 +447,7 @@ static bool waits_for_one(const struct shoal_engine *engine, const struct shoal_
     return request->state == SHOAL_REQUEST_ANNOUNCED && request->needed != SHOAL_NEEDED_ALL && request->needed != engine->rank;
 }
 
-/* Who is needed may wait itself, until all have done with older records of its. */
+/* The rank that is needed may itself be waiting until all have used its older announcements. */
 static bool may_be_held_back(const struct shoal_engine *engine, const struct shoal_engine_wait *wait)
 {
     const size_t bytes = shoal_engine_payload_bytes(engine, wait->request, wait->request->needed);
@@ -526,7 +529,7 @@ static void failure_append_rank(struct shoal_engine *engine, int rank, int neare
     shoal_engine_append(text, bytes, ")");
 }
 
-/* What the request waits for, with at most eight ranks. Returns the first. */
+/* Writes what the request waits for, with at most eight ranks. Returns the first. */
 static int name_missing(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
     uint16_t *const nearest = engine->blame->nearest;
@@ -672,8 +675,8 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     shoal_engine_fail(engine, &failure);
 }
 
-/* Whether the call waits for a lost rank. One elsewhere may have done its part and left: what it has completed is heard late.
- * Who waits for it says so, and others hear that. */
+/* Whether the call waits for a lost rank. A remote rank may have done its part and left, as its completions are heard late. A
+ * rank that waits for it publishes so, and others hear that. */
 static bool is_held_up_by(struct shoal_engine *engine, const struct shoal_request *call, int peer)
 {
     if (shoal_engine_is_local(engine, peer))
@@ -709,8 +712,8 @@ static int failure_first_lost(struct shoal_engine *engine, const struct shoal_re
     return rank;
 }
 
-/* What cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that peer. *rank_out
- * is that peer; found may name another, which was lost before it. */
+/* Finds a request that cannot end any more because a peer is lost: a call, which needs all ranks, or a message to or from that
+ * peer. *rank_out is that peer; found may name another, which was lost before it. */
 static struct shoal_request *find_blocked(struct shoal_engine *engine, struct shoal_failure *found, int *rank_out)
 {
     const struct shoal_transport_ops *ops = engine->ops;
@@ -741,7 +744,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
     return mark * 31 + shoal_p2p_mark(engine);
 }
 
-/* What a remote rank sent before it was lost may still come, and the first cause from another. */
+/* Messages that a remote rank sent before it was lost may still come, and the first cause from another rank. */
 #define UNDER_WAY_NS (500 * SHOAL_NS_PER_MS)
 /* A call that does not wait for the lost rank itself may still end. */
 #define OUT_OF_REACH_NS (2 * SHOAL_NS_PER_S)

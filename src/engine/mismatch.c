@@ -189,7 +189,7 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
-/* What the peer gives to this rank. */
+/* The part that the peer gives to this rank. */
 static struct shoal_part_notice notice_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;

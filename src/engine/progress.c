@@ -351,7 +351,7 @@ static bool is_done(struct shoal_request *request)
     return shoal_request_status(request) != SHOAL_PENDING;
 }
 
-/* What a wait waits for: a request, or (the progress thread) that nothing is left to drive. */
+/* True when the request is done, or (progress thread) when no engine is busy. */
 static bool is_over(struct shoal_progress *progress, struct shoal_request *request)
 {
     if (request)
@@ -376,7 +376,7 @@ static enum turn drive_once(struct shoal_progress *progress)
 #define SPIN_POLLS 100
 /* The same where each poll looks at the network, which takes a system call. */
 #define HOSTS_POLLS 2
-/* What comes at once comes within so many polls; a relaxed one takes longer than an exchange. */
+/* Prompt answers come within so many polls; a relaxed poll takes longer than an exchange. */
 #define SHORT_POLLS 20
 
 void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *engine, struct shoal_request *request)

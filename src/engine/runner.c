@@ -19,7 +19,7 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     return call->layout->given_scratch;
 }
 
-/* Of tensors the own input was packed again by the caller. */
+/* For a coalesced call the caller has already packed this rank's input into scratch memory. */
 const char *shoal_engine_given_by(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     if (from == engine->rank)
@@ -94,7 +94,7 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Of the peers' operands, those that the plan names. */
+/* Finds the addresses of those peers' operands that the plan names. */
 static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -120,7 +120,7 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
     return status;
 }
 
-/* Of parts whose lengths each rank knows for itself alone, the longest of all. */
+/* Where each rank knows only its own lengths of parts, agrees on the longest of all. */
 static void agree_on_count(struct shoal_engine *engine, struct shoal_request *request)
 {
     for (int i = 0; i < shoal_engine_heard_count(engine, request->peer_set); i++) {
@@ -178,7 +178,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
-/* What a block is in the chunk at hand: elements [begin, begin + elements) of a part of its operand. */
+/* A block in the current chunk: elements [begin, begin + elements) of a part of its operand. */
 struct span {
     int part;
     size_t begin;
@@ -396,7 +396,7 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* Of several tensors, or scaled: what is put, in a row, until the chunk ends. */
+/* The source of puts of several tensors, or scaled ones, packed in a row until the chunk ends. */
 struct shoal_packed {
     struct shoal_packed *next;
     _Alignas(SHOAL_CACHE_LINE) char data[];

@@ -14,7 +14,7 @@
 struct shoal_engine;
 struct shoal_request;
 
-/* Of one size and kind of operands, in rank 0's memory; begins as zeros. */
+/* The trial of one size and kind of operands, in rank 0's memory; begins as zeros. */
 struct shoal_trial {
     uint32_t uses;     /* operations so far */
     uint32_t begin;    /* of these, the first of the trial at hand or the next one */
@@ -31,7 +31,7 @@ enum shoal_stores shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out)
 /* How long it took. Operations may overlap: others may have been numbered since. */
 void shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks);
 
-/* What rank 0 announces for an operation; others' hints are not read. */
+/* The hint that rank 0 announces for an operation; others' hints are not read. */
 uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request);
 
 /* Rank 0: takes the time of a finished operation into account. */

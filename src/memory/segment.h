@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 
-/* What one context may reserve, and what it has. */
+/* The bytes that one context may reserve, and has reserved. */
 struct shoal_segment_budget {
     uint64_t limit; /* SHOAL_MEMORY_LIMIT; 0: what the machine leaves */
     _Atomic uint64_t reserved;

@@ -62,7 +62,7 @@ static bool is_full(const struct shoal_shuffle *shuffle)
     return shuffle->next - shuffle->first == HELD_MAX;
 }
 
-/* What cannot be held is rather handed on at once than lost. */
+/* A message that cannot be held is handed on at once rather than lost. */
 static void hold_message(void *arg, const void *data, size_t bytes)
 {
     struct shoal_shuffle *shuffle = arg;

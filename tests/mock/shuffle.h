@@ -15,14 +15,14 @@
 /* How long an event waits: for less than so many turns and so long, and for those that it may not overtake. */
 #define SHOAL_SHUFFLE_TURNS 21
 #define SHOAL_SHUFFLE_NS UINT64_C(300000)
-/* What one poll of an endpoint hears at most. */
+/* The most that one poll of an endpoint hears. */
 #define SHOAL_SHUFFLE_HEARD_MAX 32
 
 struct shoal_shuffle;
 
 /* to: who hears in the end. NULL: no memory. */
 struct shoal_shuffle *shoal_shuffle_create(uint64_t seed, const struct shoal_fabric_handler *to);
-/* What is still held is never handed on. NULL is allowed. */
+/* Messages still held are never handed on. NULL is allowed. */
 void shoal_shuffle_destroy(struct shoal_shuffle *shuffle);
 
 /* For a poll of the endpoint. */

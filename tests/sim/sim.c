@@ -15,7 +15,7 @@
 /* How a rank ended. */
 enum fate { FATE_HERE, FATE_KILLED, FATE_FREED, FATE_FINALIZED };
 
-/* What a rank has seen of a peer, and when what it sent to that peer arrives. */
+/* A rank's view of a peer, and the arrival times of its messages to that peer. */
 struct link {
     struct shoal_sim_event *letters[SHOAL_ANNOUNCEMENTS]; /* arrivals not yet completed, at sequence % SHOAL_ANNOUNCEMENTS */
     uint64_t counters[SHOAL_DEPTH_MAX];
@@ -358,7 +358,7 @@ static bool sees_arrival(const struct rank *rank, int peer, const uint8_t *peers
     return !peers || peers[peer] || reaches(rank->sim, rank->transport.rank, peer);
 }
 
-/* What whoever sends a record guarantees. */
+/* Checks the guarantees that the sender of an announcement gives. */
 static void check_letter(struct rank *rank, int peer, uint64_t sequence, size_t bytes)
 {
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;

@@ -2,8 +2,8 @@
  * The same seed and the same calls give the same run, bit by bit. It knows no engine: its owner calls the ranks in turn and
  * advances the time.
  *
- * What a rank publishes (arrivals, completions, signals, puts, whom it waits for, failures) becomes visible to each peer after
- * a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
+ * Everything that a rank publishes (arrivals, completions, signals, puts, whom it waits for, failures) becomes visible to each
+ * peer after a delay of its own, drawn from 0 to delay_ns_max, so in any order, but
  *   - increments of one counter become visible in order, and an increment never before the bytes put to that peer before it;
  *   - packets to a peer become visible in order; that the peer has taken some, and made room, is told with a delay too;
  *   - memory reached by load and store (staging buffers, shared memory of ranks on one host) is real memory: stores are seen at
@@ -55,9 +55,9 @@ bool shoal_sim_advance(struct shoal_sim *sim);
 /* Delivers all that is due until then, and moves the time there. */
 void shoal_sim_advance_to(struct shoal_sim *sim, uint64_t ns);
 
-/* From now on nothing the rank does is seen. What it sent before arrives or not, by seed. */
+/* From now on nothing the rank does is seen. Its earlier messages arrive or not, by seed. */
 void shoal_sim_kill(struct shoal_sim *sim, int rank);
-/* What the rank does is held back until shoal_sim_cont, and sent then. */
+/* The rank's messages are held back until shoal_sim_cont, and sent then. */
 void shoal_sim_stop(struct shoal_sim *sim, int rank);
 void shoal_sim_cont(struct shoal_sim *sim, int rank);
 /* The next event from source to dest that can be lost is lost. */

@@ -1,5 +1,5 @@
-/* What is under way in a sim: events, and the queue that gives them out in the order in which they are due, a binary heap. It
- * does not know what an event means. Not thread-safe. */
+/* The events under way in a sim, and the queue that gives them out in the order in which they are due, a binary heap. It does
+ * not know what an event means. Not thread-safe. */
 #ifndef SHOAL_TESTS_SIM_SIM_QUEUE_H
 #define SHOAL_TESTS_SIM_SIM_QUEUE_H
 

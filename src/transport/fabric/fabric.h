@@ -7,7 +7,7 @@
 
 #define SHOAL_FABRIC_ROWS_MAX 8
 
-/* What each provider of libfabric offers, and which one would be taken. Plain data: it outlives the library. */
+/* The offers of libfabric's providers, and the one that would be taken. Plain data: it outlives the library. */
 struct shoal_fabric_survey {
     char library[320];        /* "libfabric 1.17 (/usr/lib/libfabric.so.1)"; empty: none can be used */
     char reason[1200];        /* why that one is taken; where none is, why not */

@@ -10,8 +10,9 @@
 
 #include "base/compiler.h"
 
-/* What a network of 400 Gbit/s carries in 80 us: from a copy to its completion it takes the network's own 15 to 30 us, and as
- * much again until somebody polls. And twice what one put of a plan can have by default: a staging slot, 8 parts of 256 KiB. */
+/* The bytes that a network of 400 Gbit/s carries in 80 us: from a copy to its completion it takes the network's own 15 to 30
+ * us, and as much again until the next poll. And twice what one put of a plan can have by default: a staging slot, 8 parts of
+ * 256 KiB. */
 #define SHOAL_FABRIC_BOUNCE_BYTES ((size_t)4 << 20)
 #define SHOAL_FABRIC_BOUNCED_MAX 256 /* buffers */
 

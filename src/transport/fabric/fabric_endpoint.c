@@ -17,15 +17,15 @@
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
-/* More than this process has posted. What peers have written before it polls may be more still: 1,024 ranks in two all-to-alls
- * of depth 4 write 8,000 times. The provider sees to that (FI_RM_ENABLED): it keeps what does not fit in a list, as those do
- * that count in software, or lets the writes wait in the network. */
+/* More than this process has posted. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth 4 write
+ * 8,000 times. The provider sees to that (FI_RM_ENABLED): it keeps what does not fit in a list, as those do that count in
+ * software, or lets the writes wait in the network. */
 #define COMPLETIONS 4096
 #define POLL_ENTRIES 16
 
 enum job_kind { RECEIVE, SEND, WRITE };
 
-/* What libfabric works at; it hands the context back. */
+/* An operation of libfabric, which hands the context back. */
 struct job {
     struct fi_context2 context; /* first: contexts are taken for jobs */
     enum job_kind kind;
@@ -179,7 +179,7 @@ static int enable(struct shoal_fabric_endpoint *endpoint)
     return result == 0 ? fi_enable(endpoint->ep) : result;
 }
 
-/* Of libfabric's newer versions, which have it in rdma/fi_ext.h. */
+/* Defined in rdma/fi_ext.h by newer versions of libfabric. */
 #define OPT_EFA_EMULATED_WRITE (-(0xefa << 16) + 2)
 
 static bool emulates_writes(const struct shoal_fabric_endpoint *endpoint)
@@ -497,7 +497,7 @@ static void end_job(struct shoal_fabric_endpoint *endpoint, struct job *job)
     }
 }
 
-/* What a peer did has no job here; some providers hand out a context all the same. */
+/* A peer's act has no job here; some providers hand out a context all the same. */
 static struct job *job_of(struct shoal_fabric_endpoint *endpoint, void *context)
 {
     const uintptr_t at = (uintptr_t)context, first = (uintptr_t)&endpoint->jobs[0],

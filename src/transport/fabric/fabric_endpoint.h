@@ -1,8 +1,8 @@
 /* One endpoint of this process on the network between hosts: it sends messages to the endpoints of other processes, writes into
  * memory that they have registered, and hears of what they send and write. It knows no communicator.
  *
- * Nothing arrives in order: neither messages, nor what was written. A message arrives whole, once. What was written is there
- * when its immediate is heard, and not before.
+ * Nothing arrives in order, neither messages nor writes. A message arrives whole, once. Written bytes are there when their
+ * immediate is heard, and not before.
  *
  * All calls but open and close come from one thread at a time; none blocks. */
 #ifndef SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
@@ -18,8 +18,8 @@
 #define SHOAL_FABRIC_BUFFER_BYTES \
     ((size_t)(SHOAL_FABRIC_RECEIVE_BUFFERS + SHOAL_FABRIC_SEND_BUFFERS) * SHOAL_FABRIC_MESSAGE_MAX)
 
-/* What an endpoint registers, and so locks, for itself where sources have to be registered; staging buffers and sources come to
- * it. */
+/* Bytes that an endpoint registers, and so locks, for itself where sources have to be registered; staging buffers and sources
+ * are added to them. */
 #define SHOAL_FABRIC_LOCKED_BYTES (SHOAL_FABRIC_BUFFER_BYTES + SHOAL_FABRIC_BOUNCE_BYTES)
 
 struct shoal_fabric_endpoint;
@@ -39,7 +39,7 @@ struct shoal_fabric_memory {
     uint64_t key;
 };
 
-/* What a poll hears. Handlers may send and write, not poll. */
+/* Called by a poll. Handlers may send and write, not poll. */
 struct shoal_fabric_handler {
     void *arg;
     /* data is valid until the handler returns. */
@@ -102,7 +102,7 @@ uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoi
 /* Whether the provider makes writes of messages that its own code on the other side copies, as efa does where the adapter
  * cannot write: Shoal's messages then come as far with less. False where it does not say. */
 bool shoal_fabric_endpoint_emulates_writes(const struct shoal_fabric_endpoint *endpoint);
-/* What one write takes. Where the provider wants sources to be registered, others are copied, and that has an end. */
+/* The most bytes of one write. Where the provider wants sources to be registered, others are copied, which limits them. */
 size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpoint,
                                        const struct shoal_fabric_memory *source_memory);
 

@@ -42,7 +42,7 @@ static uint64_t more_caps(const char *name)
     return strcmp(name, "efa") == 0 ? FI_REMOTE_COMM : 0;
 }
 
-/* What is asked of a provider; NULL: no memory. Whatever memory registration it wants, it gets. */
+/* The request to providers; NULL: no memory. Whatever memory registration it wants, it gets. */
 static struct fi_info *make_hints(const struct shoal_fabric_library *library, const char *name, enum fi_ep_type type,
                                   uint64_t caps)
 {

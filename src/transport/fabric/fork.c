@@ -86,7 +86,7 @@ static void close_noted(int fd)
         close(fd);
 }
 
-/* What is sealed is not asked for its addresses again. */
+/* A sealed descriptor is not asked for its addresses again. */
 static void seal_noted(int fd)
 {
     if (fcntl(fd, F_GETFD) == 0 && is_of_endpoint(fd))

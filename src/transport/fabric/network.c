@@ -135,7 +135,7 @@ static void on_left(void *arg, void *owner);
 static void on_failed(void *arg, void *owner, const char *text);
 static void on_unreachable(void *arg, struct shoal_reachability *check, const char *text);
 
-/* Of other providers than those over TCP reachability is not checked: there is no address to check it from. */
+/* Reachability is checked only over TCP: other providers have no address to check it from. */
 static void open_links(struct shoal_network *network)
 {
     network->checks = (struct shoal_reachability_checks){.arg = network, .broken = on_unreachable};

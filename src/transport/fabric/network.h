@@ -1,9 +1,9 @@
 /* The network between hosts as a context sees it: one endpoint for all its communicators, the processes elsewhere that it has
  * met, what waits to be sent, and to which communicator belongs what is heard.
  *
- * Messages arrive whole, once, in any order. What a known process sends for a communicator that this rank has not made yet is
- * kept for it. What does not come from a known process (session.h) changes nothing but a counter. All calls come under the
- * progress's lock, but those that say otherwise; none blocks but open. */
+ * Messages arrive whole, once, in any order. Messages of a known process for a communicator that this rank has not made yet are
+ * kept for it. Messages of an unknown process (session.h) change nothing but a counter. All calls come under the progress's
+ * lock, but those that say otherwise; none blocks but open. */
 #ifndef SHOAL_TRANSPORT_FABRIC_NETWORK_H
 #define SHOAL_TRANSPORT_FABRIC_NETWORK_H
 
@@ -21,7 +21,7 @@
 
 struct shoal_network;
 
-/* What a message is. */
+/* The kinds of messages. */
 enum shoal_network_kind {
     SHOAL_NETWORK_ARRIVE,    /* body: struct shoal_network_announcement, the payload */
     SHOAL_NETWORK_INCREMENT, /* number: which increment of the counter (slot, source) */
@@ -112,7 +112,7 @@ struct shoal_network_peer {
     struct shoal_network_peer *next_named;       /* with a session number that falls into the same place of the table */
 };
 
-/* Who hears what comes for one communicator. */
+/* The receiver of messages for one communicator. */
 struct shoal_network_channel {
     uint64_t comm;
     void *arg;
@@ -170,7 +170,7 @@ SHOAL_MUST_USE enum shoal_status shoal_network_meet(struct shoal_network *networ
  * engine's lock. */
 const struct shoal_rejections *shoal_network_rejections(const struct shoal_network *network);
 
-/* What has come for the communicator already is handed over at once. */
+/* Messages that came for the communicator earlier are handed over at once. */
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel);
 /* Messages of it that wait to be sent are dropped. */
 void shoal_network_channel_close(struct shoal_network *network, struct shoal_network_channel *channel);
@@ -217,8 +217,8 @@ struct shoal_network_write {
 };
 SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
 
-/* What may still be used by what is under way, by this process or by peers, when its communicator ends: kept until the network
- * has ended. Each may be NULL. */
+/* Memory that operations under way, of this process or of peers, may still use when its communicator ends: kept until the
+ * network has ended. Each may be NULL. */
 struct shoal_network_leftover {
     void *loads;                       /* freed */
     struct shoal_fabric_memory memory; /* unregistered */

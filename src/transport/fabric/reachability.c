@@ -110,8 +110,8 @@ static int bind_to(int fd, struct shoal_address from)
     return bind(fd, (const struct sockaddr *)&from.socket, from.bytes);
 }
 
-/* Begins to connect. 0 when it is connected, EINPROGRESS while that takes time, else why not. What this process lacks for it,
- * such as a descriptor, says nothing about the check. */
+/* Begins to connect. 0 when it is connected, EINPROGRESS while that takes time, else why not. A lack of this process, such as
+ * one of descriptors, says nothing about the check. */
 static int check_start(const struct shoal_reachability_checks *checks, struct shoal_reachability *check)
 {
     check->fd = socket(check->to.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -43,7 +43,7 @@ struct shoal_reachability_checks {
 SHOAL_MUST_USE bool shoal_reachability_read_address(const struct shoal_fabric_address *address,
                                                     struct shoal_address *address_out);
 
-/* Something is being sent for the first time. What is no internet address settles at once. */
+/* Something is being sent for the first time. An address that is no internet address settles at once. */
 void shoal_reachability_try(struct shoal_reachability_checks *checks, struct shoal_reachability *check,
                             const struct shoal_fabric_address *to, uint64_t now_ns);
 /* It has left, or nobody wants to know any more. */

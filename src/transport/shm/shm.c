@@ -11,7 +11,7 @@
 
 #define EXPECT_BYTES ((size_t)8 * SHOAL_CACHE_LINE)
 
-/* What this rank sees of one rank's segment. */
+/* This rank's view of one rank's segment. */
 struct seat {
     struct shoal_segment *segment;
     struct shoal_shm_head *head;
@@ -328,7 +328,7 @@ static void order_store_before_look(const struct shm *shm)
 static void shm_flush(struct shoal_transport *transport)
 {
     const struct shm *shm = shm_of(transport);
-    /* What was published comes before the look at who sleeps; pairs with shoal_shm_endpoint_doze. */
+    /* Publishing comes before the look at the sleepers; pairs with shoal_shm_endpoint_doze. */
     order_store_before_look(shm);
     for (int r = 0; r < transport->size; r++) {
         if (shm->peers[r] && shoal_shm_doorbell_is_asleep(shm->peers[r]->doorbell))

@@ -326,7 +326,7 @@ static enum shoal_status place_all(struct shoal_shm_endpoint *endpoint, const st
     return SHOAL_OK;
 }
 
-/* Who of this host is new? The others are met already. */
+/* Chooses the ranks of this host that have not been met yet. */
 static void choose_wanted(struct shoal_shm_endpoint *endpoint, struct shoal_shm_link_meeting *meeting,
                           struct shoal_shm_place *places)
 {

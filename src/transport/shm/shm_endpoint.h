@@ -109,7 +109,7 @@ SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoi
 /* Reads what peers have sent about their memory, new and gone. Then sends them the notices that the link had no room for. */
 void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint);
 
-/* Who shall reach memory: the ranks of a communicator. peers[rank] is NULL for the own rank. */
+/* The ranks of a communicator that shall reach memory. peers[rank] is NULL for the own rank. */
 struct shoal_shm_group {
     uint64_t comm;
     struct shoal_shm_peer **peers;
@@ -147,8 +147,8 @@ static inline bool shoal_shm_peer_needs_fence(const struct shoal_shm_endpoint *e
     return !endpoint->doorbell->has_membarrier || !peer->doorbell->has_membarrier;
 }
 
-/* Wakes who sleeps at the doorbell. Async-signal-safe, any thread. What the caller wrote before a full fence is seen by the
- * woken. */
+/* Wakes the sleeper at the doorbell. Async-signal-safe, any thread. The woken thread sees everything that the caller wrote
+ * before a full fence. */
 static inline bool shoal_shm_doorbell_is_asleep(struct shoal_shm_doorbell *doorbell)
 {
     /* relaxed: the caller's fence orders this load after the caller's stores. */

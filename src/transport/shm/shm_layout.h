@@ -1,4 +1,4 @@
-/* What lies where in a rank's segment of a communicator. Everything has one writer.
+/* The layout of a rank's segment of a communicator. Everything has one writer.
  *
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, whom it waits for, the first cause (rank 0's

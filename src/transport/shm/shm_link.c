@@ -204,7 +204,7 @@ static bool is_signed(const struct shoal_bootstrap *bootstrap, const struct hell
     return !bootstrap->has_secret || shoal_auth_equal(expected.mac, hello->mac, sizeof hello->mac);
 }
 
-/* Who opened the other end; numbers as they are here. A process number of 0: it is not to be seen here. */
+/* The process that opened the other end, with its numbers in this namespace. A process number of 0: it is not visible here. */
 static struct ucred shm_link_owner_of(int socket)
 {
     struct ucred owner;
@@ -282,7 +282,7 @@ static enum shoal_status connect_to(struct shoal_shm_link_meeting *meeting, int 
     return say_hello(meeting, contact->socket, rank);
 }
 
-/* What arrived as a greeting is accepted only from whom the address blobs name. False: a stranger, ignored. */
+/* A greeting is accepted only from a process that the address blobs name. False: a stranger, ignored. */
 static bool shm_link_is_expected(const struct shoal_shm_link_meeting *meeting, const struct hello *hello, int fd)
 {
     const int own = meeting->bootstrap->rank;
@@ -354,7 +354,7 @@ static enum shoal_status await_hello(struct shoal_shm_link_meeting *meeting, int
     return status;
 }
 
-/* Who connects greets at once. */
+/* A peer that connects greets at once. */
 #define STRANGER_NS SHOAL_NS_PER_S
 
 static enum shoal_status shm_link_accept_one(struct shoal_shm_link_meeting *meeting, int missing)

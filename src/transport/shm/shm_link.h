@@ -10,7 +10,7 @@
 
 #define SHOAL_SHM_LINK_ID_BYTES 16
 
-/* What each rank tells all others through the store. */
+/* Sent by each rank to all others through the store. */
 struct shoal_shm_address_blob {
     unsigned char id[SHOAL_SHM_LINK_ID_BYTES];   /* of the endpoint */
     unsigned char name[SHOAL_SHM_LINK_ID_BYTES]; /* of its socket: random, in hex on the wire */
@@ -19,7 +19,7 @@ struct shoal_shm_address_blob {
     char version[16];
 };
 
-/* What a met peer has given. Descriptors are -1 when there are none; who takes one sets it to -1. */
+/* Received from a peer. Descriptors are -1 when there are none; the function that takes one sets it to -1. */
 struct shoal_shm_link_contact {
     int socket;
     int pidfd;
