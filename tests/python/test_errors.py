@@ -435,7 +435,7 @@ def interrupted_case(name, waiting, late):
         for turn in range(3 * INTERRUPTIONS_MAX):
             tensor = torch.ones(100)
             if world.rank == 0:
-                took.append(interrupted(lambda: waiting(tensor), (0.005, 0.06, 0.4)[turn % 3]))
+                took.append(interrupted(lambda: waiting(tensor), (0.03, 0.1, 0.4)[turn % 3]))
                 del tensor
                 store.set(f"interrupted {turn}", "enough" if turn + 1 >= 3 * INTERRUPTIONS and is_prompt() else "yes")
             else:
