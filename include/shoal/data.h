@@ -1,6 +1,6 @@
-/* Which samples a rank trains on. This header is the manual; it builds on shoal.h, but needs no context and no communicator: the
- * functions compute, and every rank computes the same. It is newer than shoal.h and may still change from one version to the
- * next.
+/* Which samples a rank trains on. This header is the manual; it builds on shoal.h, but needs no context and no
+ * communicator: the functions compute, and every rank computes the same. It is newer than shoal.h and may still change from
+ * one version to the next.
  *
  * A data set is samples 0 to n - 1. An epoch's *order* is all of them, shuffled by a seed and the epoch's number. Ranks take
  * turns in it:

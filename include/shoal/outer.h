@@ -150,8 +150,8 @@ SHOAL_CALL shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer
 
 /* ---- 4. Checkpoints ------------------------------------------------------------------------------------------------------ */
 
-/* Bytes of the state now: anchors, momentum, the place in the schedule, and the averages that wait to be applied. It grows while
- * exchanges are under way. 0 for NULL. */
+/* Bytes of the state now: anchors, momentum, the place in the schedule, and the averages that wait to be applied. It grows
+ * while exchanges are under way. 0 for NULL. */
 SHOAL_API size_t shoal_outer_state_bytes(const struct shoal_outer *outer);
 
 /* Writes the state, the same bytes on every rank, so one rank's copy serves all. Waits for exchanges under way; it does not
@@ -160,9 +160,9 @@ SHOAL_API size_t shoal_outer_state_bytes(const struct shoal_outer *outer);
  * shoal_outer_state_bytes; errors of the exchanges. */
 SHOAL_CALL shoal_outer_export(struct shoal_outer *outer, void *state, size_t bytes);
 
-/* A collective call: takes a state that shoal_outer_export wrote, for parameters of the same lengths and types, with the same
- * every, fragments, delay and division into fragments; anchors and momentum must be in use on both sides or on none, but numbers
- * (lr, momentum, mixing) may be others. Any number of ranks may take it. Parameters are not written.
+/* A collective call: takes a state that shoal_outer_export wrote, for parameters of the same lengths and types, with the
+ * same every, fragments, delay and division into fragments; anchors and momentum must be in use on both sides or on none,
+ * but numbers (lr, momentum, mixing) may be others. Any number of ranks may take it. Parameters are not written.
  * ERR_ARGUMENT names the rank whose state is of another model, or damaged; ERR_MISMATCH the ranks whose state differs;
  * ERR_STATE: exchanges are under way (finish first). In all these cases nothing has changed, on any rank. */
 SHOAL_CALL shoal_outer_import(struct shoal_outer *outer, const void *state, size_t bytes);
