@@ -132,8 +132,8 @@ SHOAL_CALL shoal_outer_finish(struct shoal_outer *outer, void *const *memory);
 /* Why it failed, as shoal_reducer_failure tells it. PENDING: it has not failed. */
 SHOAL_CALL shoal_outer_failure(const struct shoal_outer *outer, struct shoal_failure *failure_out);
 
-/* Sums since it was made, on this rank. Begins as SHOAL_OUTER_STATS_INIT. */
-struct shoal_outer_stats {
+/* Sums since it was made, on this rank. Begins as SHOAL_OUTER_TOTALS_INIT. */
+struct shoal_outer_totals {
     size_t struct_bytes;
     uint64_t steps;
     uint64_t exchanges;     /* of one fragment each, that were applied */
@@ -142,11 +142,11 @@ struct shoal_outer_stats {
     double waited_us;       /* for exchanges that were not done when they were to be applied */
     double computed_us;     /* in which pseudo-gradients were made and outer steps taken */
 };
-#define SHOAL_OUTER_STATS_INIT                             \
-    {                                                      \
-        sizeof(struct shoal_outer_stats), 0, 0, 0, 0, 0, 0 \
+#define SHOAL_OUTER_TOTALS_INIT                             \
+    {                                                       \
+        sizeof(struct shoal_outer_totals), 0, 0, 0, 0, 0, 0 \
     }
-SHOAL_CALL shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_stats *stats_out);
+SHOAL_CALL shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_totals *stats_out);
 
 /* ---- 4. Checkpoints ------------------------------------------------------------------------------------------------------ */
 

@@ -83,7 +83,7 @@ enum shoal_status shoal_outer_failure(const struct shoal_outer *outer, struct sh
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_stats *stats_out)
+enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoal_outer_totals *stats_out)
 {
     if (!outer || !stats_out || stats_out->struct_bytes < sizeof *stats_out)
         return SHOAL_ERR_ARGUMENT;

@@ -47,7 +47,7 @@ struct shoal_outer {
     struct outer_fragment fragments[SHOAL_OUTER_FRAGMENTS_MAX];
     uint64_t step;  /* calls so far */
     uint64_t phase; /* calls since the schedule began: at the beginning, and after each finish */
-    struct shoal_outer_stats stats;
+    struct shoal_outer_totals stats;
     struct shoal_failure failure; /* status OK: it has not failed */
 };
 

@@ -434,7 +434,7 @@ enum shoal_status shoal_outer_create(struct shoal_context *context, struct shoal
     outer->size = shoal_comm_size(comm);
     outer->kernels = shoal_gradient_kernels_at(0);
     outer->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
-    outer->stats = (struct shoal_outer_stats)SHOAL_OUTER_STATS_INIT;
+    outer->stats = (struct shoal_outer_totals)SHOAL_OUTER_TOTALS_INIT;
     memcpy(&outer->options, options, fusion_min(options->struct_bytes, sizeof *options));
     snprintf(outer->name, sizeof outer->name, "%.19s", outer->options.name ? outer->options.name : "outer");
     const enum shoal_status status = make(outer, comm, parameters, parameter_count, memory);

@@ -293,7 +293,7 @@ static void algorithm_body(struct world *world)
     struct job job;
     for (size_t i = 0; i < COUNT_OF(schedules); i++) {
         const struct schedule *at = &schedules[i];
-        struct shoal_outer_stats stats = SHOAL_OUTER_STATS_INIT;
+        struct shoal_outer_totals stats = SHOAL_OUTER_TOTALS_INIT;
         world->seed = i;
         open_job(&job, world, at);
         OK(world, create(&job));
@@ -341,7 +341,7 @@ static void averaging_body(struct world *world)
 static void compressed_body(struct world *world)
 {
     struct job job;
-    struct shoal_outer_stats stats = SHOAL_OUTER_STATS_INIT;
+    struct shoal_outer_totals stats = SHOAL_OUTER_TOTALS_INIT;
     const struct schedule schedule = {4, 2, 1, 0.5, 0.5, 1, 0};
     open_job(&job, world, &schedule);
     job.options.compression = *(const enum shoal_compression *)world->arg;

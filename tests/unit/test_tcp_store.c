@@ -476,7 +476,7 @@ static void tcp_store_refuses_other_settings(void **state)
     struct shoal_tcp_identity identity = f->identity;
     identity.side.hello.settings = 0x99;
     identity.side.agreed.values[1] = 7;
-    identity.side.agreed.values[SHOAL_COUNT_OF(identity.side.agreed.values) - 1] = 1;
+    identity.side.agreed.values[identity.agreed.count - 1] = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "SHOAL_DEPTH is 7 there, 4 on rank 0; the tuning overrides of SHOAL_ALGORITHMS differ");

@@ -14,7 +14,7 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
            "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions",
            "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OuterOptions",
-           "OuterResult", "OuterStats", "FUNCTIONS"]
+           "OuterResult", "OuterTotals", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -276,7 +276,7 @@ class OuterResult(Sized):
 
 
 @begins()
-class OuterStats(Sized):
+class OuterTotals(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("steps", c_uint64), ("exchanges", c_uint64), ("sent_bytes", c_uint64),
                 ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
 
@@ -416,7 +416,7 @@ FUNCTIONS = {
     "shoal_outer_is_due": (c_int, [c_void_p]),
     "shoal_outer_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
     "shoal_outer_failure": (c_int, [c_void_p, POINTER(Failure)]),
-    "shoal_outer_stats": (c_int, [c_void_p, POINTER(OuterStats)]),
+    "shoal_outer_stats": (c_int, [c_void_p, POINTER(OuterTotals)]),
     "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
     "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),

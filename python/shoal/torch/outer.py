@@ -97,7 +97,7 @@ class OuterSteps:
 
     def stats(self) -> dict:
         """Sums since it was made, on this rank: steps, exchanges, sent_bytes, network_bytes, waited_us, computed_us."""
-        stats = _native.OuterStats()
+        stats = _native.OuterTotals()
         self._check(self._library.outer_stats(self._address, ctypes.byref(stats)))
         return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "struct_bytes"}
 
