@@ -1,6 +1,6 @@
 /* Shared by the files of `shoal run`. run.c waits and decides, run_options.c reads the command line, run_place.c finds where
- * this host stands among several, run_spawn.c starts workers, run_input.c feeds rank 0, run_output.c handles what they print. It
- * needs libc only. One thread; all waiting is done by the one poll() in run.c. */
+ * this host stands among several, run_spawn.c starts workers, run_input.c feeds rank 0, run_output.c handles what they print.
+ * It needs libc only. One thread; all waiting is done by the one poll() in run.c. */
 #ifndef SHOAL_TOOLS_RUN_H
 #define SHOAL_TOOLS_RUN_H
 

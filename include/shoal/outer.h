@@ -4,7 +4,7 @@
  *
  *     shoal_outer_create(context, comm, parameters, parameter_count, memory, &options, &outer);
  *     for each batch of this rank:
- *         gradients of the batch, then a step of the rank's own ("inner") optimizer;       (nothing is sent)
+ *         gradients of the batch, then a step of the "inner" optimizer of this rank;       (nothing is sent)
  *         shoal_outer_step(outer, memory, NULL);                                           (every few steps an exchange begins)
  *     shoal_outer_finish(outer, memory);                                                   (all ranks hold the same parameters)
  *

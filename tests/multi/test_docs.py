@@ -39,7 +39,7 @@ def folder_of(header):
 def sections(header):
     """Number, title, and the page of each section of a header."""
     wanted = re.findall(r"^/\* -{4} (\d+)\. (.*?) -+ \*/", header.read_text(), re.M)
-    expect(len(wanted) >= 5, header, wanted)
+    expect(len(wanted) >= 2, header, wanted)  # data.h has two
     return [(number, title, page(f"{folder_of(header)}/" + re.sub(r"\W+", "_", title.lower()).strip("_") + ".html"))
             for number, title in wanted]
 
