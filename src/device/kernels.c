@@ -3,6 +3,7 @@
 #include <string.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 
 static const char *const wishes[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
@@ -17,7 +18,6 @@ static const struct shoal_setting settings_of_kernels[] = {
 };
 #undef OF
 const struct shoal_setting_table shoal_kernels_setting_table = {settings_of_kernels, SHOAL_COUNT_OF(settings_of_kernels)};
-#endif
 
 /* One per file cpu/kernels_<set>.c. */
 extern const struct shoal_kernels shoal_kernels_avx512;
