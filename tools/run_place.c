@@ -17,7 +17,7 @@ struct place_reading {
     char *error;
 };
 
-/* What one source says. */
+/* The values of one source. */
 struct place_said {
     const char *by;    /* the variable with the number of hosts; NULL: this source is not there */
     const char *where; /* that with this host's index */

@@ -19,7 +19,7 @@
 
 enum { RUN_HOSTS_MAX = 4096, RUN_MEET_MAX = 256, RUN_PLACE_ERROR_MAX = 512 };
 
-/* What the options say. */
+/* The values of the options. */
 struct run_place_options {
     int hosts;        /* 0: not given */
     int index;        /* -1: not given */

@@ -26,7 +26,7 @@ static double x_of(const struct plot *plot, const struct sim_row *row)
     return plot->is_over_hosts ? (double)row->hosts : (double)row->answer.bytes;
 }
 
-/* Which curve a row belongs to: rows come by hosts, then by sizes. */
+/* The curve of a row: rows come by hosts, then by sizes. */
 static int curve_of(const struct plot *plot, int row)
 {
     return plot->is_over_hosts ? row % plot->options->bytes.count : 0;

@@ -46,7 +46,7 @@ struct top_look {
     char note[400]; /* about a process that could not be read, "" */
 };
 
-/* Which jobs are asked for: those that a process belongs to or has started, the one of a number, or all. */
+/* The jobs that are asked for: those that a process belongs to or has started, the one of a number, or all. */
 struct top_target {
     int pid;         /* 0: none */
     const char *job; /* the first digits of its number; NULL: none */

@@ -26,7 +26,7 @@ extern "C" {
 
 /* ---- 1. Samples of a rank ------------------------------------------------------------------------------------------------ */
 
-/* What becomes of the samples that remain when each rank has equally many: name, number, meaning. */
+/* The treatment of the samples that remain when each rank has equally many: name, number, meaning. */
 #define SHOAL_TAIL_LIST(X)                                                                                     \
     X(TAIL_PAD, 0, "ranks that would have one less repeat samples from the beginning of the epoch's order")    \
     X(TAIL_DROP, 1, "the last samples of the epoch's order are left out; with a shuffle others in each epoch") \
@@ -86,7 +86,7 @@ struct shoal_batch {
     }
 
 /* Divides a wanted global batch among all ranks. Every rank gets the same number, because averages over ranks (SHOAL_AVG) are
- * averages over samples only then. What remains is left out of the batch, and not lost: the next batch begins there.
+ * averages over samples only then. The remainder is left out of the batch, and not lost: the next batch begins there.
  * ERR_ARGUMENT: hosts or ranks_per_host is below 1, or a rank would get nothing; error as above. */
 SHOAL_CALL shoal_batch_divide(uint64_t wanted, int hosts, int ranks_per_host, struct shoal_batch *batch_out, char *error,
                               size_t error_bytes);

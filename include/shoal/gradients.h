@@ -63,10 +63,11 @@ struct shoal_gradient_layout_options {
 
 /* Makes a layout. Parameters fill buffers in the given order, each type its own buffers; no parameter is divided. A buffer is
  * closed before a parameter that would lift it above buffer_bytes, unless it would end below ranks * rank_bytes. A longer
- * parameter has a buffer to itself. The last buffer of a type is what remains, however little: gradients that are ready do not
- * wait for the last ones. What becomes ready last of all cannot be hidden, so the very last buffer is divided once more. Its
- * last parameters, of at most first_buffer_bytes (or one parameter), have a buffer to themselves, where the others make one of
- * at least first_buffer_bytes and ranks * rank_bytes. Buffers are numbered in the order in which they become full.
+ * parameter has a buffer to itself. The last buffer of a type holds the rest, however little: gradients that are ready do not
+ * wait for the last ones. The backward pass cannot hide the gradients that become ready last of all, so the very last buffer is
+ * divided once more. Its last parameters, of at most first_buffer_bytes (or one parameter), have a buffer to themselves, where
+ * the others make one of at least first_buffer_bytes and ranks * rank_bytes. Buffers are numbered in the order in which they
+ * become full.
  *
  * Parameters begin at multiples of 64 bytes. A buffer is padded with zeros so that every rank owns the same number of bytes,
  * a multiple of 64. So each rank sends and receives the same number of bytes for it.

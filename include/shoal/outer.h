@@ -97,7 +97,7 @@ SHOAL_API void shoal_outer_free(struct shoal_outer *outer);
 
 /* ---- 2. Steps ------------------------------------------------------------------------------------------------------------ */
 
-/* What a step did. Begins as SHOAL_OUTER_RESULT_INIT. */
+/* The result of a step. Begins as SHOAL_OUTER_RESULT_INIT. */
 struct shoal_outer_result {
     size_t struct_bytes;
     uint64_t step;   /* steps so far */
@@ -156,7 +156,7 @@ SHOAL_API size_t shoal_outer_state_bytes(const struct shoal_outer *outer);
 
 /* Writes the state, the same bytes on every rank, so one rank's copy serves all. Waits for exchanges under way; it does not
  * apply them. The parameters themselves, and the inner optimizer's state, are the caller's to save: between exchanges they are
- * another on each rank. What quantizing has cut off (compression INT8) is not in the state. ERR_ARGUMENT: bytes is less than
+ * another on each rank. Errors of quantizing (compression INT8) are not in the state. ERR_ARGUMENT: bytes is less than
  * shoal_outer_state_bytes; errors of the exchanges. */
 SHOAL_CALL shoal_outer_export(struct shoal_outer *outer, void *state, size_t bytes);
 

@@ -545,8 +545,8 @@ struct shoal_memory_usage {
     }
 SHOAL_CALL shoal_comm_memory(struct shoal_comm *comm, struct shoal_memory_usage *usage_out);
 
-/* What this rank has handed to the network for the communicator so far: 0 where all ranks are on one host. Counted by the
- * transport as it sends, with the headers of its messages, without those of the network. Begins as SHOAL_TRAFFIC_INIT. */
+/* The bytes that this rank has handed to the network for the communicator so far: 0 where all ranks are on one host. Counted by
+ * the transport as it sends, with the headers of its messages, without those of the network. Begins as SHOAL_TRAFFIC_INIT. */
 struct shoal_traffic {
     size_t struct_bytes;
     uint64_t sent_bytes;

@@ -1,4 +1,4 @@
-/* What can be set about communicators and contexts. */
+/* Settings of communicators and contexts. */
 #ifndef SHOAL_COMM_COMM_SETTINGS_H
 #define SHOAL_COMM_COMM_SETTINGS_H
 

@@ -172,7 +172,7 @@ static bool has_broken(const struct shoal_context *context)
     return context->has_broken || shoal_progress_has_broken(context->progress);
 }
 
-/* What peers have freed meanwhile is unmapped here, too. */
+/* Unmaps memory that peers have freed meanwhile. */
 static void drain_after(struct shoal_context *context, enum shoal_status ended)
 {
     if (ended == SHOAL_OK)

@@ -88,8 +88,8 @@ static const char *find_nearest(const char *name)
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* What the environment says of setting number i: under its present name, else under its former one, which is noted; NULL:
- * nothing. */
+/* The value of setting number i in the environment: under its present name, else under its former one, which is noted; NULL: it
+ * is not set. */
 static const char *find_value(struct shoal_settings *settings, size_t i)
 {
     const struct shoal_setting *setting = setting_at(i).setting;

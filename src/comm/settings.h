@@ -37,7 +37,7 @@ SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *sett
 /* The same without overrides; but each variable that is wrong is told, and its default stays. */
 void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)(void *arg, const char *error), void *arg);
 
-/* What ranks must agree on is made anew of the values: after a change of one. Loading does it. */
+/* Collects the values that ranks must agree on, after a change of one. Loading calls it. */
 void shoal_settings_update_agreed(struct shoal_settings *settings);
 
 /* The next variable of the environment that begins with SHOAL_ and is no setting, nor one that Shoal's programs set; false at

@@ -1,4 +1,4 @@
-/* What can be set about how operations run, and how a rank waits. */
+/* Settings of how operations run, and how a rank waits. */
 #ifndef SHOAL_ENGINE_ENGINE_SETTINGS_H
 #define SHOAL_ENGINE_ENGINE_SETTINGS_H
 

@@ -1,4 +1,4 @@
-/* What the files of the engine share: its state and the functions between them. No other module includes this header; engine.h
+/* Shared by the files of the engine: its state and the functions between them. No other module includes this header; engine.h
  * is the contract. Under the progress engine's lock, unless a text says otherwise.
  *
  * How a call passes: queued -> announced (its announcement is out; at most SHOAL_ACTIVE_MAX at once) -> running (all ranks

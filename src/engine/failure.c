@@ -234,7 +234,7 @@ static void write_recorder(struct shoal_engine *engine)
             written);
 }
 
-/* Of collectives. */
+/* Completes a list of collectives. */
 static void complete_list(struct shoal_request *list, enum shoal_status status)
 {
     while (list) {

@@ -17,7 +17,7 @@
 struct shoal_engine;
 struct shoal_request;
 
-/* What an engine remembers of waits and failures: the cause, whom it has warned of and told about, when anything moved last. */
+/* An engine's memory of waits and failures: the cause, the ranks it has warned of and told about, when anything moved last. */
 struct shoal_blame;
 
 /* For so many ranks; NULL: no memory. */

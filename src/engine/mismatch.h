@@ -8,7 +8,7 @@
 struct shoal_engine;
 struct shoal_request;
 
-/* What an engine remembers of a mismatch that it has found. */
+/* A mismatch that an engine has found. */
 struct shoal_dispute;
 
 /* NULL: no memory. */

@@ -374,7 +374,7 @@ static enum shoal_status advance_drain(struct shoal_engine *engine, struct shoal
     return SHOAL_OK;
 }
 
-/* What this rank can do in a phase, as far as the queue to the peer allows; PENDING when that is full. May finish the request.
+/* Advances a request in its phase, as far as the queue to the peer allows; PENDING when that is full. May finish the request.
  * NULL: a packet ends the phase. */
 typedef enum shoal_status (*advance_fn)(struct shoal_engine *engine, struct shoal_request *request);
 static const advance_fn advances[PHASE_END] = {

@@ -11,7 +11,7 @@ struct shoal_request;
 /* An engine's messages under way, and those that came before their receives; made when the first one is posted or comes. */
 struct shoal_p2p;
 
-/* What a send, a receive or a drain is at; p2p.c alone reads and writes it. */
+/* The progress of a send, a receive or a drain; p2p.c alone reads and writes it. */
 struct shoal_p2p_state {
     uint64_t id;        /* of a large message, given by its sender: packets name it */
     const void *source; /* the sender's memory, as this process reaches it */

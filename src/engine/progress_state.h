@@ -1,4 +1,4 @@
-/* What the engine's files see of the progress engine. No other module includes this header; progress.h is the contract. */
+/* The progress engine as the engine's files see it. No other module includes this header; progress.h is the contract. */
 #ifndef SHOAL_ENGINE_PROGRESS_STATE_H
 #define SHOAL_ENGINE_PROGRESS_STATE_H
 

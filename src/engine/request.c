@@ -1,4 +1,4 @@
-/* What the user of a request may do with it: the public functions. Any thread. */
+/* The public functions on requests. Any thread. */
 #include <stdlib.h>
 
 #include "engine/engine_state.h"

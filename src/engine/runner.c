@@ -560,7 +560,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* What was packed may be on its way: it stays until the engine goes. */
+/* Packed data may be on its way, so it stays until the engine goes. */
 void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
     for (unsigned i = 0; i < engine->depth; i++)

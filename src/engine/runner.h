@@ -1,6 +1,6 @@
-/* Runs operations once all ranks have called them: the plan's steps chunk by chunk, operands to addresses, steps to bytes. What
- * has no plan ("direct") is run here, too. Under the progress engine's lock; nothing here waits: a step that cannot be done yet
- * is tried again in the next turn. */
+/* Runs operations once all ranks have called them: the plan's steps chunk by chunk, operands to addresses, steps to bytes.
+ * Operations without a plan ("direct") run here, too. Under the progress engine's lock; nothing here waits: a step that cannot
+ * be done yet is tried again in the next turn. */
 #ifndef SHOAL_ENGINE_RUNNER_H
 #define SHOAL_ENGINE_RUNNER_H
 

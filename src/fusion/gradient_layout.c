@@ -171,8 +171,9 @@ static size_t find_tail(const struct filler *filler, const struct shoal_gradient
     return begin;
 }
 
-/* What becomes ready last cannot be hidden. So the last buffer is divided where most of it is ready before its end: the rest
- * then does not wait for its tail. It pays where that rest is as long as a first buffer, and no buffer is closed too short. */
+/* The backward pass cannot hide the gradients that become ready last. So the last buffer is divided where most of it is ready
+ * before its end: that part then does not wait for the tail. It pays where that rest is as long as a first buffer, and no
+ * buffer is closed too short. */
 static void divide_last(struct filler *filler, const struct shoal_gradient_layout *layout, const uint32_t *order)
 {
     const size_t count = layout->parameters.count;

@@ -47,7 +47,7 @@ static void describe_fragment(const struct shoal_outer *outer, int index, char *
     snprintf(text + length, text_bytes - (size_t)length, fragment->count > 1 ? ": %.32s to %.32s" : ": %.32s", first, last);
 }
 
-/* A reducer begins its text with its own name and with what it was at, in numbers of its own. What follows is for people. */
+/* A reducer begins its text with its own name and its operation, in numbers of its own. The rest is for people. */
 static const char *cause_of(const struct shoal_failure *cause, const char *text)
 {
     const char *operation = cause && *cause->operation ? strstr(text, cause->operation) : NULL;
@@ -179,7 +179,7 @@ static enum shoal_status end_all(struct shoal_outer *outer, void *const *memory,
     return SHOAL_OK;
 }
 
-/* Of a fragment that has just been applied with mixing 0 all ranks hold the same. */
+/* All ranks hold the same values of a fragment that has just been applied with mixing 0. */
 static bool is_equal(const struct shoal_outer *outer, uint32_t fragment, uint64_t ended)
 {
     const bool is_new = outer->fragments[fragment].begun_at == outer->phase;

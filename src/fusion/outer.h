@@ -12,7 +12,7 @@
 
 enum outer_call { OUTER_EXCHANGE, OUTER_FINISH };
 
-/* What a rank does, told to the others. */
+/* A rank's step, sent to the others. */
 struct outer_record {
     uint64_t step;  /* of this rank */
     uint64_t phase; /* steps since the schedule began */

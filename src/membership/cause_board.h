@@ -35,7 +35,7 @@ void shoal_cause_board_write(struct shoal_cause_board *board, const struct shoal
 /* The same for shoal_comm_abort, called by `rank` on `host`. Async-signal-safe, and does not wait. */
 void shoal_cause_board_write_abort(struct shoal_cause_board *board, int rank, const char *host);
 
-/* What shoal_comm_abort is as a failure. Async-signal-safe. */
+/* Describes shoal_comm_abort as a failure. Async-signal-safe. */
 void shoal_cause_fill_abort(struct shoal_failure *failure_out, int rank, const char *host);
 
 #endif

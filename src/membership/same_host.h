@@ -1,12 +1,12 @@
-/* Which ranks of a world are on one host. Two processes are when one can pass the other a descriptor: that takes one kernel and
- * one network namespace, which each process says of itself. SHOAL_HOST_ID overrules both. The transport of one host proves the
- * answer before it is used. It is never inferred from LOCAL_RANK. Any thread. */
+/* Finds the ranks of a world that are on one host: two processes are, when one can pass the other a descriptor. That takes one
+ * kernel and one network namespace, which each process tells the others. SHOAL_HOST_ID overrules both. The transport of one
+ * host proves the answer before it is used. It is never inferred from LOCAL_RANK. Any thread. */
 #ifndef SHOAL_MEMBERSHIP_SAME_HOST_H
 #define SHOAL_MEMBERSHIP_SAME_HOST_H
 
 #include "base/log.h"
 
-/* What a process tells all others of itself. */
+/* Sent by a process to all others. */
 struct shoal_membership_identity {
     char boot_id[40];
     uint64_t network_namespace;
@@ -15,11 +15,11 @@ struct shoal_membership_identity {
     int32_t pid;
 };
 
-/* Of this process. host_id is the setting. */
+/* Fills in this process's identity. host_id is the setting. */
 void shoal_membership_identity_fill(struct shoal_membership_identity *identity, const char *host_id, const char *host);
 
 bool shoal_membership_is_same_host(const struct shoal_membership_identity *a, const struct shoal_membership_identity *b);
-/* Of identities on different hosts: what makes them so, with both values. */
+/* Prints the difference between identities on different hosts, with both values. */
 void shoal_membership_print_difference(const struct shoal_membership_identity *there,
                                        const struct shoal_membership_identity *here, char *text, size_t bytes);
 

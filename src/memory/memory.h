@@ -1,5 +1,5 @@
-/* Every region of bytes that a context knows: what shoal_mem_alloc made for peers to map, and what the user registered. One
- * struct shoal_memory per context.
+/* Every region of bytes that a context knows: memory of shoal_mem_alloc, which peers can map, and memory that the user
+ * registered. One struct shoal_memory per context.
  *
  *     address  --shoal_memory_find--> +--------+ --> segment: the pages, for peers to map (segment.h)
  *                                     | region | --> exports: which peers have its descriptor
@@ -31,8 +31,8 @@ enum shoal_region_owner {
     SHOAL_REGION_USER /* from shoal_memory_register */
 };
 
-/* What a network adapter keeps of a region. The one who registers a region embeds this in a struct of its own and points the
- * region to it. */
+/* A network adapter's part of a region. The one who registers a region embeds this in a struct of its own and points the region
+ * to it. */
 struct shoal_registration {
     /* Whether an operation under way still reads the region's memory through the adapter. Called under the guard. */
     bool (*is_busy)(const struct shoal_registration *registration);

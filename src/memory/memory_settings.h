@@ -1,4 +1,4 @@
-/* What can be set about the memory that ranks of a host share. */
+/* Settings of the memory that ranks of a host share. */
 #ifndef SHOAL_MEMORY_MEMORY_SETTINGS_H
 #define SHOAL_MEMORY_MEMORY_SETTINGS_H
 

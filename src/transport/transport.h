@@ -23,7 +23,7 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit beside it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* What a rank called; 32 bytes. Ranks compare all fields but `hints` and `posted`. */
+/* A rank's call; 32 bytes. Ranks compare all fields but `hints` and `posted`. */
 struct shoal_descriptor {
     uint64_t sequence; /* of the operation; never 0 */
     uint64_t count;    /* elements; with parts of different lengths, of the longest part; with several tensors, of all */

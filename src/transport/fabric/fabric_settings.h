@@ -1,4 +1,4 @@
-/* What can be set about the network between hosts. */
+/* Settings of the network between hosts. */
 #ifndef SHOAL_TRANSPORT_FABRIC_FABRIC_SETTINGS_H
 #define SHOAL_TRANSPORT_FABRIC_FABRIC_SETTINGS_H
 

@@ -1,4 +1,4 @@
-/* What can be set about which ranks are on one host. */
+/* Settings of how ranks on one host are found. */
 #ifndef SHOAL_TRANSPORT_SHM_SHM_SETTINGS_H
 #define SHOAL_TRANSPORT_SHM_SHM_SETTINGS_H
 
