@@ -49,6 +49,7 @@ demo-torch: build build/torch/bin/python3
 test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
+	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
 
@@ -74,6 +75,14 @@ build/torch/bin/python3:
 # For tests and for measurements. Tried again by the next target that wants it where pip could not have it.
 build/torch/deepspeed: build/torch/bin/python3
 	@build/torch/bin/pip install --quiet deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
+
+# For training jobs: data in S3 (tests have moto's server), the endpoint. It sees the packages of build/torch.
+build/job/bin/python3: dev/job-requirements.txt build/torch/bin/python3
+	@echo "installing what training jobs use at build/job"
+	@rm -rf build/job && python3 -m venv build/job
+	@build/job/bin/pip install --quiet --requirement dev/job-requirements.txt || { rm -rf build/job; exit 1; }
+	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/job/lib/python3*/site-packages)/torch.pth
+	@touch $@
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench

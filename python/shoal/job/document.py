@@ -1,0 +1,76 @@
+"""The job document: everything that one job needs to know, as plain data. Field names are those of the SageMaker Python SDK v2 where
+it has the field. Reading a document and finding its mistakes is reading.py's work; running it is that of the modules beside it."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Optional
+
+
+@dataclasses.dataclass
+class Channel:
+    """Where the data of one input channel lie, and how each host gets them."""
+
+    uri: str  # a folder or file, file://..., s3://bucket/prefix, or any URL that fsspec opens
+    input_mode: str = "File"  # "File": there before the script starts; "FastFile": listed at start, read on demand
+    distribution: str = "FullyReplicated"  # or "ShardedByS3Key": objects are divided among hosts
+    data_type: str = "S3Prefix"  # or "ManifestFile"
+    content_type: Optional[str] = None
+    compression: Optional[str] = None
+    record_wrapping: Optional[str] = None
+    shuffle_seed: Optional[int] = None
+
+
+@dataclasses.dataclass
+class Metric:
+    """A number that is read from the log: the first group of the regular expression."""
+
+    name: str
+    regex: str
+
+
+@dataclasses.dataclass
+class Checkpoints:
+    """Files below `local_path` are copied to `uri` while the job trains, and back when it starts again."""
+
+    uri: str
+    local_path: str = "checkpoints"  # below the base folder, or an absolute path
+
+
+@dataclasses.dataclass
+class Where:
+    """What starts the job. `local`: this machine, each host of the job a group of processes here; `hosts`: the machines named, from an
+    allocation that runs the same command on each; `slurm`, `kubernetes`, `sagemaker`: these engines."""
+
+    engine: str = "local"
+    hosts: List[str] = dataclasses.field(default_factory=list)
+    options: Dict[str, Any] = dataclasses.field(default_factory=dict)  # the engine's own: partition, namespace, image, role, ...
+
+
+@dataclasses.dataclass
+class Job:
+    """One training job."""
+
+    entry_point: str
+    name: Optional[str] = None  # made from base_job_name or the entry point, and the time, when there is none
+    base_job_name: Optional[str] = None
+    framework: Optional[str] = None  # "pytorch", "tensorflow" or nothing
+    source_dir: Optional[str] = None
+    requirements: Optional[str] = None  # below source_dir; requirements.txt where that exists
+    instance_count: int = 1
+    instance_type: str = "local"
+    workers_per_host: Optional[int] = None  # nothing: as the distribution says, else the host's GPUs, else 1
+    distribution: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    hyperparameters: Dict[str, Any] = dataclasses.field(default_factory=dict)
+    channels: Dict[str, Channel] = dataclasses.field(default_factory=dict)
+    metric_definitions: List[Metric] = dataclasses.field(default_factory=list)
+    environment: Dict[str, str] = dataclasses.field(default_factory=dict)
+    max_run: int = 86400  # seconds
+    restarts: int = 0
+    checkpoints: Optional[Checkpoints] = None
+    output_path: Optional[str] = None  # where model.tar.gz and output.tar.gz go, besides the job's folder
+    where: Where = dataclasses.field(default_factory=Where)
+
+
+def as_data(job: Job) -> Dict[str, Any]:
+    """The document as JSON has it; reading.py reads it back to the same job."""
+    return dataclasses.asdict(job)

@@ -1,0 +1,109 @@
+"""The folder of a job: every module reads and writes a job's files by the names given here, and only here.
+
+    JOBS/NAME/
+        job.json            the document, with the defaults filled in
+        status.json         how the job stands: struct Status; replaced as a whole
+        logs/HOST.log       what the workers of a host wrote, a line each, as `shoal run` prefixes it
+        metrics.jsonl       one number a line: {"time", "host", "rank", "name", "value", "step"}
+        events.jsonl        what happened, a line each: {"time", "host", "what", ...}
+        hosts/HOST/         that host's base folder, /opt/ml of the container contract
+        model.tar.gz        what the script left in the hosts' model folders
+        output.tar.gz       what it left in output/data
+        checkpoints/        what it left in the checkpoint folder, when the document names no other place
+
+JOBS is $SHOAL_JOBS, else ~/.local/share/shoal/jobs."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any, Dict, List, Optional
+
+STATUSES = ("Starting", "Downloading", "Training", "Uploading", "Stopping", "Completed", "Failed", "Stopped")
+ENDED = ("Completed", "Failed", "Stopped")
+
+
+@dataclasses.dataclass
+class Status:
+    """How a job stands. Times are seconds since 1970."""
+
+    name: str
+    status: str = "Starting"
+    created: float = 0.0
+    started: Optional[float] = None  # when the workers were started
+    ended: Optional[float] = None
+    attempt: int = 0  # how often all were started again
+    hosts: List[str] = dataclasses.field(default_factory=list)
+    workers_per_host: int = 1
+    pid: Optional[int] = None  # of the process that runs the job, on `machine`
+    machine: Optional[str] = None
+    exit_code: Optional[int] = None
+    failure_reason: Optional[str] = None  # at most 1,024 characters
+    model: Optional[str] = None  # the URI of model.tar.gz
+
+
+def jobs_folder() -> pathlib.Path:
+    named = os.environ.get("SHOAL_JOBS")
+    if named:
+        return pathlib.Path(named)
+    data = os.environ.get("XDG_DATA_HOME") or pathlib.Path.home() / ".local/share"
+    return pathlib.Path(data) / "shoal/jobs"
+
+
+def host_names(count: int) -> List[str]:
+    """The names of a job's hosts, as the container contract has them."""
+    return [f"algo-{index + 1}" for index in range(count)]
+
+
+class JobFolder:
+    """The files of one job. Making the object touches nothing."""
+
+    def __init__(self, name: str, jobs: Optional[pathlib.Path] = None):
+        self.name = name
+        self.path = (jobs or jobs_folder()) / name
+        self.document = self.path / "job.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.logs = self.path / "logs"
+        self.model = self.path / "model.tar.gz"
+        self.output = self.path / "output.tar.gz"
+        self.checkpoints = self.path / "checkpoints"
+
+    def log(self, host: str) -> pathlib.Path:
+        return self.logs / f"{host}.log"
+
+    def base(self, host: str) -> pathlib.Path:
+        """The base folder of a host, /opt/ml of the container contract."""
+        return self.path / "hosts" / host
+
+    def create(self) -> None:
+        """Raises FileExistsError when a job of that name is there."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir()
+        self.logs.mkdir()
+
+    def status(self) -> Status:
+        return Status(**json.loads((self.path / "status.json").read_text()))
+
+    def status_write(self, status: Status) -> None:
+        """Readers see the old status or the new one, never a part."""
+        _replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
+
+    def event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
+        line: Dict[str, Any] = {"time": round(time.time(), 3), "host": host, "what": what, **more}
+        append_line(self.events, line)
+
+
+def append_line(path: pathlib.Path, record: Dict[str, Any]) -> None:
+    """One write, so that lines of several processes do not mix."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)
