@@ -98,6 +98,17 @@ def exact_by_messages(word):
             expect(all("it sends all as messages, because SHOAL_WRITES=no" in rank.output() for rank in job.ranks), job.told())
 
 
+def filter_of_a_launcher_is_undone(word):
+    """SageMaker's runners set FI_PROVIDER=efa whatever the machine, and libfabric would offer nothing here."""
+    layout = Layout(word)
+    filter = "sockets" if os.path.isdir("/sys/class/infiniband") else "efa"
+    with Cluster(len(layout.sizes)) as cluster:
+        with Job(cluster, layout, [PROGRAM, "exact", "rows"], {**SLEEP_AT_ONCE, "FI_PROVIDER": filter}).start() as job:
+            succeed(job, EXACT_S)
+            expect(job.told().count(f"FI_PROVIDER={filter} is ignored") == 1, "not one line", job.told())
+            expect(f"FI_PROVIDER={filter} is ignored" in job.ranks[0].output(), job.told())
+
+
 def provider_is_here(provider):
     """Whether libfabric has it on this machine."""
     with Cluster(1) as cluster:
@@ -742,6 +753,7 @@ EXACT = [
     case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, TEST_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
+    case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
     hosts_are_apart,
     topology_is_told,
     large_jobs_do_not_connect_all_to_all,

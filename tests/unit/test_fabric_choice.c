@@ -7,12 +7,15 @@
 #include <cmocka.h>
 
 #include <arpa/inet.h>
+#include <ftw.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "comm/settings.h"
+#include "transport/fabric/fabric_filter.h"
 #include "transport/fabric/fabric_providers.h"
 
 struct heard {
@@ -126,11 +129,112 @@ static void fabric_library_says_what_is_wrong_with_the_file(void **state)
     shoal_fabric_library_close(&library);
 }
 
+/* ---- FI_PROVIDER --------------------------------------------------------------------------------------------------------- */
+
+/* /sys/class/infiniband of a host. vendor NULL: an adapter made of software, which is on no bus. */
+static void put_adapter(const char *devices, const char *name, const char *vendor)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", devices, name);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/%s/device", devices, name);
+    if (!vendor)
+        return;
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof path, "%s/%s/device/vendor", devices, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "%s\n", vendor);
+    assert_int_equal(fclose(file), 0);
+}
+
+static int remove_one(const char *path, const struct stat *about, int type, struct FTW *place)
+{
+    (void)about, (void)type, (void)place;
+    return remove(path);
+}
+
+static void fabric_filter_counts_only_providers_that_have_an_adapter(void **state)
+{
+    static const struct {
+        const char *filter, *wanted;
+        bool without, with_efa, with_mellanox, with_software; /* what is left on hosts with such an adapter */
+    } cases[] = {
+        {"efa", "", false, true, false, false},
+        {"EFA", "", false, true, false, false},
+        {"verbs", "", false, false, true, true},
+        {"verbs;ofi_rxm", "", false, false, true, true},
+        {"efa,verbs", "", false, true, true, true},
+        {"tcp", "", true, true, true, true},
+        {"net", "", true, true, true, true},
+        {"efa,tcp;ofi_rxm", "", true, true, true, true},
+        {"^efa", "", true, true, true, true},
+        {"sockets", "", false, false, false, false},
+        {"psm3,tcpx", "", false, false, false, false},
+        {"udp", "", false, false, false, false},
+        {"udp", "udp;ofi_rxd", true, true, true, true},
+        {"efa", "tcp", false, false, false, false},
+        {"efa,tcp", "tcp", true, true, true, true},
+        {"efa", "efa", false, true, false, false},
+        {"tcp", "verbs;ofi_rxm", false, false, false, false},
+    };
+    char folder[] = "/tmp/shoal-filter-XXXXXX", efa[64], mellanox[64], software[64], none[64];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(none, sizeof none, "%s/none", folder);
+    snprintf(efa, sizeof efa, "%s/efa", folder);
+    snprintf(mellanox, sizeof mellanox, "%s/mellanox", folder);
+    snprintf(software, sizeof software, "%s/software", folder);
+    assert_int_equal(mkdir(efa, 0700) || mkdir(mellanox, 0700) || mkdir(software, 0700), 0);
+    put_adapter(efa, "rdmap0s6", "0x1d0f");
+    put_adapter(mellanox, "mlx5_0", "0x15b3");
+    put_adapter(software, "rxe0", NULL);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        const char *filter = cases[i].filter, *wanted = cases[i].wanted;
+        if (shoal_fabric_filter_leaves_any(filter, wanted, none) != cases[i].without ||
+            shoal_fabric_filter_leaves_any(filter, wanted, efa) != cases[i].with_efa ||
+            shoal_fabric_filter_leaves_any(filter, wanted, mellanox) != cases[i].with_mellanox ||
+            shoal_fabric_filter_leaves_any(filter, wanted, software) != cases[i].with_software)
+            fail_msg("FI_PROVIDER=%s, SHOAL_PROVIDER=%s", filter, wanted);
+    }
+    assert_int_equal(nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+/* "sockets" is never taken, whatever this machine has. */
+static void fabric_filter_is_undone_with_one_line(void **state)
+{
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct heard heard = {""};
+    char error[256];
+    (void)state;
+    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
+    shoal_log_init(&log, &settings.log, hear, &heard);
+    setenv("FI_PROVIDER", "tcp", 1);
+    assert_false(shoal_fabric_filter_undo("", &log));
+    assert_string_equal(getenv("FI_PROVIDER"), "tcp");
+    assert_string_equal(heard.text, "");
+    setenv("FI_PROVIDER", "sockets", 1);
+    log.rank = 1; /* it says so where info is wanted */
+    assert_true(shoal_fabric_filter_undo("", &log));
+    assert_null(getenv("FI_PROVIDER"));
+    assert_string_equal(heard.text, "");
+    setenv("FI_PROVIDER", "sockets", 1);
+    log.rank = 0;
+    assert_true(shoal_fabric_filter_undo("", &log));
+    assert_null(getenv("FI_PROVIDER"));
+    assert_non_null(strstr(heard.text, "FI_PROVIDER=sockets is ignored: it leaves libfabric no provider that can serve"));
+    assert_false(shoal_fabric_filter_undo("", &log));
+    shoal_log_fini(&log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
+        cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),
+        cmocka_unit_test(fabric_filter_is_undone_with_one_line),
     };
     return cmocka_run_group_tests_name("fabric_choice", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "transport/fabric/fabric_filter.h"
 #include "transport/fabric/fabric_providers.h"
 
 _Static_assert(SHOAL_FABRIC_PROVIDERS <= SHOAL_FABRIC_ROWS_MAX, "each provider has a row");
@@ -17,10 +18,11 @@ static void fill_row(const struct shoal_fabric_provider *provider, bool is_taken
 }
 
 static void survey_fill(const struct shoal_fabric_library *library, const struct shoal_fabric_settings *settings,
-                        const struct shoal_nic *nic, struct shoal_fabric_survey *survey)
+                        const struct shoal_nic *nic, bool is_undone, struct shoal_fabric_survey *survey)
 {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
-    snprintf(survey->library, sizeof survey->library, "libfabric %u.%u (%s)", library->major, library->minor, library->path);
+    snprintf(survey->library, sizeof survey->library, "libfabric %u.%u (%s)%s", library->major, library->minor, library->path,
+             is_undone ? ", FI_PROVIDER ignored" : "");
     shoal_fabric_providers_find(library, nic, providers);
     const struct shoal_fabric_provider *taken =
         shoal_fabric_providers_choose(providers, settings->provider, survey->reason, sizeof survey->reason);
@@ -37,9 +39,10 @@ void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const str
     struct shoal_log log;
     memset(survey_out, 0, sizeof *survey_out);
     shoal_log_init_quiet(&log);
+    const bool is_undone = shoal_fabric_filter_undo(settings->provider, &log);
     survey_out->status = shoal_fabric_library_open(settings->libfabric, &log, &library);
     if (survey_out->status == SHOAL_OK) {
-        survey_fill(&library, settings, nic, survey_out);
+        survey_fill(&library, settings, nic, is_undone, survey_out);
         shoal_fabric_library_close(&library);
     } else {
         (void)shoal_log_last_error(&log, survey_out->reason, sizeof survey_out->reason);

@@ -112,12 +112,14 @@ static bool is_built_in(const struct shoal_fabric_library *library, const char *
 static void explain_rejection(const struct shoal_fabric_library *library, int error, struct shoal_fabric_provider *provider)
 {
     int ignored;
+    const char *filter = shoal_setting_from_environment("FI_PROVIDER");
     struct fi_info *any = provider_ask(library, provider->name, FI_EP_UNSPEC, 0, &ignored);
     struct fi_info *datagrams = any ? provider_ask(library, provider->name, FI_EP_RDM, 0, &ignored) : NULL;
     if (error != -FI_ENODATA)
         snprintf(provider->text, sizeof provider->text, "libfabric says: %s", library->error_text(-error));
     else if (!is_built_in(library, provider->name))
-        snprintf(provider->text, sizeof provider->text, "is not part of this libfabric");
+        snprintf(provider->text, sizeof provider->text, "is not part of this libfabric%s%.60s",
+                 filter ? ", or is left out by FI_PROVIDER=" : "", filter ? filter : "");
     else if (!any)
         snprintf(provider->text, sizeof provider->text, "finds no device here");
     else if (!datagrams)

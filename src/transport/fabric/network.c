@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "bootstrap/auth.h"
 #include "topology/features.h"
+#include "transport/fabric/fabric_filter.h"
 #include "transport/fabric/fork.h"
 
 /* A message that waits to be sent. */
@@ -183,6 +184,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     network->log = options->log;
     network->waiting_end = &network->waiting;
     enum shoal_status status = read_random(network);
+    (void)shoal_fabric_filter_undo(options->settings->provider, network->log);
     if (status == SHOAL_OK)
         status = shoal_fabric_library_open(options->settings->libfabric, network->log, &network->library);
     if (status == SHOAL_OK)
