@@ -169,10 +169,42 @@ def without_the_import_torch_does_not_know_the_name():
 def outside_a_job_the_old_api_says_so():
     code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\nassert not dist.is_available()\n"
                             "dist.init_process_group()\n", env=alone())
-    expect(code == 1 and "RuntimeError: this process is no rank of a job" in err and "shoal run" in err, out, err)
+    expect(code == 1 and "exceptions.SMDDPError: this process is no rank of a job" in err and "shoal run" in err, out, err)
     code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\ndist.get_local_rank()\n",
                             env={**alone(), "RANK": "0", "WORLD_SIZE": "1"})
     expect(code == 1 and "set LOCAL_RANK" in err, out, err)
+
+
+def smddprun(*words, **variables):
+    """The command that mpirun starts on each rank, as the module that it is."""
+    env = {name: value for name, value in alone().items() if not name.startswith(("LOCAL_", "MASTER_"))}
+    return call(sys.executable, "-m", "smdistributed.dataparallel._smddprun", *words, env={**env, **variables})
+
+
+RANK_3 = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "SMDATAPARALLEL_SERVER_ADDR": "algo-1", "SMDATAPARALLEL_SERVER_PORT": "7592"}
+
+
+def smddprun_tells_the_script_which_rank_it_is():
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SMDATAPARALLEL_LOCAL_RANK")
+    asked = ["sh", "-c", "echo " + " ".join(f"${name}" for name in names) + " $1", "sh", "an argument"]
+    expect(smddprun(*asked, **RANK_3) == (0, "3 4 1 2 algo-1 7592 1 an argument\n", ""), smddprun(*asked, **RANK_3))
+    code, out, err = smddprun(*asked, **{**RANK_3, "RANK": "2", "MASTER_PORT": "1234"})
+    expect((code, out, err) == (0, "2 4 1 2 algo-1 1234 1 an argument\n", ""), "what is set stays", code, out, err)
+
+
+def smddprun_ends_as_the_script_does_or_says_why_it_cannot_start_it():
+    for words, variables, code, told in (
+            (["sh", "-c", "exit 7"], RANK_3, 7, ""),
+            (["/nowhere/python"], RANK_3, 127, "smddprun: there is no program '/nowhere/python'"),
+            ([SMDDP / "README.md"], RANK_3, 126, "README.md' cannot be started: Permission denied"),
+            ([], RANK_3, 2, "smddprun: no program is named; usage: mpirun"),
+            (["-n", "2", "true"], RANK_3, 2, "smddprun: no program is named; usage: mpirun"),
+            (["true"], {}, 2, "nothing says which rank this is (OMPI_COMM_WORLD_RANK and _SIZE, or RANK and WORLD_SIZE)")):
+        got, out, err = smddprun(*words, **variables)
+        expect(got == code and told in err and out == "", words, got, out, err)
+    code, out, err = smddprun("--help")
+    expect(code == 0 and out.startswith("usage: mpirun"), code, out, err)
 
 
 def libraries_that_look_for_it_find_it():
@@ -210,6 +242,9 @@ def it_installs_alone():
                                 env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}"})
         expect(code == 0 and out.startswith(target), out, err)
         expect(not os.path.exists(f"{target}/smdistributed/__init__.py"))
+        code, out, err = call(f"{target}/bin/smddprun", "sh", "-c", "echo $RANK of $WORLD_SIZE",
+                              env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}", **RANK_3})
+        expect(code == 0 and out.endswith(" of 4\n"), code, out, err)
 
 
 run_cases([
@@ -218,6 +253,8 @@ run_cases([
     mpirun_starts_it_as_sagemaker_does,
     without_the_import_torch_does_not_know_the_name,
     outside_a_job_the_old_api_says_so,
+    smddprun_tells_the_script_which_rank_it_is,
+    smddprun_ends_as_the_script_does_or_says_why_it_cannot_start_it,
     libraries_that_look_for_it_find_it,
     the_name_is_shared_with_other_packages,
     it_installs_alone,

@@ -8,6 +8,7 @@ import warnings
 import torch.distributed as dist
 
 from smdistributed.dataparallel import _environment
+from smdistributed.dataparallel.exceptions import SMDDPError
 from smdistributed.dataparallel.torch import torch_smddp  # noqa: F401  registers "smddp", completes the environment
 
 warnings.warn("smdistributed.dataparallel.torch.distributed and .parallel are deprecated since 1.4.0: "
@@ -35,8 +36,8 @@ def is_available():
 def init_process_group(*args, **kwargs):
     """The first call. Its arguments are ignored: the launcher says who this rank is."""
     if not is_available():
-        raise RuntimeError("this process is no rank of a job: RANK and WORLD_SIZE are not set; start it with "
-                           "`shoal run -n 2 python3 ...`, torchrun or mpirun")
+        raise SMDDPError("this process is no rank of a job: RANK and WORLD_SIZE are not set; start it with "
+                         "`shoal run -n 2 python3 ...`, torchrun or mpirun")
     dist.init_process_group("smddp")
 
 
@@ -56,7 +57,7 @@ def get_rank(group=group.WORLD):
 def get_local_rank():
     """The rank among those of this host."""
     if "SMDATAPARALLEL_LOCAL_RANK" not in os.environ:
-        raise RuntimeError("the launcher does not say which rank of its host this is; set LOCAL_RANK on each")
+        raise SMDDPError("the launcher does not say which rank of its host this is; set LOCAL_RANK on each")
     return int(os.environ["SMDATAPARALLEL_LOCAL_RANK"])
 
 
