@@ -1,0 +1,265 @@
+"""Data in: the folder of an input channel, filled on each host before the script starts, or, with FastFile, while it reads.
+
+    document: Channel("s3://bucket/train")  -->  listing  -->  fetching.Cache  -->  hosts/algo-1/input/data/training/...
+
+A channel's folder comes to stand whole or not at all: it is built beside its place and renamed. Local data are linked, not copied."""
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from shoal.job import fastfile
+from shoal.job.document import Channel
+from shoal.job.fetching import Cache, Progress, Say, bytes_text, cache_folder, local_errors
+from shoal.job.storage import Item, LocalStore, StorageError, Store, local_path, store_open
+
+Named = Tuple[str, Item]  # the name below the channel's folder
+
+
+class ChannelError(StorageError):
+    """The document asks for what is not there or cannot be. One line."""
+
+
+def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_count: int, say: Say) -> None:
+    """Fills `folder`. `say` gets a line now and then. Raises StorageError; then nothing half-written is in `folder`, and what has come
+    stays in the cache for the next time."""
+    _check(channel)
+    folder = folder.absolute()
+    path = local_path(channel.uri)
+    if path is not None and channel.data_type == "S3Prefix" and not path.exists():
+        raise ChannelError(f"there is no {path}")
+    if path is not None and channel.data_type == "S3Prefix" and channel.distribution == "FullyReplicated":
+        _local_link(path, folder)
+        return
+    store, named = _listing(channel)
+    own = _share(channel, named, host_index, host_count)
+    if not own:
+        say(f"channel {folder.name}: {len(named)} objects for {host_count} hosts: this host gets none")
+    if isinstance(store, LocalStore):
+        _assemble(folder, own, lambda name, item, place: place.symlink_to(item.key))
+    elif channel.input_mode == "FastFile" and _fast_file_is_possible(folder, say):
+        _lay_out(folder, store, own, say)
+    else:
+        _bring(folder, store, own, host_index / host_count, say)
+
+
+def file_bring(uri: str, path: pathlib.Path) -> None:
+    """One object as a file, whole or not at all. Raises StorageError."""
+    store, key = store_open(uri)
+    item = store.info(key)
+    if item is None:
+        raise ChannelError(f"there is no {uri}")
+    coming = path.with_name(f".{path.name}.coming")
+    try:
+        with local_errors(path):
+            with open(coming, "wb") as file:
+                store.read(item, 0, item.size, lambda data: _write(file, data))
+            os.replace(coming, path)
+    finally:
+        coming.unlink(missing_ok=True)
+
+
+def _write(file: Any, data: bytes) -> None:
+    with local_errors(file.name):
+        file.write(data)
+
+
+def _check(channel: Channel) -> None:
+    """What reading.py lets pass in a document of the vendor's, and what it could not know."""
+    if channel.input_mode not in ("File", "FastFile"):
+        raise ChannelError(f"input mode {channel.input_mode} is not served: use File or FastFile")
+    if channel.data_type not in ("S3Prefix", "ManifestFile"):
+        raise ChannelError(f"data type {channel.data_type} is not served: use S3Prefix or ManifestFile")
+    if channel.distribution not in ("FullyReplicated", "ShardedByS3Key"):
+        raise ChannelError(f"distribution {channel.distribution} is not served: use FullyReplicated or ShardedByS3Key")
+    if channel.compression not in (None, "None"):
+        raise ChannelError(f"compression {channel.compression} belongs to the mode Pipe: unpack in the script, or store the data unpacked")
+    if channel.record_wrapping not in (None, "None"):
+        raise ChannelError(f"record wrapping {channel.record_wrapping} belongs to the mode Pipe")
+
+
+# ---- what is there ----
+
+def _listing(channel: Channel) -> Tuple[Store, List[Named]]:
+    """All objects of a channel with their names, sorted by key."""
+    if channel.data_type == "ManifestFile":
+        store, named = _manifest_listing(channel.uri)
+    else:
+        store, key = store_open(channel.uri)
+        named = [(_name(item.key, key), item) for item in _without_markers(store, store.list(key))]
+    if not named:
+        raise ChannelError(f"no object lies at {channel.uri}: the key of an object has to begin with this text")
+    _check_names(store, named)
+    return store, named
+
+
+def _without_markers(store: Store, items: List[Item]) -> List[Item]:
+    """An empty object whose key ends in a slash stands for a folder."""
+    for item in items:
+        if item.key.endswith("/") and item.size:
+            raise ChannelError(f"{store.uri(item.key)} has {item.size:,} bytes and the name of a folder: no file can be made of it")
+    return [item for item in items if not item.key.endswith("/")]
+
+
+def _name(key: str, prefix: str) -> str:
+    """As the SDK's local mode has it: what follows the prefix; all of the last part where the prefix is the key itself."""
+    rest = key.rsplit("/", 1)[-1] if key == prefix else key[len(prefix):]
+    return "/".join(part for part in rest.split("/") if part)
+
+
+def _manifest_listing(uri: str) -> Tuple[Store, List[Named]]:
+    """`[{"prefix": "s3://bucket/"}, "a", "b/c"]`: these objects and no others."""
+    store, key = store_open(uri)
+    item = store.info(key)
+    if item is None:
+        raise ChannelError(f"there is no manifest {uri}")
+    prefix, names = _manifest_read(uri, store.read_all(item))
+    names = list(dict.fromkeys(names))
+    store, start = store_open(prefix)
+    wanted = [start + name for name in names]
+    there = {one.key: one for one in store.list(_list_from(store, start, wanted))}
+    missing = [key for key in wanted if key not in there]
+    if missing:
+        more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise ChannelError(f"the manifest {uri} names {store.uri(missing[0])}{more}, which is not there")
+    return store, sorted(((name.lstrip("/"), there[key]) for name, key in zip(names, wanted)), key=lambda one: one[1].key.encode())
+
+
+def _list_from(store: Store, start: str, wanted: List[str]) -> str:
+    """What all keys begin with; up to a folder where the store has folders, not text."""
+    common = os.path.commonprefix(wanted or [start])
+    return common if store.scheme == "s3" else common.rsplit("/", 1)[0] + "/"
+
+
+def _manifest_read(uri: str, data: bytes) -> Tuple[str, List[str]]:
+    form = 'it has to be [{"prefix": "s3://BUCKET/..."}, "KEY", ...]'
+    try:
+        entries = json.loads(data)
+    except ValueError as error:
+        raise ChannelError(f"the manifest {uri} is not JSON ({error}): {form}") from error
+    head = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(head, dict) or not isinstance(head.get("prefix"), str):
+        raise ChannelError(f"the manifest {uri} does not begin with a prefix: {form}")
+    wrong = next((entry for entry in entries[1:] if not isinstance(entry, str)), None)
+    if wrong is not None:
+        raise ChannelError(f"the manifest {uri} has the entry {json.dumps(wrong)}: {form}")
+    return head["prefix"], entries[1:]
+
+
+def _check_names(store: Store, named: List[Named]) -> None:
+    """Each name is a file of its own below the channel's folder."""
+    seen: Dict[str, Item] = {}
+    folders: Dict[str, Item] = {}
+    for name, item in named:
+        parts = name.split("/")
+        if ".." in parts or "." in parts or "" in parts or "\0" in name:
+            raise ChannelError(f"{store.uri(item.key)} makes no name of a file below the channel's folder: rename the object")
+        if name in seen:
+            raise ChannelError(f"{store.uri(seen[name].key)} and {store.uri(item.key)} would both be the file {name}")
+        seen[name] = item
+        for end in range(1, len(parts)):
+            folders.setdefault("/".join(parts[:end]), item)
+    for name in seen:
+        if name in folders:
+            raise ChannelError(f"{store.uri(seen[name].key)} would be a file and, for {store.uri(folders[name].key)}, a folder: "
+                               "choose a prefix that holds one of them")
+
+
+def _share(channel: Channel, named: List[Named], host_index: int, host_count: int) -> List[Named]:
+    """ShardedByS3Key: the i-th of the sorted keys is that of host i mod n. A seed shuffles them before, on all hosts alike."""
+    order = list(named)
+    if channel.shuffle_seed is not None:
+        random.Random(channel.shuffle_seed).shuffle(order)
+    return order[host_index::host_count] if channel.distribution == "ShardedByS3Key" else order
+
+
+# ---- what comes to stand ----
+
+def _local_link(path: pathlib.Path, folder: pathlib.Path) -> None:
+    with local_errors(folder):
+        if path.is_dir():
+            _remove(folder)
+            folder.symlink_to(path.resolve())
+    if not path.is_dir():
+        _assemble(folder, [(path.name, Item(str(path.resolve()), 0))], lambda name, item, place: place.symlink_to(item.key))
+
+
+def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float, say: Say) -> None:
+    """All bytes now. Hosts that bring the same objects begin at different ones."""
+    first = int(offset * len(named))
+    items = [item for _, item in named[first:] + named[:first]]
+    progress = Progress(f"channel {folder.name}", len(items), sum(item.size for item in items), say)
+    cache = Cache(cache_folder(folder), store)
+    cache.bring_all(items, progress)
+    _assemble(folder, named, lambda name, item, place: link(cache.path(item), place))
+    progress.end()
+
+
+def _fast_file_is_possible(folder: pathlib.Path, say: Say) -> bool:
+    reason = fastfile.why_not()
+    if reason:
+        say(f"channel {folder.name}: FastFile is not possible here ({reason}): all data come before the script starts")
+    return not reason
+
+
+def _lay_out(folder: pathlib.Path, store: Store, named: List[Named], say: Say) -> None:
+    """Files that have their size and no bytes, and the list by which fastfile.View fills them."""
+    cache = Cache(cache_folder(folder), store)
+
+    def make(name: str, item: Item, place: pathlib.Path) -> None:
+        if cache.path(item).exists():
+            link(cache.path(item), place)
+        else:
+            fastfile.placeholder_make(place, item.size)
+
+    _assemble(folder, named, make)
+    try:
+        with local_errors(folder):
+            fastfile.listing_write(folder, store, cache.folder, named)
+    except StorageError:
+        _remove(folder)
+        raise
+    size = sum(item.size for _, item in named)
+    say(f"channel {folder.name}: {len(named):,} objects, {bytes_text(size)}, each brought when it is opened first")
+
+
+def link(source: pathlib.Path, place: pathlib.Path) -> None:
+    """The same bytes under a second name, on another disk by a symbolic link."""
+    try:
+        os.link(source, place)
+    except OSError:
+        place.symlink_to(source)
+
+
+def _assemble(folder: pathlib.Path, named: List[Named], make: Callable[[str, Item, pathlib.Path], None]) -> None:
+    coming = folder.with_name(f".{folder.name}.coming")
+    with local_errors(folder):
+        try:
+            _remove(coming)
+            coming.mkdir(parents=True)
+            made: Optional[pathlib.Path] = None
+            for name, item in named:
+                place = coming / name
+                if place.parent != made:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    made = place.parent
+                make(name, item, place)
+            _remove(folder)
+            fastfile.listing_remove(folder)
+            os.rename(coming, folder)
+        finally:
+            _remove(coming)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """A link is removed, never what it names."""
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)

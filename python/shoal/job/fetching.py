@@ -1,0 +1,352 @@
+"""Objects of a store as files of a cache on this machine, each brought once, however many processes and hosts of a job want it.
+
+    CACHE/objects/ab/abcd...         an object, whole; the name is the digest of its URI, size and version
+    CACHE/objects/ab/abcd....part    on its way; whoever brings it holds its lock (flock), the others wait or do another meanwhile
+    CACHE/objects/ab/abcd....done    which parts of a large one are in .part, a line each
+
+A process that is killed leaves .part and .done behind, and the next one goes on from there: the version is part of the name, and S3 is
+asked for this version only (If-Match). A part that does not have its length, or whose object has changed, never becomes an object."""
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, TextIO
+
+from shoal.job.storage import ChangedError, FullError, Item, StorageError, Store
+
+OBJECTS_AT_ONCE = 8
+PARTS_AT_ONCE = 4  # of one object
+PART_BYTES = 16 << 20
+POLL_S = 0.02
+STALL_S = 300.0  # how long a part that somebody else brings may stand still
+LINE_EVERY_S = 10.0
+SPARE_BYTES = 1 << 20
+
+Say = Callable[[str], None]
+
+
+class Stopped(BaseException):
+    """Another thread has failed, or the caller has been interrupted."""
+
+
+def cache_folder(near: pathlib.Path) -> pathlib.Path:
+    """$SHOAL_CACHE; else `cache` in the folder of the job to which `near` belongs (JOB/hosts/HOST/...); else beside `near`."""
+    named = os.environ.get("SHOAL_CACHE")
+    if named:
+        return pathlib.Path(named).absolute()
+    near = near.absolute()
+    for parent in near.parents:
+        if parent.name == "hosts" and (parent.parent / "job.json").exists():
+            return parent.parent / "cache"
+    return near.parent / ".shoal-cache"
+
+
+def bytes_text(count: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+class Progress:
+    """How much has come: a bar on a terminal, else a line every ten seconds; `end` says the sum. `add` may be called by any thread."""
+
+    def __init__(self, what: str, objects: int, size: int, say: Say, terminal: Optional[TextIO] = None):
+        self.what, self.objects, self.size, self.say = what, objects, size, say
+        self.terminal = terminal or (sys.stderr if sys.stderr.isatty() else None)
+        self.lock = threading.Lock()
+        self.bytes = 0  # that are here
+        self.came = 0  # that this process has brought
+        self.started = self.drawn = time.monotonic()
+
+    def add(self, count: int, is_new: bool = True) -> None:
+        with self.lock:
+            self.bytes += count
+            self.came += count if is_new else 0
+
+    def draw(self) -> None:
+        now = time.monotonic()
+        if now - self.drawn < (0.1 if self.terminal else LINE_EVERY_S):
+            return
+        self.drawn = now
+        if self.terminal:
+            self.terminal.write(f"\r{self.bar(now)}\x1b[K")
+            self.terminal.flush()
+        else:
+            self.say(self.text(now))
+
+    def rate(self, now: float) -> str:
+        return f"{bytes_text(self.came / max(now - self.started, 1e-3))}/s"
+
+    def text(self, now: float) -> str:
+        return f"{self.what}: {bytes_text(self.bytes)} of {bytes_text(self.size)}, {self.rate(now)}"
+
+    def bar(self, now: float) -> str:
+        part = min(self.bytes / self.size, 1.0) if self.size else 1.0
+        width = max(min(shutil.get_terminal_size().columns - len(self.what) - 50, 40), 10)
+        full = int(part * width)
+        return f"{self.what} [{'#' * full}{'.' * (width - full)}] {100 * part:3.0f} % of {bytes_text(self.size)}, {self.rate(now)}"
+
+    def end(self) -> None:
+        if self.terminal:
+            self.terminal.write("\r\x1b[K")
+            self.terminal.flush()
+        now = time.monotonic()
+        there = f", {bytes_text(self.bytes - self.came)} of them were there" if self.bytes > self.came else ""
+        objects = f"{self.objects:,} object" + ("" if self.objects == 1 else "s")
+        self.say(f"{self.what}: {objects}, {bytes_text(self.bytes)} in {now - self.started:.1f} s, {self.rate(now)}{there}")
+
+    def clear(self) -> None:
+        if self.terminal:
+            self.terminal.write("\r\x1b[K")
+            self.terminal.flush()
+
+
+class Cache:
+    """The objects of one store that lie below a folder."""
+
+    def __init__(self, folder: pathlib.Path, store: Store):
+        self.folder, self.store = folder, store
+        self.stop = threading.Event()
+        self.begun: Set[pathlib.Path] = set()  # parts that this process has begun or gone on with
+
+    def path(self, item: Item) -> pathlib.Path:
+        digest = hashlib.sha256(f"{self.store.uri(item.key)}\n{item.size}\n{item.version}".encode()).hexdigest()[:40]
+        return self.folder / "objects" / digest[:2] / digest
+
+    def bring_all(self, items: Sequence[Item], progress: Progress) -> None:
+        """Returns when every object is there. On an error what has come stays for the next time, but for a full disk: then the parts go."""
+        with local_errors(self.folder):
+            missing = self._look(items, progress)
+            self._check_space(missing)
+        queue = iter(missing)
+        lock, failures = threading.Lock(), []  # type: ignore[var-annotated]
+
+        def work() -> None:
+            try:
+                while not self.stop.is_set():
+                    with lock:
+                        item = next(queue, None)
+                    if item is None:
+                        return
+                    self.bring(item, progress)
+            except Stopped:
+                pass
+            except BaseException as error:
+                failures.append(error)
+                self.stop.set()
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(OBJECTS_AT_ONCE, len(missing)))]
+        self._run(threads, progress)
+        if failures:
+            if isinstance(failures[0], FullError):
+                self._drop_parts()
+            raise failures[0]
+
+    def _run(self, threads: List[threading.Thread], progress: Progress) -> None:
+        """The threads are daemons: an interrupted process does not wait for the network."""
+        for thread in threads:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in threads):
+                next(thread for thread in threads if thread.is_alive()).join(0.05)
+                progress.draw()
+        finally:
+            self.stop.set()
+            progress.clear()
+
+    def _look(self, items: Sequence[Item], progress: Progress) -> List[Item]:
+        """The objects that are not there."""
+        missing = []
+        for item in items:
+            if self.path(item).exists():
+                progress.add(item.size, is_new=False)
+            else:
+                missing.append(item)
+        return missing
+
+    def _check_space(self, missing: List[Item]) -> None:
+        if not missing:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        needed = sum(item.size for item in missing) - sum(_blocks_bytes(self.path(item).with_suffix(".part")) for item in missing)
+        room = os.statvfs(self.folder)
+        free = room.f_bavail * room.f_frsize
+        if needed + SPARE_BYTES > free:
+            raise FullError(f"{bytes_text(needed)} have to come to {self.folder}, where {bytes_text(free)} are free: "
+                            "make room there, or name another folder with SHOAL_CACHE")
+
+    def bring(self, item: Item, progress: Optional[Progress] = None) -> pathlib.Path:
+        """One object; waits where another process brings it."""
+        final = self.path(item)
+        if final.exists():
+            if progress:
+                progress.add(item.size, is_new=False)
+            return final
+        part = final.with_suffix(".part")
+        with local_errors(part):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with self._locked(part, final) as descriptor:
+                if descriptor is None:
+                    if progress:
+                        progress.add(item.size, is_new=False)
+                    return final
+                self.begun.add(part)
+                self._fill(item, descriptor, part, progress)
+                os.fchmod(descriptor, 0o444)
+                os.replace(part, final)
+                part.with_suffix(".done").unlink(missing_ok=True)
+                self.begun.discard(part)
+        return final
+
+    @contextlib.contextmanager
+    def _locked(self, part: pathlib.Path, final: pathlib.Path) -> Iterator[Optional[int]]:
+        """The part file, ours alone; nothing when the object has come meanwhile."""
+        standing_since = time.monotonic()
+        size_before = -1
+        while True:
+            if final.exists():
+                yield None
+                return
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                if self._lock(descriptor, part) and not final.exists():
+                    yield descriptor
+                    return
+                size = _blocks_bytes(part)
+            finally:
+                os.close(descriptor)
+            if size != size_before:
+                size_before, standing_since = size, time.monotonic()
+            if time.monotonic() - standing_since > STALL_S:
+                raise StorageError(f"another process brings {part} and has not come on for {STALL_S:.0f} s: end that process")
+            if self.stop.wait(POLL_S):
+                raise Stopped
+
+    def _lock(self, descriptor: int, part: pathlib.Path) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise StorageError(f"{part.parent} is on a file system without locks ({error.strerror}): "
+                               "name a folder of a local disk with SHOAL_CACHE") from error
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(part).st_ino == os.fstat(descriptor).st_ino
+        return False
+
+    # -- the parts of an object --
+
+    def _fill(self, item: Item, descriptor: int, part: pathlib.Path, progress: Optional[Progress]) -> None:
+        try:
+            if self.store.has_ranges and item.version and item.size > PART_BYTES:
+                self._fill_parts(item, descriptor, part.with_suffix(".done"), progress)
+            elif item.size:
+                os.ftruncate(descriptor, 0)
+                self._read(item, 0, item.size, descriptor, progress)
+            else:
+                os.ftruncate(descriptor, 0)
+        except ChangedError:
+            part.unlink(missing_ok=True)
+            part.with_suffix(".done").unlink(missing_ok=True)
+            raise
+        if os.fstat(descriptor).st_size != item.size:
+            part.unlink(missing_ok=True)
+            raise StorageError(f"{self.store.uri(item.key)} has {item.size:,} bytes, and {os.fstat(descriptor).st_size:,} came")
+
+    def _fill_parts(self, item: Item, descriptor: int, journal_path: pathlib.Path, progress: Optional[Progress]) -> None:
+        done = _journal_read(journal_path)
+        os.ftruncate(descriptor, item.size)
+        starts = range(0, item.size, PART_BYTES)
+        for start in starts:
+            if start in done and progress:
+                progress.add(min(PART_BYTES, item.size - start), is_new=False)
+        lock = threading.Lock()
+        with open(journal_path, "a", encoding="utf-8") as journal, ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
+            def bring_part(start: int) -> None:
+                self._read(item, start, min(start + PART_BYTES, item.size), descriptor, progress)
+                os.fdatasync(descriptor)
+                with lock:
+                    journal.write(f"\n[{PART_BYTES}, {start}]\n")  # a line that was cut off before ends here
+                    journal.flush()
+
+            futures = [pool.submit(bring_part, start) for start in starts if start not in done]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                self.stop.set()
+                raise
+
+    def _read(self, item: Item, start: int, end: int, descriptor: int, progress: Optional[Progress]) -> None:
+        at = start
+
+        def take(data: bytes) -> None:
+            nonlocal at
+            if self.stop.is_set():
+                raise Stopped
+            _write_at(descriptor, data, at, self.folder)
+            at += len(data)
+            if progress:
+                progress.add(len(data))
+
+        self.store.read(item, start, end, take)
+        if at != end:
+            raise StorageError(f"{self.store.uri(item.key)}: bytes {start:,} to {end:,} were asked for, and {at - start:,} came")
+
+    def _drop_parts(self) -> None:
+        for part in list(self.begun):
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+                part.with_suffix(".done").unlink(missing_ok=True)
+
+
+def _write_at(descriptor: int, data: bytes, at: int, folder: pathlib.Path) -> None:
+    view = memoryview(data)
+    with local_errors(folder):
+        while view:
+            written = os.pwrite(descriptor, view, at)
+            view, at = view[written:], at + written
+
+
+def _journal_read(path: pathlib.Path) -> Set[int]:
+    """Where the parts begin that are whole. A line that was cut off counts for nothing."""
+    done: Set[int] = set()
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            with contextlib.suppress(ValueError, TypeError):
+                part_bytes, start = json.loads(line)
+                if part_bytes == PART_BYTES:
+                    done.add(start)
+    return done
+
+
+def _blocks_bytes(path: pathlib.Path) -> int:
+    try:
+        return os.stat(path).st_blocks * 512
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def local_errors(path: Any) -> Iterator[None]:
+    """What this machine's disk cannot do, in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FullError(f"no space is left on the disk of {error.filename or path}: make room there, or name another folder with "
+                            "SHOAL_CACHE") from error
+        raise StorageError(f"{error.strerror or error}: {error.filename or path}") from error

@@ -1,0 +1,446 @@
+#!/usr/bin/env python3
+"""Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one clear error."""
+import http.server
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
+
+from shoal.job import channels, fetching, storage  # noqa: E402
+from shoal.job.document import Channel  # noqa: E402
+from stores import CREDENTIALS, S3, Said, channel_folder, files_below, job_folder, message, wait_for  # noqa: E402
+from tap import Skip, expect, run_cases  # noqa: E402
+
+s3 = S3()
+KiB, MiB = 1 << 10, 1 << 20
+
+
+def bring(uri, job, host=0, hosts=1, **more):
+    """The files of the channel's folder, and what was said."""
+    said = Said()
+    channels.channel_bring(Channel(uri, **more), channel_folder(job, host), host, hosts, said)
+    return files_below(channel_folder(job, host)), said
+
+
+def failure(uri, job, host=0, hosts=1, **more):
+    """The error's text; nothing half-written is left."""
+    folder = channel_folder(job, host)
+    text = message(channels.channel_bring, Channel(uri, **more), folder, host, hosts, Said())
+    expect(sorted(path.name for path in folder.parent.iterdir()) == [], list(folder.parent.iterdir()))
+    return text
+
+
+def cached(job):
+    return sorted(path.name for path in (job / "cache").rglob("*") if path.is_file())
+
+
+def program(body, job, environment=None, prefix=()):
+    """Python code in a process of its own, with `job`."""
+    lead = f"import sys; sys.path[:0] = {sys.path[:2]!r}\nimport os, pathlib\njob = pathlib.Path({str(job)!r})\n"
+    lead += "from shoal.job import channels, fetching\nfrom shoal.job.document import Channel\n"
+    return subprocess.Popen([*prefix, sys.executable, "-c", lead + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+
+
+def ended(process, code=0):
+    out, err = process.communicate(timeout=120)
+    expect(process.returncode == code, process.returncode, out, err)
+    return out
+
+
+# ---- names and bytes ----
+
+def put_tree():
+    for key in ("tree/a.csv", "tree/deep/er/b.bin", "tree/with space+plus%41.txt", "tree/ünïcode-日本.txt", "tree/empty", "tree-extra/y"):
+        s3.put(key, b"" if key == "tree/empty" else None)
+    for number in range(20):
+        s3.put(f"tree/many/{number:03d}")
+    s3.put("tree/marker/", b"")
+    s3.put("tree/", b"")
+
+
+def names_and_bytes_are_those_of_list_objects_v2():
+    put_tree()
+    listed = s3.listed("tree/")
+    expect(len(listed) == 27, sorted(listed))
+    with job_folder() as job:
+        files, said = bring("s3://data/tree/", job)
+        expect(files == {key[len("tree/"):]: body for key, body in listed.items() if not key.endswith("/")}, sorted(files))
+        expect(len(said) == 1 and "25 objects" in said[0] and "/s" in said[0], said)
+
+
+def a_prefix_is_text():
+    put_tree()
+    with job_folder() as job:
+        files, _ = bring("s3://data/tree", job)
+        listed = {key[len("tree"):].lstrip("/"): body for key, body in s3.listed("tree").items() if not key.endswith("/")}
+        expect(files == listed and "-extra/y" in files and "a.csv" in files, sorted(files))
+
+
+def an_object_by_its_whole_key_keeps_its_name():
+    body = s3.put("single/table.csv")
+    with job_folder() as job:
+        expect(bring("s3://data/single/table.csv", job)[0] == {"table.csv": body})
+
+
+def a_large_object_comes_in_parts():
+    body = os.urandom(3 * MiB + 17)
+    s3.put("large/blob", body)
+    before, fetching.PART_BYTES = fetching.PART_BYTES, 256 * KiB
+    try:
+        with job_folder() as job:
+            s3.proxy.forget()
+            files, _ = bring("s3://data/large/", job)
+            expect(files == {"blob": body})
+            expect(len(s3.proxy.gets("blob")) == 13, s3.proxy.gets("blob"))
+            expect([name for name in cached(job) if "." in name] == [], cached(job))
+    finally:
+        fetching.PART_BYTES = before
+
+
+def other_stores_of_fsspec_are_read():
+    import fsspec
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/box/a": b"1", "/box/b/c": b"22", "/boxes/d": b"333"})
+    with job_folder() as job:
+        expect(bring("memory://box/", job)[0] == {"a": b"1", "b/c": b"22"})
+        expect(bring("memory://box", job)[0] == {"a": b"1", "b/c": b"22", "es/d": b"333"})
+        expect(bring("memory://box/b/c", job)[0] == {"c": b"22"})
+
+
+# ---- shares and manifests ----
+
+def shards_take_the_sorted_keys_in_turn():
+    bodies = {f"{name}": s3.put(f"shards/{name}") for name in ("d", "a", "c", "b", "e")}
+    with job_folder(3) as job:
+        shares = [bring("s3://data/shards/", job, host, 3, distribution="ShardedByS3Key")[0] for host in range(3)]
+        expect([sorted(share) for share in shares] == [["a", "d"], ["b", "e"], ["c"]], shares)
+        expect({**shares[0], **shares[1], **shares[2]} == bodies)
+
+
+def a_seed_shuffles_shards_on_all_hosts_alike():
+    for number in range(12):
+        s3.put(f"shuffled/{number:02d}")
+    with job_folder(2) as job:
+        def shares(seed):
+            return [sorted(bring("s3://data/shuffled/", job, host, 2, distribution="ShardedByS3Key", shuffle_seed=seed)[0]) for host in range(2)]
+        first, second = shares(7)
+        expect(len(first) == len(second) == 6 and len({*first, *second}) == 12, first, second)
+        expect(shares(7) == [first, second] and shares(8) != [first, second], shares(8))
+
+
+def a_host_without_a_share_gets_an_empty_folder():
+    s3.put("alone/one")
+    with job_folder(2) as job:
+        files, said = bring("s3://data/alone/", job, 1, 2, distribution="ShardedByS3Key")
+        expect(files == {} and channel_folder(job, 1).is_dir() and any("gets none" in line for line in said), files, said)
+
+
+def a_manifest_names_its_objects():
+    bodies = {name: s3.put(f"listed/{name}") for name in ("a", "b/c", "not-this")}
+    s3.put("manifests/good", json.dumps([{"prefix": "s3://data/listed/"}, "b/c", "a"]).encode())
+    with job_folder() as job:
+        files, _ = bring("s3://data/manifests/good", job, data_type="ManifestFile")
+        expect(files == {name: bodies[name] for name in ("a", "b/c")}, files)
+
+
+def a_wrong_manifest_is_one_error():
+    s3.put("listed/a")
+    cases = {"not-json": (b"[", "is not JSON"), "no-prefix": (b'["a"]', "does not begin with a prefix"),
+             "number": (b'[{"prefix": "s3://data/listed/"}, 3]', "has the entry 3"),
+             "missing": (b'[{"prefix": "s3://data/listed/"}, "a", "x", "y"]', "names s3://data/listed/x and 1 more, which is not there")}
+    with job_folder() as job:
+        for name, (body, text) in cases.items():
+            s3.put(f"manifests/{name}", body)
+            expect(text in failure(f"s3://data/manifests/{name}", job, data_type="ManifestFile"), name)
+        expect("there is no manifest" in failure("s3://data/manifests/none", job, data_type="ManifestFile"))
+
+
+# ---- local data ----
+
+def local_data_are_linked():
+    with job_folder() as job, tempfile.TemporaryDirectory() as name:
+        source = pathlib.Path(name) / "the data"
+        source.mkdir()
+        (source / "x").write_bytes(b"1")
+        (source / "y").write_bytes(b"2")
+        for uri in (str(source), f"file://{name}/the%20data"):
+            expect(bring(uri, job)[0] == {"x": b"1", "y": b"2"})
+            expect(os.path.realpath(channel_folder(job)) == os.path.realpath(source))
+        expect(bring(str(source / "x"), job)[0] == {"x": b"1"} and (channel_folder(job) / "x").is_symlink())
+        files, _ = bring(str(source), job, 1 - 1, 2, distribution="ShardedByS3Key")
+        expect(files == {"x": b"1"} and files_below(source) == {"x": b"1", "y": b"2"}, files)
+        expect(not (job / "cache").exists())
+
+
+def missing_local_data_are_one_error():
+    with job_folder() as job:
+        expect(failure("/nonexistent/data", job) == "there is no /nonexistent/data")
+
+
+# ---- once on a machine ----
+
+def hosts_of_one_machine_share_a_download():
+    bodies = {f"{number:02d}": s3.put(f"shared/{number:02d}", os.urandom(50 * KiB)) for number in range(12)}
+    with job_folder(3) as job:
+        s3.proxy.forget()
+        body = ("index = int(os.environ['INDEX'])\nchannels.channel_bring(Channel('s3://data/shared/'), "
+                "job / f'hosts/algo-{index + 1}/input/data/training', index, 3, print)\n")
+        for process in [program(body, job, {"INDEX": str(index)}) for index in range(3)]:
+            expect("12 objects" in ended(process))
+        expect(sorted(s3.proxy.gets("/shared/")) == [f"/data/shared/{name}" for name in sorted(bodies)], s3.proxy.gets())
+        for host in range(3):
+            expect(files_below(channel_folder(job, host)) == bodies)
+
+
+def what_is_in_the_cache_is_not_brought_again():
+    body = s3.put("again/one")
+    with job_folder() as job:
+        bring("s3://data/again/", job)
+        s3.proxy.forget()
+        files, said = bring("s3://data/again/", job)
+        expect(files == {"one": body} and s3.proxy.gets("/again/") == [] and "were there" in said[-1], said)
+        changed = s3.put("again/one", b"another")
+        expect(bring("s3://data/again/", job)[0] == {"one": changed})
+
+
+def the_cache_may_be_elsewhere():
+    s3.put("cache/one")
+    with job_folder() as job, tempfile.TemporaryDirectory() as name:
+        os.environ["SHOAL_CACHE"] = name
+        try:
+            bring("s3://data/cache/", job)
+        finally:
+            del os.environ["SHOAL_CACHE"]
+        expect(not (job / "cache").exists() and any((pathlib.Path(name) / "objects").iterdir()))
+
+
+# ---- interruptions and faults ----
+
+def a_killed_download_goes_on_where_it_was():
+    body = os.urandom(4 * MiB)
+    s3.put("killed/blob", body)
+    with job_folder() as job:
+        fetch = "fetching.PART_BYTES = 1 << 17\nchannels.channel_bring(Channel('s3://data/killed/'), job / 'hosts/algo-1/input/data/training', 0, 1, print)\n"
+        s3.proxy.forget()
+        s3.proxy.chunk_pause_s = 0.05
+        process = program(fetch, job)
+        try:
+            wait_for(lambda: any(path.read_text().count("[") > 3 for path in job.glob("cache/objects/*/*.done")), "parts that are done")
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=60)
+            s3.proxy.chunk_pause_s = 0.0
+        expect(not channel_folder(job).exists())
+        done = sum(path.read_text().count("[") for path in job.glob("cache/objects/*/*.done"))
+        s3.proxy.forget()
+        out = ended(program(fetch, job))
+        expect(len(s3.proxy.gets("blob")) == 32 - done and "were there" in out, done, s3.proxy.gets(), out)
+        expect(files_below(channel_folder(job)) == {"blob": body})
+        expect([name for name in cached(job) if "." in name] == [], cached(job))
+
+
+def an_object_that_changes_is_one_error():
+    """Between listing and reading, and between two parts."""
+    s3.put("changing/blob", b"a" * MiB)
+    original = storage.S3Store._read_some
+    lock = threading.Lock()
+
+    def changing(self, item, start, end, take):
+        with lock:
+            if start >= first and not changed:
+                changed.append(s3.put("changing/blob", b"b" * MiB))
+        return original(self, item, start, end, take)
+
+    before, fetching.PART_BYTES = fetching.PART_BYTES, 256 * KiB
+    storage.S3Store._read_some = changing
+    try:
+        for first in (0, 512 * KiB):
+            changed = []
+            s3.put("changing/blob", b"a" * MiB)
+            with job_folder() as job:
+                text = failure("s3://data/changing/", job)
+                expect(text.startswith("s3://data/changing/blob has changed since it was listed (1,048,576 bytes then)"), text)
+                expect(cached(job) == [], cached(job))
+    finally:
+        storage.S3Store._read_some = original
+        fetching.PART_BYTES = before
+
+
+def an_object_that_vanishes_is_one_error():
+    s3.put("vanishing/blob")
+    original = storage.S3Store._read_some
+
+    def vanishing(self, item, start, end, take):
+        s3.client.delete_object(Bucket="data", Key="vanishing/blob")
+        return original(self, item, start, end, take)
+
+    storage.S3Store._read_some = vanishing
+    try:
+        with job_folder() as job:
+            expect("vanishing/blob has changed since" in failure("s3://data/vanishing/", job))
+    finally:
+        storage.S3Store._read_some = original
+
+
+def missing_data_are_one_error():
+    with job_folder() as job:
+        expect(failure("s3://data/nothing/", job) == "no object lies at s3://data/nothing/: the key of an object has to begin with this text")
+        expect("there is no such bucket" in failure("s3://no-such-bucket/x", job))
+        expect("names no bucket" in failure("s3://", job))
+
+
+def missing_credentials_are_one_error():
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    kept = {name: os.environ.pop(name) for name in names}
+    try:
+        with job_folder() as job:
+            text = failure("s3://data/tree/", job)
+            expect(text.startswith("s3://data/tree/: no credentials were found: set AWS_ACCESS_KEY_ID"), text)
+    finally:
+        os.environ.update(kept)
+
+
+def denied_access_is_one_error():
+    class Denies(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            self.send_response(403)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Denies) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        text = with_endpoint(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    expect("access is denied (AccessDenied): check the credentials" in text, text)
+
+
+def a_store_that_cannot_be_reached_is_one_error():
+    import socket
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        text = with_endpoint(f"http://127.0.0.1:{taken.getsockname()[1]}")
+    expect("the store cannot be reached" in text, text)
+
+
+def with_endpoint(url):
+    before, os.environ["AWS_ENDPOINT_URL_S3"] = os.environ["AWS_ENDPOINT_URL_S3"], url
+    try:
+        with job_folder() as job:
+            return failure("s3://data/tree/", job)
+    finally:
+        os.environ["AWS_ENDPOINT_URL_S3"] = before
+
+
+def a_full_disk_is_one_error():
+    """Seen before the first byte; and in the middle, where others take the room meanwhile."""
+    for number in range(3):
+        s3.put(f"big/{number}", os.urandom(900 * KiB))
+    with job_folder() as job:
+        mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
+                 f"mount -t tmpfs -o size=2m none {job}/cache && touch {job}/mounted && exec \"$@\"", "sh")
+        (job / "cache").mkdir()
+        for blind in (False, True):
+            body = ("fetching.Cache._check_space = lambda self, missing: None\n" if blind else "") + (
+                "try:\n    channels.channel_bring(Channel('s3://data/big/'), job / 'hosts/algo-1/input/data/training', 0, 1, print)\n"
+                "except RuntimeError as error:\n    print(type(error).__name__, error)\n"
+                "print([name for _, _, names in os.walk(job / 'cache') for name in names if '.' in name])\n"
+                "print(os.listdir(job / 'hosts/algo-1/input/data'))\n")
+            process = program(body, job, prefix=mount)
+            out, err = process.communicate(timeout=120)
+            if not (job / "mounted").exists():
+                raise Skip("no mount of our own: " + err.strip())
+            lines = out.splitlines()
+            expect(len(lines) == 3 and lines[1:] == ["[]", "[]"], out, err)
+            text = "no space is left on the disk of" if blind else "2.8 MB have to come to"
+            expect(lines[0].startswith("FullError") and text in lines[0] and "SHOAL_CACHE" in lines[0], out, err)
+
+
+def names_that_cannot_be_files_are_one_error():
+    import fsspec
+    memory = fsspec.filesystem("memory")
+    cases = {"up": (["up/../../x"], "makes no name of a file"), "twice": (["twice/a//b", "twice/a/b"], "would both be the file a/b"),
+             "both": (["both/a", "both/a/b"], "would be a file and")}
+    for name, (keys, text) in cases.items():
+        named = [(channels._name(key, name), storage.Item(key, 1)) for key in keys]
+        expect(text in message(channels._check_names, storage.LocalStore(), named), name)
+    memory.pipe({"/plain/x": b"1"})
+    for key in ("clash/a", "clash/a/b"):
+        s3.put(key)
+    s3.put("folder-with-bytes/", b"bytes")
+    with job_folder() as job:
+        expect("s3://data/clash/a would be a file and, for s3://data/clash/a/b, a folder" in failure("s3://data/clash/", job))
+        expect("has 5 bytes and the name of a folder" in failure("s3://data/folder-with-bytes", job))
+
+
+def what_is_not_served_is_one_error():
+    with job_folder() as job:
+        expect("input mode Pipe is not served" in failure("s3://data/tree/", job, input_mode="Pipe"))
+        expect("AugmentedManifestFile is not served" in failure("s3://data/tree/", job, data_type="AugmentedManifestFile"))
+        expect("compression Gzip belongs to" in failure("s3://data/tree/", job, compression="Gzip"))
+        expect("nosuchscheme://" in failure("nosuchscheme://x", job))
+
+
+# ---- what is shown ----
+
+def progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
+    said, terminal = Said(), io.StringIO()
+    progress = fetching.Progress("channel train", 2, 2000, said, terminal)
+    progress.add(500)
+    progress.drawn -= 1
+    progress.draw()
+    progress.end()
+    expect("channel train [" in terminal.getvalue() and " 25 % of 2.0 kB, " in terminal.getvalue() and "/s" in terminal.getvalue(), terminal.getvalue())
+    expect(len(said) == 1 and said[0].startswith("channel train: 2 objects, 500 bytes in "), said)
+    plain = fetching.Progress("channel train", 2, 2000, said)
+    plain.terminal = None
+    plain.add(1000)
+    plain.draw()
+    expect(len(said) == 1, said)
+    plain.drawn -= 11
+    plain.draw()
+    expect(said[1].startswith("channel train: 1.0 kB of 2.0 kB, ") and said[1].endswith("/s"), said)
+
+
+expect(CREDENTIALS["AWS_ACCESS_KEY_ID"] == os.environ["AWS_ACCESS_KEY_ID"])
+run_cases([
+    names_and_bytes_are_those_of_list_objects_v2,
+    a_prefix_is_text,
+    an_object_by_its_whole_key_keeps_its_name,
+    a_large_object_comes_in_parts,
+    other_stores_of_fsspec_are_read,
+    shards_take_the_sorted_keys_in_turn,
+    a_seed_shuffles_shards_on_all_hosts_alike,
+    a_host_without_a_share_gets_an_empty_folder,
+    a_manifest_names_its_objects,
+    a_wrong_manifest_is_one_error,
+    local_data_are_linked,
+    missing_local_data_are_one_error,
+    hosts_of_one_machine_share_a_download,
+    what_is_in_the_cache_is_not_brought_again,
+    the_cache_may_be_elsewhere,
+    a_killed_download_goes_on_where_it_was,
+    an_object_that_changes_is_one_error,
+    an_object_that_vanishes_is_one_error,
+    missing_data_are_one_error,
+    missing_credentials_are_one_error,
+    denied_access_is_one_error,
+    a_store_that_cannot_be_reached_is_one_error,
+    a_full_disk_is_one_error,
+    names_that_cannot_be_files_are_one_error,
+    what_is_not_served_is_one_error,
+    progress_is_a_bar_on_a_terminal_and_lines_elsewhere,
+])

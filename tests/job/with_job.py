@@ -1,0 +1,23 @@
+#!/usr/bin/env python3
+"""with_job.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has what training jobs use. Without one it says why,
+which counts as skipped."""
+import os
+import pathlib
+import subprocess
+import sys
+
+INTERPRETER = pathlib.Path(__file__).resolve().parents[2] / "build/job/bin/python3"
+
+
+def skip(reason):
+    print(f"1..0 # SKIP {reason}")
+    sys.exit(0)
+
+
+if not INTERPRETER.exists():
+    skip(f"there is no {INTERPRETER}: `make test` makes it")
+# Found, not imported: a package that is there and cannot be imported is a failure.
+found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('s3fs', 'moto', 'uvicorn')))"
+if subprocess.run([INTERPRETER, "-c", found]).returncode:
+    skip(f"{INTERPRETER} lacks packages of dev/job-requirements.txt")
+os.execv(INTERPRETER, [str(INTERPRETER), *sys.argv[1:]])
