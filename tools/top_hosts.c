@@ -64,6 +64,8 @@ static const struct field fields[] = {
     OF_COMM("waits_for", INT, at.waits_for),
     OF_COMM("waits_us", REAL, at.waits_us),
     OF_COMM("rejected", U64, at.rejected),
+    OF_COMM("waited_us", REAL, at.waited_us),
+    OF_COMM("sent_bytes", U64, at.sent_bytes),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

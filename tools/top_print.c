@@ -274,10 +274,10 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
     fprintf(out, ",\"comm_id\":\"%016" PRIx64 "\",\"rank\":%d,\"size\":%d,\"world_rank\":%d,\"status\":\"%s\"", at->comm,
             at->rank, at->size, at->world_rank, shoal_status_name(at->status));
     fprintf(out,
-            ",\"operations\":%" PRIu64 ",\"bytes\":%" PRIu64
-            ",\"operations_per_s\":%.3f,\"bytes_per_s\":%.3f,\"came_last\":%" PRIu64 ",\"late_us\":%.3f,\"called\":%" PRIu64
+            ",\"operations\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"sent_bytes\":%" PRIu64
+            ",\"waited_us\":%.3f,\"operations_per_s\":%.3f,\"bytes_per_s\":%.3f,\"came_last\":%" PRIu64 ",\"late_us\":%.3f,\"called\":%" PRIu64
             ",\"under_way\":%d",
-            at->operations, at->bytes, comm->operations_per_s, comm->bytes_per_s, at->came_last, at->late_us, at->called,
+            at->operations, at->bytes, at->sent_bytes, at->waited_us, comm->operations_per_s, comm->bytes_per_s, at->came_last, at->late_us, at->called,
             at->under_way);
     us_print(out, "idle_us", at->idle_us);
     if (at->under_way) {
@@ -362,6 +362,11 @@ static double late_of(const struct top_look *look, size_t at)
     return look->comms[at].at.late_us / 1e6;
 }
 
+static double sent_of(const struct top_look *look, size_t at)
+{
+    return (double)look->comms[at].at.sent_bytes;
+}
+
 static double under_way_of(const struct top_look *look, size_t at)
 {
     return look->comms[at].at.under_way;
@@ -397,6 +402,16 @@ static double rejected_of(const struct top_look *look, size_t at)
     return (double)top_rejected(look, &look->processes[at]);
 }
 
+/* All communicators of the process tell the same sum; the newest is the largest. */
+static double waited_of(const struct top_look *look, size_t at)
+{
+    const struct top_process *process = &look->processes[at];
+    double most = 0;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        most = look->comms[i].at.waited_us > most ? look->comms[i].at.waited_us : most;
+    return most / 1e6;
+}
+
 struct metric {
     const char *name, *type, *help;
     double (*value)(const struct top_look *look, size_t at);
@@ -405,6 +420,7 @@ struct metric {
 static const struct metric comm_metrics[] = {
     {"shoal_operations_total", "counter", "Operations of the communicator that have ended on this rank.", operations_of},
     {"shoal_bytes_total", "counter", "Bytes of their larger operands.", bytes_of},
+    {"shoal_sent_bytes_total", "counter", "Bytes that the communicator handed to the network.", sent_of},
     {"shoal_came_last_total", "counter", "Operations to which this rank came last.", came_last_of},
     {"shoal_late_seconds_total", "counter", "How long after the first rank it came, over those operations.", late_of},
     {"shoal_under_way", "gauge", "Operations that have not ended.", under_way_of},
@@ -415,6 +431,8 @@ static const struct metric comm_metrics[] = {
 static const struct metric process_metrics[] = {
     {"shoal_resident_bytes", "gauge", "Resident memory of the process.", memory_of},
     {"shoal_shared_bytes", "gauge", "Shared memory that the process has reserved for Shoal.", shared_of},
+    {"shoal_waited_seconds_total", "counter", "How long threads of the program were blocked in Shoal's calls that have ended.",
+     waited_of},
     {"shoal_stopped", "gauge", "1 when a signal or a debugger has stopped the process.", stopped_of},
     {"shoal_rejected_messages_total", "counter", "Messages from the network that the process's endpoint rejected.",
      rejected_of},

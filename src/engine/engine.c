@@ -9,11 +9,27 @@
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
 
+/* For other processes: how long the program waited, what left. A record that had to make room was done at another time. */
+static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    struct shoal_progress *progress = engine->progress;
+    struct shoal_traffic traffic = {.sent_bytes = 0};
+    if (SHOAL_UNLIKELY(!progress)) /* in a simulation nobody waits */
+        return;
+    const int64_t ticks = (int64_t)(request->record->done - request->posted_ticks);
+    progress->waited_in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
+    if (engine->ops->traffic)
+        engine->ops->traffic(engine->transport, &traffic);
+    const uint64_t waited = atomic_load_explicit(&progress->waited, memory_order_relaxed);
+    shoal_recorder_note_sums(&engine->recorder, progress->waited_in_calls + waited, traffic.sent_bytes);
+}
+
 static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_record *record = request->record;
     engine->last = record;
     shoal_recorder_count(&engine->recorder, request->bytes, record->last_rank == engine->rank, record->late);
+    note_sums(engine, request);
     if (SHOAL_UNLIKELY(engine->is_wait_said))
         shoal_engine_go_on(engine);
 }
@@ -240,8 +256,10 @@ static enum shoal_status post_batch(struct shoal_engine *engine, const struct sh
 enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch)
 {
     struct shoal_progress *progress = engine->progress;
+    const uint64_t begin_ticks = batch->is_group ? shoal_clock_ticks() : 0;
     struct shoal_request request;
     request.is_detached = false;
+    request.is_blocking = !batch->is_group; /* messages of a group overlap: it is measured as a whole */
     request.done_fn = NULL;
     request.done_arg = NULL;
     request.whole = NULL;
@@ -251,7 +269,12 @@ enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct sho
         shoal_progress_spin(progress, engine, &request);
     shoal_progress_wake(progress);
     shoal_progress_unlock(progress);
-    return status == SHOAL_OK ? shoal_progress_wait(progress, &request, UINT64_MAX) : status;
+    if (status != SHOAL_OK)
+        return status;
+    const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
+    if (batch->is_group)
+        shoal_progress_note_waited(progress, begin_ticks);
+    return done;
 }
 
 /* Nothing was posted. */

@@ -47,6 +47,7 @@ struct shoal_request {
     enum shoal_request_state state;
     atomic_int status; /* PENDING, then the result; any thread may read it */
     bool is_detached;  /* freed by its user: the engine frees it when done */
+    bool is_blocking;  /* a thread is in the call until it ends */
     shoal_done_fn done_fn;
     void *done_arg;
     struct shoal_request *whole; /* of a message in a group: the user's request; else NULL. Set before it is posted */

@@ -35,6 +35,8 @@ struct shoal_progress {
     _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
     unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */
     atomic_uint core_moves;        /* how often this rank moved away */
+    uint64_t waited_in_calls;      /* ticks, by blocking calls; under the lock */
+    _Atomic uint64_t waited;       /* ticks, by what waits without the lock */
 
     pthread_t thread;
     pthread_mutex_t thread_lock;
@@ -53,6 +55,13 @@ static inline void shoal_progress_note_posted(struct shoal_progress *progress, s
     engine->is_fresh = true; /* progress of earlier operations says nothing about this one */
     engine->busy_next = progress->busy;
     progress->busy = engine;
+}
+
+/* Counts the time since then as that of a thread of the program that had to wait. Any thread, with or without the lock. */
+static inline void shoal_progress_note_waited(struct shoal_progress *progress, uint64_t begin_ticks)
+{
+    const int64_t ticks = (int64_t)(shoal_clock_ticks() - begin_ticks);
+    atomic_fetch_add_explicit(&progress->waited, ticks > 0 ? (uint64_t)ticks : 0, memory_order_relaxed);
 }
 
 #endif

@@ -21,7 +21,10 @@ enum shoal_status shoal_request_wait(struct shoal_request *request, uint32_t tim
         return SHOAL_ERR_STATE;
     struct shoal_progress *progress = request->progress;
     const uint64_t until_ns = timeout_ms == SHOAL_FOREVER ? UINT64_MAX : shoal_clock_ns() + timeout_ms * UINT64_C(1000000);
-    return shoal_progress_wait(progress, request, until_ns);
+    const uint64_t begin_ticks = shoal_clock_ticks();
+    const enum shoal_status waited = shoal_progress_wait(progress, request, until_ns);
+    shoal_progress_note_waited(progress, begin_ticks);
+    return waited;
 }
 
 enum shoal_status shoal_request_test(struct shoal_request *request)

@@ -20,7 +20,7 @@
 #define SHOAL_RECORDS 1024
 #define SHOAL_FLIGHT_NAME "shoal-flight"
 #define SHOAL_FLIGHT_MAGIC UINT64_C(0x544c464c414f4853) /* "SHOALFLT" */
-#define SHOAL_FLIGHT_LAYOUT 2                           /* one more whenever a reader would misread the structs below */
+#define SHOAL_FLIGHT_LAYOUT 3                           /* one more whenever a reader would misread the structs below */
 #define SHOAL_FLIGHT_TEXTS 160
 
 struct shoal_flights;
@@ -84,6 +84,8 @@ struct shoal_flight {
     _Atomic uint64_t bytes;                           /* of operations that ended: of their larger operands */
     _Atomic uint64_t came_last;                       /* operations that this rank came last to */
     _Atomic uint64_t late;                            /* ticks, over those operations */
+    _Atomic uint64_t waited;                          /* ticks that the program's threads spent in waiting, in all communicators */
+    _Atomic uint64_t sent;                            /* bytes that the communicator handed to the network */
 
     _Alignas(SHOAL_CACHE_PAIR) _Atomic int32_t waits_for; /* 1 + the rank that this one has said it waits for; 0: none */
     _Atomic int32_t status;                               /* of the first failure; 0: none */
@@ -143,6 +145,13 @@ static inline void shoal_recorder_count(struct shoal_recorder *recorder, uint64_
     shoal_flight_add(&recorder->flight->bytes, bytes);
     shoal_flight_add(&recorder->flight->came_last, was_last);
     shoal_flight_add(&recorder->flight->late, (uint64_t)late & (0 - was_last));
+}
+
+/* Stores sums that other modules keep. */
+static inline void shoal_recorder_note_sums(struct shoal_recorder *recorder, uint64_t waited_ticks, uint64_t sent_bytes)
+{
+    atomic_store_explicit(&recorder->flight->waited, waited_ticks, memory_order_relaxed);
+    atomic_store_explicit(&recorder->flight->sent, sent_bytes, memory_order_relaxed);
 }
 
 /* Says which rank this one waits for (-1: none) and since when, in ticks. */

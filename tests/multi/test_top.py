@@ -22,8 +22,8 @@ PATIENCE_S = 30  # for what takes moments, on a busy machine
 class Job:
     """`shoal run` of the probe; ended and waited for at the end."""
 
-    def __init__(self, mode, ranks=2, **env):
-        self.run = subprocess.Popen([SHOAL, "run", "-n", str(ranks), PROBE, mode], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    def __init__(self, mode, ranks=2, program=(PROBE,), **env):
+        self.run = subprocess.Popen([SHOAL, "run", "-n", str(ranks), *program, mode], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                     stdin=subprocess.DEVNULL, text=True, env={**os.environ, **env})
         self.pids = {}
         self.before = ""
@@ -115,8 +115,19 @@ def rates_and_lateness_are_told():
         late, early = world(mine[1]), world(mine[0])
         expect(late["came_last"] > early["came_last"] and late["late_us"] / late["came_last"] > 1000, late, early)
         expect(look["interval_s"] >= 0.5, look["interval_s"])
+        expect(early["waited_us"] > 1000 * late["came_last"] and early["waited_us"] > late["waited_us"] > 0, late, early)
+        expect(early["sent_bytes"] == late["sent_bytes"] == 0, late, early)
         again, _ = job.look(str(job.pids[0]))
         expect(world(again[0])["operations"] > early["operations"], again, early)
+
+
+def bytes_on_the_network_are_told():
+    """Two ranks of one machine that take each other for hosts of their own."""
+    with Job("busy", program=("sh", "-c", 'SHOAL_HOST_ID=host-$RANK exec "$0" "$1"', PROBE)) as job:
+        mine, _ = job.look_until(lambda mine, look: all(world(mine[rank])["operations"] > 150 for rank in (0, 1)), str(job.run.pid))
+        for process in mine.values():
+            comm = world(process)
+            expect(0.5 < comm["sent_bytes"] / comm["bytes"] < 2, comm)  # each sends half of a vector twice
 
 
 def a_receive_waits_for_its_peer():
@@ -419,7 +430,8 @@ def a_signal_that_the_program_handles_stays_its_own():
 
 if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
-               a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, a_receive_waits_for_its_peer,
+               a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
+               a_receive_waits_for_its_peer,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, children_with_a_ranks_descriptors_are_no_ranks,
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together,
                the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
