@@ -3,7 +3,7 @@ it has the field. Reading a document and finding its mistakes is reading.py's wo
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 
 @dataclasses.dataclass
@@ -74,3 +74,22 @@ class Job:
 def as_data(job: Job) -> Dict[str, Any]:
     """The document as JSON has it; reading.py reads it back to the same job."""
     return dataclasses.asdict(job)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A mistake in a document."""
+
+    where: str  # file, line where it is known, and key; may be empty
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}" if self.where else self.text
+
+
+class JobError(ValueError):
+    """A job that cannot be started as it was written, or what was asked of a job and cannot be done. `problems`: all at once."""
+
+    def __init__(self, found: Union[str, List[Problem]]):
+        self.problems = [Problem("", found)] if isinstance(found, str) else found
+        super().__init__("\n".join(map(str, self.problems)))

@@ -1,0 +1,609 @@
+"""What each key of `distribution` means: the hyperparameters that a container gets, and how the workers of a host are started.
+
+Two kinds of mistakes are found here. Where the SageMaker Python SDK v2 refuses a setting, the text is the SDK's. What the SDK
+lets pass and nobody can mean (a misspelt key, `enabled` left out, two strategies at once) is refused in words of our own: with
+the SDK such a job trains undistributed, or with a strategy that the container chooses in silence."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import shlex
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from .document import Job
+
+Place = Tuple[str, ...]  # the keys that lead to a setting, from the top of `distribution`
+Mistake = Tuple[Place, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """One way to distribute."""
+
+    settings: Dict[str, Tuple[type, ...]]  # which settings it has, and what they may be
+    runner: str
+    frameworks: Tuple[str, ...] = ()  # where it can be used; nothing: everywhere
+    refusal: Optional[str] = None  # why Shoal does not serve it
+
+
+_ENABLED = {"enabled": (bool,)}
+_MPI_OPTIONS = {"custom_mpi_options": (str,)}
+
+STRATEGIES: Dict[Place, Strategy] = {
+    ("smdistributed", "dataparallel"): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal"),
+    ("smdistributed", "modelparallel"): Strategy(
+        {**_ENABLED, "parameters": (dict, str)}, "mpi",
+        refusal="smdistributed.modelparallel is not served: its parameters are checked and handed to the script as mp_parameters, "
+                "and nothing here splits a model; use smdistributed.dataparallel, or torch_distributed with PyTorch's own sharding"),
+    ("pytorchddp",): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal", ("pytorch",)),
+    ("torch_distributed",): Strategy(_ENABLED, "torchrun", ("pytorch",)),
+    ("mpi",): Strategy({**_ENABLED, "processes_per_host": (int,), **_MPI_OPTIONS}, "mpi"),
+    ("parameter_server",): Strategy(_ENABLED, "tensorflow"),
+    ("multi_worker_mirrored_strategy",): Strategy(_ENABLED, "tensorflow", ("tensorflow",)),
+    ("pytorchxla",): Strategy(_ENABLED, "torchrun", ("pytorch",), refusal="pytorchxla is not served: it needs SageMaker's own "
+                                                                          "training compiler; use torch_distributed"),
+}
+# Strategies that may stand beside another one that is enabled: they choose how its processes are started.
+_LAUNCHERS_OF_MODELPARALLEL = (("mpi",), ("torch_distributed",))
+SMDISTRIBUTED_STRATEGIES = ["dataparallel", "modelparallel"]  # as the SDK prints them
+
+
+LOG_LEVEL = 20  # logging.INFO, the SDK's default
+
+
+@dataclasses.dataclass
+class Launch:
+    """How the workers of each host are started."""
+
+    # "shoal": `shoal run` starts them. "torchrun": the same, and the variables are those of torchrun. "mpi": the same, and those of
+    # Open MPI. "tensorflow": one process on each host, with TF_CONFIG. "plain": one process on each host that knows of no other.
+    runner: str
+    workers_per_host: int
+    environment: Dict[str, str] = dataclasses.field(default_factory=dict)  # for every worker
+    options: List[str] = dataclasses.field(default_factory=list)  # for `shoal run`
+    tf_config: Optional[str] = None  # "parameter_server" or "multi_worker_mirrored_strategy": what tf_config() is asked for
+    notes: List[str] = dataclasses.field(default_factory=list)  # lines for the log: what was asked for and has no meaning here
+
+
+def names_like(word: str, known: Iterable[str]) -> str:
+    """`; did you mean "dataparallel"?`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def strategy_of(distribution: Dict[str, Any]) -> Optional[Place]:
+    """The strategy that a distribution without mistakes enables."""
+    found = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
+    beside = [place for place in found if place not in _LAUNCHERS_OF_MODELPARALLEL]
+    return (beside or found or [None])[0]
+
+
+def launch_of(job: Job, host_gpus: int = 0) -> Launch:
+    """How the job's workers are started on a host with so many GPUs. Raises ValueError for the first mistake in `distribution`."""
+    for place, text in mistakes(job):
+        raise ValueError(f"{'.'.join(('distribution',) + place)}: {text}")
+    place = strategy_of(job.distribution)
+    if place is None:
+        # The SDK has no number of workers without a strategy; a document that gives one asks for workers that know each other.
+        return Launch("shoal" if job.workers_per_host else "plain", job.workers_per_host or 1)
+    strategy = STRATEGIES[place]
+    if strategy.runner == "tensorflow":
+        return Launch("tensorflow", 1, tf_config=place[0])
+    launch = Launch(strategy.runner, _workers_per_host(job, host_gpus))
+    _read_mpi_options(_settings(job.distribution, place).get("custom_mpi_options", ""), launch)
+    return launch
+
+
+def _workers_per_host(job: Job, host_gpus: int) -> int:
+    """As the vendor's containers: what `mpi` says holds for every strategy, even where it is not enabled itself."""
+    return job.workers_per_host or _settings(job.distribution, ("mpi",)).get("processes_per_host") or host_gpus or 1
+
+
+# ------------------------------------------------------------ mistakes
+
+def mistakes(job: Job) -> List[Mistake]:
+    """All mistakes in the `distribution` of a job whose other fields have the right types."""
+    asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point, image_uri="given")
+    found = all_mistakes(asked)
+    place = strategy_of(job.distribution)
+    per_host = _settings(job.distribution, ("mpi",)).get("processes_per_host")
+    if job.workers_per_host and per_host and per_host != job.workers_per_host:
+        found.append((("mpi", "processes_per_host"), f"{per_host}, and workers_per_host is {job.workers_per_host}; give one of them"))
+    if place and STRATEGIES[place].runner == "tensorflow" and (job.workers_per_host or 1) > 1:
+        found.append((place, f"starts one process on each host, and workers_per_host is {job.workers_per_host}; leave that out"))
+    if place and STRATEGIES[place].refusal:
+        found.append((place, STRATEGIES[place].refusal or ""))
+    return found
+
+
+@dataclasses.dataclass
+class Asked:
+    """What the SDK looks at when it checks a distribution. `image_uri` given: it checks no version and no instance type."""
+
+    distribution: Any
+    framework: Optional[str]
+    framework_version: Optional[str] = None
+    py_version: Optional[str] = None
+    image_uri: Optional[str] = None
+    instance_type: Optional[str] = None
+    entry_point: Optional[str] = None
+
+
+def all_mistakes(asked: Asked) -> List[Mistake]:
+    """What the SDK refuses, in its order, then what only we refuse. A place has one mistake, the first that was found."""
+    found: Dict[Place, str] = {}
+    for finder in (vendor_mistakes, own_mistakes):
+        for place, text in finder(asked):
+            if not any(place[:len(known)] == known for known in found):
+                found[place] = text
+    return list(found.items())
+
+
+def own_mistakes(asked: Asked) -> Iterator[Mistake]:
+    if not isinstance(asked.distribution, dict):
+        yield (), f"needs a table of strategies, not {said(asked.distribution)}"
+        return
+    for key, value in asked.distribution.items():
+        if key == "smdistributed":
+            yield from _mistakes_of_smdistributed(value, asked)
+        elif key == "instance_groups":
+            yield (key,), "groups of instances of several types are not served; leave it out: all hosts run the job"
+        elif (key,) in STRATEGIES:
+            yield from _mistakes_of_strategy((key,), value, asked)
+        else:
+            yield (str(key),), _unknown_strategy(str(key))
+    yield from _mistakes_of_combination(asked.distribution)
+
+
+def _unknown_strategy(key: str) -> str:
+    if key in SMDISTRIBUTED_STRATEGIES:
+        return f'unknown strategy; write "smdistributed": {{"{key}": ...}}'
+    known = sorted({place[0] for place in STRATEGIES})
+    return f"unknown strategy{names_like(key, known) or '; known: ' + ', '.join(known)}"
+
+
+def _mistakes_of_smdistributed(value: Any, asked: Asked) -> Iterator[Mistake]:
+    if isinstance(value, dict) and not value:
+        yield ("smdistributed",), f"names no strategy; known: {', '.join(SMDISTRIBUTED_STRATEGIES)}"
+    for name, settings in value.items() if isinstance(value, dict) else ():
+        if ("smdistributed", name) in STRATEGIES:
+            yield from _mistakes_of_strategy(("smdistributed", name), settings, asked)
+
+
+def _mistakes_of_strategy(place: Place, settings: Any, asked: Asked) -> Iterator[Mistake]:
+    strategy = STRATEGIES[place]
+    if not isinstance(settings, dict):
+        yield place, f'needs a table such as {{"enabled": true}}, not {said(settings)}'
+        return
+    if strategy.frameworks and asked.framework and asked.framework not in strategy.frameworks and settings.get("enabled"):
+        yield place, f"is for {' and '.join(strategy.frameworks)}, and this job's framework is {asked.framework}"
+    for key, value in settings.items():
+        if key not in strategy.settings:
+            yield place + (str(key),), f"unknown setting{names_like(str(key), strategy.settings) or '; known: ' + ', '.join(strategy.settings)}"
+        elif not isinstance(value, strategy.settings[key]) or (isinstance(value, bool) and bool not in strategy.settings[key]):
+            yield place + (key,), f"needs {_kinds(strategy.settings[key])}, not {said(value)}"
+        else:
+            yield from _mistakes_of_setting(place + (key,), value)
+    if "enabled" not in settings:
+        yield place, '"enabled" is missing, without which nothing is distributed; write "enabled": true, or false'
+
+
+def _mistakes_of_setting(place: Place, value: Any) -> Iterator[Mistake]:
+    if place[-1] == "processes_per_host" and value < 1:
+        yield place, f"needs a positive number, not {value}"
+    if place[-1] == "custom_mpi_options":
+        try:
+            shlex.split(value)
+        except ValueError as error:
+            yield place, f"cannot be read: {error}: {value!r}"
+
+
+def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
+    """Of two strategies the SDK or the container chooses one, and says nothing."""
+    enabled = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
+    modelparallel = ("smdistributed", "modelparallel")
+    others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
+    launchers = [place for place in enabled if place not in others]
+    if modelparallel in enabled and not launchers:
+        yield modelparallel, 'needs "mpi", or "torch_distributed" since its version 2, to be enabled beside it: these start its workers'
+    for chosen in (others, launchers):
+        if len(chosen) > 1:
+            names = " and ".join(".".join(place) for place in chosen)
+            yield chosen[-1], f"{names} are both enabled, and only one of them can start the workers; enable one"
+
+
+def said(value: Any) -> str:
+    """A value in a message, as short as it is understood."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _kinds(kinds: Sequence[type]) -> str:
+    names = {bool: "true or false", int: "a whole number", str: "text", dict: "a table"}
+    return " or ".join(names[kind] for kind in kinds)
+
+
+def _settings(distribution: Any, place: Place) -> Dict[str, Any]:
+    """The settings of a strategy; nothing where there are none, or where a mistake stands in their place."""
+    for key in place:
+        distribution = distribution.get(key) if isinstance(distribution, dict) else None
+    return distribution if isinstance(distribution, dict) else {}
+
+
+def _is_enabled(settings: Dict[str, Any]) -> bool:
+    return settings.get("enabled") is True
+
+
+# ------------------------------------------------------------ what the SDK refuses
+
+# Versions for which the SDK knows a container; it asks only where image_uri names none.
+_DATAPARALLEL_VERSIONS = {
+    "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3", "2.7",
+                   "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
+    "pytorch": ["1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1", "1.9", "1.9.0", "1.9.1", "1.10", "1.10.0", "1.10.2", "1.11",
+                "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0"],
+}
+_TORCHRUN_GPU_VERSIONS = ["1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0", "2.3.0", "2.3.1", "2.4.1", "2.5.1", "2.6.0",
+                          "2.7.1", "2.8.0"]
+_TORCHRUN_TRAINIUM_VERSIONS = ["1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0"]
+_TRAINIUM_STRATEGIES = ["torch_distributed"]
+_IMAGES_WITHOUT_SMDISTRIBUTED = ("2.0.1-gpu-py310-cu121",)
+BOTH = "Cannot use both pytorchddp and smdistributed distribution options together."
+
+
+def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
+    """In the SDK's order and words. A setting of a type that it stumbles over is left to own_mistakes()."""
+    chosen, is_pytorch = asked.distribution, asked.framework != "tensorflow"
+    if not isinstance(chosen, dict):
+        return
+    if is_pytorch and "pytorchddp" in chosen and "smdistributed" in chosen:
+        yield ("pytorchddp",), BOTH
+    yield from _vendor_trainium(asked)
+    yield from _vendor_smdistributed(asked)
+    if is_pytorch:
+        yield from _vendor_dataparallel(("pytorchddp",), asked)
+        yield from _vendor_torchrun(asked)
+    if asked.framework == "pytorch" and "pytorchxla" in chosen:
+        yield ("pytorchxla",), (
+            "Distributed training through PyTorch XLA is currently only supported when SageMaker Training Compiler is enabled. To "
+            "learn more, see Enable SageMaker Training Compiler at "
+            "https://docs.aws.amazon.com/sagemaker/latest/dg/training-compiler-enable.html.")
+    yield from _vendor_modelparallel(chosen)
+    yield from _vendor_machines(asked)
+    yield from _vendor_mirrored(asked)
+
+
+def _vendor_machines(asked: Asked) -> Iterator[Mistake]:
+    """Instance types and images that the vendor's library does not run on."""
+    place: Place = ("smdistributed",)
+    if not _settings(asked.distribution, place) or _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
+        return
+    for image in _IMAGES_WITHOUT_SMDISTRIBUTED:
+        if image in (asked.image_uri or ""):
+            yield place, (f"SMDistributed is currently incompatible with DLC image: {asked.image_uri}. "
+                          "(Could be due to CUDA version being greater than 11.)")
+    if "p5.48xlarge" in (asked.instance_type or ""):
+        yield place, "SMModelParallel and SMDataParallel currently do not support p5 instances."
+
+
+def _vendor_trainium(asked: Asked) -> Iterator[Mistake]:
+    strategies = list(asked.distribution)
+    if not _is_of_family(asked.instance_type, ("trn",)):
+        return
+    if len(strategies) > 1:
+        yield (), ("Multiple distribution strategies are not supported for Trainium instances.\n"
+                   f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} ")
+    elif strategies and strategies[0] not in _TRAINIUM_STRATEGIES:
+        yield (strategies[0],), (f"Provided distribution strategy {strategies[0]} is not supported for Trainium instances.\n"
+                                 f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} \n")
+
+
+def _is_of_family(instance_type: Optional[str], families: Tuple[str, ...]) -> bool:
+    match = re.match(r"^ml[._]([a-z\d]+)\.?\w*$", instance_type or "")
+    return bool(match and match[1].startswith(families))
+
+
+def _vendor_smdistributed(asked: Asked) -> Iterator[Mistake]:
+    place: Place = ("smdistributed",)
+    if "smdistributed" not in asked.distribution:
+        return
+    chosen = asked.distribution["smdistributed"]
+    if not isinstance(chosen, dict):
+        yield place, "smdistributed strategy requires a dictionary"
+    elif len(chosen) > 1:
+        yield place, ("Cannot use more than 1 smdistributed strategy. \n"
+                      f"Choose one of the following supported strategies:{SMDISTRIBUTED_STRATEGIES}")
+    else:
+        for strategy in chosen:
+            if strategy not in SMDISTRIBUTED_STRATEGIES:
+                yield place + (str(strategy),), (f"Invalid smdistributed strategy provided: {strategy} \n"
+                                                 f"Supported strategies: {SMDISTRIBUTED_STRATEGIES}")
+        yield from _vendor_dataparallel(("smdistributed", "dataparallel"), asked)
+
+
+def _vendor_dataparallel(place: Place, asked: Asked) -> Iterator[Mistake]:
+    """`pytorchddp` has the texts of smdistributed.dataparallel, to which the SDK changes it."""
+    if not _is_enabled(_settings(asked.distribution, place)):
+        return
+    text = "" if asked.instance_type else "Please specify an instance_type for smdataparallel.\n"
+    if not asked.image_uri:
+        versions = _DATAPARALLEL_VERSIONS.get(asked.framework or "", [])
+        if asked.framework_version not in versions:
+            text += (f"Provided framework_version {asked.framework_version} is not supported by smdataparallel.\n"
+                     f"Please specify one of the supported framework versions: {versions} \n")
+        if "py3" not in (asked.py_version or ""):
+            text += (f"Provided py_version {asked.py_version} is not supported by smdataparallel.\n"
+                     "Please specify py_version>=py3")
+    if text:
+        yield place, text
+
+
+def _vendor_torchrun(asked: Asked) -> Iterator[Mistake]:
+    if not _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
+        return
+    text = ""
+    if not asked.image_uri:
+        if "py3" not in (asked.py_version or ""):
+            text += (f"Provided py_version {asked.py_version} is not supported by torch_distributed.\n"
+                     "Please specify py_version>=py3\n")
+        is_gpu = asked.instance_type == "local_gpu" or _is_of_family(asked.instance_type, ("p", "g"))
+        versions = _TORCHRUN_GPU_VERSIONS if is_gpu else _TORCHRUN_TRAINIUM_VERSIONS
+        if not is_gpu and not _is_of_family(asked.instance_type, ("trn",)):
+            text += "Currently torch_distributed is supported only for GPU and Trainium instances.\n"
+        elif asked.framework_version not in versions:
+            text += (f"Provided framework_version {asked.framework_version} is not supported by torch_distributed for instance "
+                     f"{asked.instance_type}.\nPlease specify one of the supported framework versions:{versions} \n")
+    if not (asked.entry_point or "").endswith(".py"):
+        text += "Unsupported entry point type for the distribution torch_distributed.\nOnly python programs (*.py) are supported."
+    if text:
+        yield ("torch_distributed",), text
+
+
+def _vendor_mirrored(asked: Asked) -> Iterator[Mistake]:
+    place: Place = ("multi_worker_mirrored_strategy",)
+    if not _is_enabled(_settings(asked.distribution, place)):
+        return
+    if asked.framework and asked.framework != "tensorflow":
+        yield place, ("Multi Worker Mirrored Strategy is currently only supported with dict_keys(['tensorflow']) frameworks "
+                      f"but received {asked.framework}")
+    elif asked.framework_version and _numbers(asked.framework_version) < (2, 9):
+        yield place, ("Multi Worker Mirrored Strategy is only supported from framework_version 2.9 "
+                      f"but received {asked.framework_version}")
+    others = ["smdistributed", "parameter_server"]
+    if any(other in asked.distribution for other in others):
+        yield place, f"Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: {others}"
+
+
+def _numbers(version: str) -> Tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _vendor_modelparallel(chosen: Dict[str, Any]) -> Iterator[Mistake]:
+    place: Place = ("smdistributed", "modelparallel")
+    if not isinstance(chosen.get("smdistributed"), dict) or place[1] not in chosen["smdistributed"]:
+        return
+    parameters = _settings(chosen, place).get("parameters", {})
+    if _is_enabled(_settings(chosen, place)) and isinstance(parameters, (dict, str)):
+        try:
+            _check_mp_parameters(mp_parameters(chosen) or {})
+        except ValueError as error:
+            yield place + ("parameters",), str(error)
+
+
+_MP_CHOICES = {
+    "pipeline": ["simple", "interleaved", "_only_forward"], "placement_strategy": ["spread", "cluster"], "optimize": ["speed", "memory"],
+}
+_MP_NUMBERS = ("microbatches", "partitions", "active_microbatches")
+_MP_SWITCHES = ("auto_partition", "contiguous", "load_partition", "horovod", "ddp", "deterministic_server")
+
+
+def _check_mp_parameters(parameters: Dict[str, Any]) -> None:
+    """Raises ValueError for the first mistake, in the SDK's order and words."""
+    for key, choices in _MP_CHOICES.items():
+        _check_mp_choice(parameters, key, choices)
+    for key in _MP_NUMBERS:
+        if key in parameters and (not isinstance(parameters[key], int) or parameters[key] < 1):
+            raise ValueError(f"The number of {key} must be a positive integer.")
+    for key in _MP_SWITCHES:
+        _check_mp_choice(parameters, key, [True, False])
+    for is_wrong, text in _mp_conditions(parameters):
+        if is_wrong:
+            raise ValueError(text)
+
+
+def _check_mp_choice(parameters: Dict[str, Any], key: str, choices: List[Any]) -> None:
+    if key in parameters and parameters[key] not in choices:
+        raise ValueError(f"{key} must be a value in: {choices}.")
+
+
+def _mp_conditions(parameters: Dict[str, Any]) -> Iterator[Tuple[bool, str]]:
+    def given(key: str) -> bool:
+        return key in parameters
+
+    yield given("partition_file") and not isinstance(parameters["partition_file"], str), "'partition_file' must be a str."
+    yield (parameters.get("auto_partition") is False and not given("default_partition"),
+           "default_partition must be supplied if auto_partition is set to False!")
+    yield given("default_partition") and not given("partitions"), "default_partition needs partitions to be set as well"
+    yield (given("default_partition") and parameters["default_partition"] >= parameters["partitions"],
+           "default_partition must be less than the number of partitions!")
+    yield given("memory_weight") and not 0.0 <= parameters["memory_weight"] <= 1.0, "memory_weight must be between 0.0 and 1.0!"
+    for key in ("ddp_port", "ddp_dist_backend"):
+        yield given(key) and not given("ddp"), f"`{key}` needs `ddp` to be set as well"
+    port = parameters.get("ddp_port", 0)
+    yield not isinstance(port, int) or port < 0, f"Invalid port number {port}."
+    yield (bool(parameters.get("horovod") and parameters.get("ddp")), "'ddp' and 'horovod' cannot be simultaneously enabled.")
+
+
+def mp_parameters(distribution: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    """The parameters of smdistributed.modelparallel where it is enabled. Raises ValueError in the SDK's words."""
+    settings = _settings(distribution, ("smdistributed", "modelparallel"))
+    if not _is_enabled(settings):
+        return None
+    given = settings.get("parameters", {})
+    if isinstance(given, dict):
+        return given
+    if not os.path.exists(given):
+        raise ValueError(f"Expected a string path to an existing modelparallel config, or a dictionary. Received: {given}.")
+    try:
+        with open(given, encoding="utf-8") as file:
+            return json.load(file)
+    except json.JSONDecodeError:
+        raise ValueError(f"Cannot parse {given} as a json file.") from None
+
+
+# ------------------------------------------------------------ hyperparameters
+
+def hyperparameters_of(job: Job, base: str = "/opt/ml") -> Dict[str, str]:
+    """What the container gets: names and values as the SDK v2 makes them, each value JSON. `base`: the base folder, in which the
+    source is `code`. Raises ValueError where mp_parameters() does."""
+    values = dict(job.hyperparameters)
+    level = values.get("sagemaker_container_log_level", LOG_LEVEL)
+    if job.framework == "tensorflow":
+        values.update(_model_dir(job, base))
+    values.update({
+        "sagemaker_submit_directory": f"{base}/code",
+        "sagemaker_program": job.entry_point if job.source_dir else os.path.basename(job.entry_point),
+        "sagemaker_container_log_level": level, "sagemaker_job_name": job.name, "sagemaker_region": region()})
+    values.update(hyperparameters_of_distribution(job.distribution, job.instance_type))
+    return {str(key): json.dumps(value) for key, value in values.items() if key != "model_dir" or value is not False}
+
+
+def _model_dir(job: Job, base: str) -> Dict[str, Any]:
+    """TensorFlow's script is told where its model goes; `model_dir` false: it is not."""
+    given = job.hyperparameters.get("model_dir")
+    if given is not None:
+        return {"model_dir": given}
+    if job.output_path and not _is_enabled(_settings(job.distribution, ("mpi",))):
+        return {"model_dir": f"{job.output_path.rstrip('/')}/{job.name}/model"}
+    return {"model_dir": f"{base}/model"}
+
+
+def hyperparameters_of_distribution(distribution: Dict[str, Any], instance_type: Optional[str]) -> Dict[str, Any]:
+    """What the strategies add to the hyperparameters, not yet as JSON."""
+    if "pytorchddp" in distribution:  # another name of the same, as the SDK has it
+        distribution = {**distribution, "smdistributed": {"dataparallel": distribution["pytorchddp"]}}
+    torchrun = _is_enabled(_settings(distribution, ("torch_distributed",)))
+    values = {} if torchrun and "smdistributed" not in distribution else dict(_of_strategies(distribution, instance_type))
+    if torchrun:
+        values["sagemaker_torch_distributed_enabled"] = True
+        if instance_type is not None:
+            values["sagemaker_instance_type"] = instance_type
+    return values
+
+
+def _of_strategies(distribution: Dict[str, Any], instance_type: Optional[str]) -> Iterator[Tuple[str, Any]]:
+    if "parameter_server" in distribution:
+        yield "sagemaker_parameter_server_enabled", _is_enabled(distribution["parameter_server"])
+    if "mpi" in distribution:
+        mpi = distribution["mpi"]
+        yield "sagemaker_mpi_enabled", _is_enabled(mpi)
+        if mpi.get("processes_per_host"):
+            yield "sagemaker_mpi_num_of_processes_per_host", mpi["processes_per_host"]
+        yield "sagemaker_mpi_custom_mpi_options", mpi.get("custom_mpi_options", "")
+    if "smdistributed" in distribution:
+        parameters = mp_parameters(distribution)
+        if parameters:
+            yield "mp_parameters", parameters
+        dataparallel = _settings(distribution, ("smdistributed", "dataparallel"))
+        yield "sagemaker_distributed_dataparallel_enabled", _is_enabled(dataparallel)
+        yield "sagemaker_instance_type", instance_type
+        if _is_enabled(dataparallel):
+            yield "sagemaker_distributed_dataparallel_custom_mpi_options", dataparallel.get("custom_mpi_options", "")
+    if "multi_worker_mirrored_strategy" in distribution:
+        yield "sagemaker_multi_worker_mirrored_strategy_enabled", _is_enabled(distribution["multi_worker_mirrored_strategy"])
+
+
+def region() -> str:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+
+
+# ------------------------------------------------------------ options of mpirun
+
+# How many words follow an option, and what it means to us; no function: nothing to do, as all processes get the whole environment
+# and every line is tagged with its rank anyway.
+_Meaning = Optional[Callable[[Launch, List[str]], bool]]
+
+
+def _export(launch: Launch, words: List[str]) -> bool:
+    name, equals, value = words[0].partition("=")
+    if equals:
+        launch.environment[name] = value
+    return True
+
+
+def _nccl_debug(launch: Launch, words: List[str]) -> bool:
+    launch.environment["NCCL_DEBUG"] = words[0]
+    return True
+
+
+def _verbose(launch: Launch, words: List[str]) -> bool:
+    launch.environment.setdefault("SHOAL_LOG", "info")
+    return True
+
+
+def _bind(launch: Launch, words: List[str]) -> bool:
+    if words[0] in ("core", "none"):
+        launch.options += ["--bind", words[0]]
+    return words[0] in ("core", "none")
+
+
+def _timeout(launch: Launch, words: List[str]) -> bool:
+    if words[0].isdigit():
+        launch.options += ["--timeout", words[0]]
+    return words[0].isdigit()
+
+
+MPI_OPTIONS: Dict[str, Tuple[int, _Meaning]] = {
+    "x": (1, _export), "NCCL_DEBUG": (1, _nccl_debug),
+    "v": (0, _verbose), "verbose": (0, _verbose), "bind-to": (1, _bind), "timeout": (1, _timeout),
+    "tag-output": (0, None), "allow-run-as-root": (0, None), "oversubscribe": (0, None),
+}
+
+
+def _read_mpi_options(text: str, launch: Launch) -> None:
+    """Does what the options mean to us; of all others the launch gets one note."""
+    words, ignored = shlex.split(text), []
+    while words:
+        option, words = words[0], words[1:]
+        count, meaning = MPI_OPTIONS.get(option.lstrip("-"), (-1, None)) if option.startswith("-") else (-1, None)
+        if count < 0:  # an option that we do not know has the words that follow it, up to the next option
+            count = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
+            understood = False
+        elif len(words) < count:
+            understood = False
+        else:
+            understood = meaning is None or meaning(launch, words[:count])
+        if not understood:
+            ignored.append(" ".join([option, *words[:count]]))
+        words = words[count:]
+    if ignored:
+        launch.notes.append(f"custom_mpi_options: no mpirun starts the workers, so these mean nothing here: {'; '.join(ignored)}")
+
+
+# ------------------------------------------------------------ TF_CONFIG
+
+def tf_config(style: str, hosts: List[str], host: str, is_server: bool = False,
+              address: Callable[[str, int], str] = "{}:{}".format) -> Optional[Dict[str, Any]]:
+    """TF_CONFIG of a process on `host`, as SageMaker's TensorFlow containers write it. `is_server`: of the parameter server that runs
+    beside the worker. `address`: where a port of a host is reached, if not at its name. None where the script gets none: a parameter
+    server on one host."""
+    if style == "multi_worker_mirrored_strategy":
+        return {"cluster": {"worker": [address(one, 8890) for one in hosts]}, "environment": "cloud",
+                "task": {"index": hosts.index(host), "type": "worker"}}
+    if len(hosts) == 1:
+        return None
+    cluster = {"master": [address(hosts[0], 2222)], "ps": [address(one, 2223) for one in hosts],
+               "worker": [address(one, 2222) for one in hosts[1:]]}
+    if is_server:
+        task = {"index": hosts.index(host), "type": "ps"}
+    elif host == hosts[0]:
+        task = {"index": 0, "type": "master"}
+    else:
+        task = {"index": hosts.index(host) - 1, "type": "worker"}
+    return {"cluster": cluster, "environment": "cloud", "task": task}
