@@ -14,6 +14,7 @@ struct command {
 
 static const struct command commands[] = {
     {"run", shoal_tool_run, "start a program as N local workers that find each other"},
+    {"job", shoal_tool_job, "run a training job from one document: here, on many hosts, on Slurm, on Kubernetes"},
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
     {"sim", shoal_tool_sim, "predict how long a collective takes on many hosts"},
@@ -42,6 +43,7 @@ static void help_print(FILE *out)
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"
+          "    shoal job run job.toml                          a training job from its document, logs, model and all\n"
           "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
@@ -108,7 +110,7 @@ int main(int argc, char **argv)
         help_print(stderr);
         return TOOL_EXIT_USAGE;
     }
-    if (strcmp(argv[1], "top") != 0) /* it moves the cursor */
+    if (strcmp(argv[1], "top") != 0 && strcmp(argv[1], "job") != 0) /* one moves the cursor, one becomes another program */
         fold_begin();
     if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help"))
         return help_command(argc, argv);

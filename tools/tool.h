@@ -13,6 +13,7 @@ enum { TOOL_EXIT_USAGE = 2 };
 
 /* The subcommands. argv[0] is the subcommand's name; each returns the exit code. */
 int shoal_tool_run(int argc, char **argv);
+int shoal_tool_job(int argc, char **argv);
 int shoal_tool_bench(int argc, char **argv);
 int shoal_tool_info(int argc, char **argv);
 int shoal_tool_explain(int argc, char **argv);

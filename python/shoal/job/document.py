@@ -65,6 +65,7 @@ class Job:
     metric_definitions: List[Metric] = dataclasses.field(default_factory=list)
     environment: Dict[str, str] = dataclasses.field(default_factory=dict)
     max_run: int = 86400  # seconds
+    stop_grace: int = 120  # seconds that the script has to end after SIGTERM
     restarts: int = 0
     checkpoints: Optional[Checkpoints] = None
     output_path: Optional[str] = None  # where model.tar.gz and output.tar.gz go, besides the job's folder

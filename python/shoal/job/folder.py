@@ -7,6 +7,8 @@
         metrics.jsonl       one number a line: {"time", "host", "rank", "name", "value", "step"}
         events.jsonl        what happened, a line each: {"time", "host", "what", ...}
         hosts/HOST/         that host's base folder, /opt/ml of the container contract
+        hosts/HOST.json     how the part of that host stands: struct HostState
+        runner.log          what the process that runs the job had to say itself
         model.tar.gz        what the script left in the hosts' model folders
         output.tar.gz       what it left in output/data
         checkpoints/        what it left in the checkpoint folder, when the document names no other place
@@ -39,10 +41,28 @@ class Status:
     hosts: List[str] = dataclasses.field(default_factory=list)
     workers_per_host: int = 1
     pid: Optional[int] = None  # of the process that runs the job, on `machine`
+    pid_start: Optional[int] = None  # when that was started, in ticks since boot: no other process has both
     machine: Optional[str] = None
+    engine: str = "local"  # what runs the job: Where.engine
+    engine_id: Optional[str] = None  # what it calls the job: the number of a Slurm job, the name of a TrainJob
     exit_code: Optional[int] = None
     failure_reason: Optional[str] = None  # at most 1,024 characters
     model: Optional[str] = None  # the URI of model.tar.gz
+
+
+@dataclasses.dataclass
+class HostState:
+    """How one host's part of a job stands, for the other hosts, who see the folder and nothing else of it."""
+
+    host: str
+    status: str = "Starting"
+    machine: Optional[str] = None
+    pid: Optional[int] = None
+    pid_start: Optional[int] = None
+    alive: float = 0.0  # seconds since 1970: written anew every few seconds
+    exit_code: Optional[int] = None
+    failure_reason: Optional[str] = None
+    is_secondary: bool = False  # it failed because of another host
 
 
 def jobs_folder() -> pathlib.Path:
@@ -63,7 +83,7 @@ class JobFolder:
 
     def __init__(self, name: str, jobs: Optional[pathlib.Path] = None):
         self.name = name
-        self.path = (jobs or jobs_folder()) / name
+        self.path = (jobs or jobs_folder()).absolute() / name
         self.document = self.path / "job.json"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
@@ -71,6 +91,7 @@ class JobFolder:
         self.model = self.path / "model.tar.gz"
         self.output = self.path / "output.tar.gz"
         self.checkpoints = self.path / "checkpoints"
+        self.runner_log = self.path / "runner.log"
 
     def log(self, host: str) -> pathlib.Path:
         return self.logs / f"{host}.log"
@@ -78,6 +99,9 @@ class JobFolder:
     def base(self, host: str) -> pathlib.Path:
         """The base folder of a host, /opt/ml of the container contract."""
         return self.path / "hosts" / host
+
+    def host_state(self, host: str) -> pathlib.Path:
+        return self.path / "hosts" / f"{host}.json"
 
     def create(self) -> None:
         """Raises FileExistsError when a job of that name is there."""
@@ -90,7 +114,7 @@ class JobFolder:
 
     def status_write(self, status: Status) -> None:
         """Readers see the old status or the new one, never a part."""
-        _replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
+        file_replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
 
     def event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
         line: Dict[str, Any] = {"time": round(time.time(), 3), "host": host, "what": what, **more}
@@ -103,7 +127,13 @@ def append_line(path: pathlib.Path, record: Dict[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+def file_replace(path: pathlib.Path, text: str) -> None:
+    """The file has the old content or the new one. Where the disk is full nothing is left behind."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

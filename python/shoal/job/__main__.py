@@ -1,0 +1,7 @@
+"""`python3 -m shoal.job`, which `shoal job` becomes."""
+import sys
+
+from shoal.job.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

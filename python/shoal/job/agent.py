@@ -1,0 +1,568 @@
+"""One host's part of a job: source in place, data in, the workers started, what they write kept, an ending that is told truthfully.
+
+    job.json --> B/code, B/input --> shoal run | torchrun | mpirun | python --> B/model, B/output
+                                            |
+                                     logs/HOST.log
+
+An agent is a process of its own and does nothing for other hosts; local.py and hosts.py start it and hear its reports. It works
+on the main thread only. SIGTERM and SIGINT ask it to stop: the workers get SIGTERM and `stop_grace` seconds."""
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import types
+from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from urllib.parse import unquote, urlparse
+
+from shoal.job import contract, distribution, processes
+from shoal.job.contract import Container, ContractError
+from shoal.job.document import Job
+from shoal.job.folder import JobFolder
+
+EXIT_TIME_LIMIT = 124  # as `shoal run --timeout` has it
+EXIT_AGENT = 125  # the agent could not do its work, as that of `shoal run` itself
+KILL_AFTER_S = 10.0  # how much longer than its grace time a runner may take before all of its group is killed
+DRAIN_S = 2.0  # how long what the workers left running may hold our pipe when they have ended
+LINE_MAX = 1 << 16
+IGNORED = ("__pycache__", ".git")
+REMOTE = "s3", "gs", "http", "https", "hdfs", "az"
+
+
+class AgentError(Exception):
+    """The job cannot go on. One line; exit_code is that of the agent."""
+
+    def __init__(self, reason: str, exit_code: int = EXIT_AGENT):
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+class StopAsked(BaseException):
+    """A signal has asked for the end while no worker was there."""
+
+
+@dataclasses.dataclass
+class Place:
+    """Where this host stands."""
+
+    index: int
+    hosts: List[str]
+    meet: Tuple[str, int]
+
+    @property
+    def host(self) -> str:
+        return self.hosts[self.index]
+
+
+@dataclasses.dataclass
+class Ending:
+    status: str  # one of folder.ENDED
+    exit_code: int = 0
+    reason: Optional[str] = None
+    is_secondary: bool = False  # another host is to blame
+
+
+Tell = Callable[..., None]  # tell(status="Downloading"), tell(attempt=2): how the host's part stands
+
+
+# ---- the source ----
+
+def source_bring(job: Job, code: pathlib.Path) -> None:
+    """Makes B/code, whole or not at all. What stood there before is replaced."""
+    unfinished = code.with_name("code.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        _source_copy(job, unfinished)
+        shutil.rmtree(code, ignore_errors=True)
+        os.replace(unfinished, code)
+    except OSError as error:
+        raise AgentError(f"cannot bring the source to {code}: {os_text(error)}{contract.space_text(code.parent, error)}") from error
+    except shutil.Error as error:  # a list of (source, destination, text)
+        raise _copy_error(error, code) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _copy_error(error: shutil.Error, code: pathlib.Path) -> AgentError:
+    source, _, text = error.args[0][0]
+    return AgentError(f"cannot bring the source to {code}: {source}: {text}")
+
+
+def os_text(error: OSError) -> str:
+    return f"{error.strerror or error}: {error.filename}" if error.filename else str(error.strerror or error)
+
+
+def local_path(uri: str) -> Optional[pathlib.Path]:
+    """The path of a folder or file of this machine; nothing for a place elsewhere."""
+    parsed = urlparse(uri)
+    if parsed.scheme == "file":
+        return pathlib.Path(unquote(parsed.path))
+    return None if parsed.scheme in REMOTE or "://" in uri else pathlib.Path(uri)
+
+
+def _source_copy(job: Job, folder: pathlib.Path) -> None:
+    if not job.source_dir:
+        source = pathlib.Path(job.entry_point)
+        if not source.is_file():
+            raise AgentError(f"there is no {source}: entry_point names the script, or a file below source_dir")
+        folder.mkdir(parents=True)
+        shutil.copy(source, folder / source.name)
+        return
+    place = local_path(job.source_dir)
+    if place is None:
+        place = _source_download(job.source_dir, folder.with_name("source.tar.gz"))
+    if place.is_dir():
+        shutil.copytree(place, folder, ignore=shutil.ignore_patterns(*IGNORED))
+    elif place.is_file() and tarfile.is_tarfile(place):
+        _unpack(place, folder)
+    else:
+        raise AgentError(f"source_dir is {job.source_dir}, which is neither a folder nor a .tar.gz")
+
+
+def _source_download(uri: str, path: pathlib.Path) -> pathlib.Path:
+    from shoal.job import channels
+    channels.file_bring(uri, path)
+    return path
+
+
+def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
+    """Members that would lie outside the folder are refused."""
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            inside = os.path.realpath(folder / member.name)
+            if os.path.commonpath([inside, os.path.realpath(folder)]) != os.path.realpath(folder) or not (member.isdir() or member.isreg()):
+                raise AgentError(f"{archive} holds {member.name}, which is no plain file or folder below it: pack the source anew")
+        tar.extractall(folder)
+
+
+def entry_point_of(job: Job) -> str:
+    """As the toolkit has it: a path below B/code."""
+    return job.entry_point if job.source_dir else pathlib.Path(job.entry_point).name
+
+
+def requirements_of(job: Job, code: pathlib.Path) -> Optional[pathlib.Path]:
+    """The file of requirements, if it asks for anything."""
+    path = code / (job.requirements or "requirements.txt")
+    if job.requirements and not path.is_file():
+        raise AgentError(f"there is no {job.requirements} in source_dir: requirements names a file there")
+    if not path.is_file():
+        return None
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return path if any(line and not line.startswith("#") for line in lines) else None
+
+
+def requirements_install(requirements: pathlib.Path, folder: pathlib.Path, run: Callable[..., Tuple[int, str]]) -> str:
+    """Installs into an environment of the job's own, which sees the packages of ours. Returns its interpreter."""
+    shutil.rmtree(folder, ignore_errors=True)
+    python = str(folder / "bin/python3")
+    steps = [[sys.executable, "-m", "venv", "--without-pip", str(folder)],
+             [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check", "--quiet", "--requirement",
+              str(requirements)]]
+    for step in steps:
+        code, output = run(step, requirements.parent)
+        if code:
+            shutil.rmtree(folder, ignore_errors=True)
+            lines = [line for line in output.splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:] or ["no output"]
+            raise AgentError(f"cannot install {requirements.name}: {' '.join(step[1:4])} {processes.ending_text(code)}: {errors[0]}")
+        if step is steps[0]:
+            site = next((folder / "lib").glob("python3*/site-packages"))
+            (site / "outer.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith(("-packages", "site-packages"))))
+    return python
+
+
+# ---- data ----
+
+def channels_bring(container: Container, place: Place, say: Callable[[str], None]) -> None:
+    for name, channel in container.job.channels.items():
+        folder = container.channel(name)
+        try:
+            _channel_bring(channel, folder, place, say)
+        except (OSError, ValueError, RuntimeError) as error:
+            text = os_text(error) if isinstance(error, OSError) else str(error)
+            full = contract.space_text(container.base, error) if isinstance(error, OSError) else ""
+            raise AgentError(f"channel {name} ({channel.uri}): {text}{full}") from error
+
+
+def _channel_bring(channel: Any, folder: pathlib.Path, place: Place, say: Callable[[str], None]) -> None:
+    try:
+        from shoal.job import channels
+    except ImportError:
+        _channel_link(channel, folder)
+        return
+    channels.channel_bring(channel, folder, place.index, len(place.hosts), say)
+
+
+def _channel_link(channel: Any, folder: pathlib.Path) -> None:
+    source = local_path(channel.uri)
+    if source is None or not source.exists():
+        raise FileNotFoundError(2, "there is no such file or folder", channel.uri)
+    if folder.is_symlink():
+        folder.unlink()
+    if source.is_dir():
+        folder.symlink_to(source.resolve())
+        return
+    folder.mkdir(exist_ok=True)
+    (folder / source.name).unlink(missing_ok=True)
+    (folder / source.name).symlink_to(source.resolve())
+
+
+# ---- what the workers write ----
+
+class Cause:
+    """Finds in what the workers write why they failed: the report of `shoal run`, and the last line of a traceback."""
+
+    FIRST = re.compile(r"^shoal run: rank (\d+) (?:\(pid \d+\) )?failed first: (.*)$")
+    ELSEWHERE = re.compile(r"^shoal run: (the rank to blame is on another host.*)$")
+    SAID = re.compile(r"^shoal run: (.*)$")
+    ERROR = re.compile(r"^(?:(\d+)\| |\[rank(\d+)\]: *)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)$")
+
+    def __init__(self) -> None:
+        self.first: Optional[Tuple[str, str]] = None  # rank, how it ended
+        self.errors: Dict[str, str] = {}  # of each rank, the last
+        self.said: Optional[str] = None
+        self.is_secondary = False
+
+    def hear(self, line: str) -> None:
+        first, error = self.FIRST.match(line), self.ERROR.match(line)
+        if first:
+            self.first = (first.group(1), first.group(2))
+        elif self.ELSEWHERE.match(line):
+            self.is_secondary = True
+        elif error and not self.first:
+            self.errors[error.group(1) or error.group(2) or ""] = error.group(3)
+        elif self.SAID.match(line):
+            self.said = self.SAID.match(line).group(1)  # type: ignore[union-attr]
+
+    def text(self, program: str, ending: str) -> str:
+        if self.first:
+            rank, how = self.first
+            error = self.errors.get(rank)
+            return f"rank {rank} {how}" + (f": {error}" if error else "")
+        error = next(iter(self.errors.values()), None) or (self.said if program == "shoal run" else None)
+        return f"{program} {ending}" + (f": {error}" if error else "")
+
+
+class Lines:
+    """Cuts what comes into lines; each goes to the log, which is shown to whoever follows it, and to those who listen."""
+
+    def __init__(self, log: BinaryIO, hear: Sequence[Callable[[str], None]], say: Callable[[str], None]):
+        self.log: Optional[BinaryIO] = log
+        self.hear, self.say = hear, say
+        self.rest = b""
+
+    def take(self, data: bytes) -> None:
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > LINE_MAX:
+            lines, self.rest = [*lines, self.rest], b""
+        if lines:
+            self._pass(lines)
+
+    def end(self) -> None:
+        if self.rest:
+            self._pass([self.rest])
+        self.rest = b""
+
+    def _pass(self, lines: List[bytes]) -> None:
+        self._keep(b"".join(line + b"\n" for line in lines))
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            for hear in self.hear:
+                hear(text)
+
+    def _keep(self, data: bytes) -> None:
+        """A log that cannot be written ends nobody's training."""
+        try:
+            if self.log:
+                self.log.write(data)
+        except OSError as error:
+            self.log = None
+            self.say(f"cannot write to the log: {os_text(error)}; the job goes on without")
+
+
+# ---- the agent ----
+
+class Agent:
+    """`tell` reports how the host's part stands. `others_wait` returns when all hosts of the job are ready to train; False: they never
+    will be."""
+
+    def __init__(self, folder: JobFolder, job: Job, place: Place, tell: Tell, others_wait: Callable[[], bool]):
+        self.folder, self.job, self.place, self.tell, self.others_wait = folder, job, place, tell, others_wait
+        self.base = folder.base(place.host)
+        self.is_stopping = False
+        self.is_preparing = True  # then a signal ends all at once; later the workers have their grace time
+        self.python = sys.executable
+        self.container = Container(self.base, job, place.host, place.hosts, {}, contract.gpu_count(),
+                                   str(job.where.options.get("interface") or contract.interface_name()), place.meet)
+
+    def run(self) -> Ending:
+        """Everything; never raises for what can go wrong with a job."""
+        self._signals_take()
+        try:
+            self._prepare()
+            self.tell(status="Ready")
+            if not self.others_wait():
+                raise StopAsked
+            ending = self._train_again_and_again()
+        except StopAsked:
+            ending = Ending("Stopped", 143, "stopped before the workers were started")
+        except (AgentError, ContractError) as error:
+            ending = Ending("Failed", getattr(error, "exit_code", EXIT_AGENT), str(error))
+        except OSError as error:
+            ending = Ending("Failed", EXIT_AGENT, f"{os_text(error)}{contract.space_text(self.folder.path, error)}")
+        return self._finish(ending)
+
+    def say(self, text: str) -> None:
+        """One line about this host."""
+        print(f"shoal job: {self.place.host}: {text}", file=sys.stderr, flush=True)
+
+    def _signals_take(self) -> None:
+        self.wake_reading, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writing, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _signal(self, number: int, frame: Optional[types.FrameType]) -> None:
+        is_first, self.is_stopping = not self.is_stopping, True
+        if is_first and self.is_preparing:
+            raise StopAsked
+
+    # -- before --
+
+    def _prepare(self) -> None:
+        self.tell(status="Downloading")
+        job, container = self.job, self.container
+        self.launch = launch_of(job)
+        self.base.mkdir(parents=True, exist_ok=True)
+        contract.folders_make(container)
+        source_bring(job, container.code)
+        job.entry_point = entry_point_of(job)
+        container.hyperparameters = contract.hyperparameters_read(distribution.hyperparameters_of(job, str(self.base)))
+        self.command = contract.command_of(container.code, job.entry_point, contract.arguments_of(container.hyperparameters))
+        requirements = requirements_of(job, container.code)
+        if requirements:
+            self.say(f"installing {requirements.name}")
+            self.python = requirements_install(requirements, self.base / "environment", self._call)
+            self.command = [self.python if word == sys.executable else word for word in self.command]
+        channels_bring(container, self.place, self.say)
+        self._checkpoints_bring()
+        contract.config_write(container)
+
+    def _call(self, command: List[str], cwd: pathlib.Path) -> Tuple[int, str]:
+        """Runs a helper to its end, or to ours."""
+        process = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   start_new_session=True, preexec_fn=processes.end_with_parent)
+        try:
+            output, _ = process.communicate()
+            return process.returncode, output.decode("utf-8", "replace")
+        except BaseException:
+            processes.group_signal(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+
+    def _checkpoints_bring(self) -> None:
+        """Without a place in the document checkpoints are kept in the job's folder, which outlives an attempt."""
+        checkpoints = self.job.checkpoints
+        if checkpoints is None and not self.container.checkpoints.exists():
+            self.folder.checkpoints.mkdir(exist_ok=True)
+            self.container.checkpoints.symlink_to(self.folder.checkpoints)
+
+    # -- the workers --
+
+    def environment(self) -> Dict[str, str]:
+        variables = {**processes.python_environment(), **self.job.environment, **contract.environment_of(self.container),
+                     "PYTHONUNBUFFERED": "1", **self.launch.environment}
+        if len(self.place.hosts) > 1 and self.job.where.engine == "local":
+            variables.setdefault("SHOAL_HOST_ID", self.place.host)
+        library = pathlib.Path(processes.shoal_command()).parent / "libshoal.so"
+        if library.is_file():  # a build folder's, of the same build as the command
+            variables.setdefault("SHOAL_LIBRARY", str(library))
+        return variables
+
+    def _train_again_and_again(self) -> Ending:
+        """Where the runner does not start workers again itself."""
+        restarts = self.job.restarts if self.launch.runner in ALONE else 0
+        ending = self._train()
+        for attempt in range(1, restarts + 1):
+            if ending.status != "Failed" or ending.exit_code == EXIT_TIME_LIMIT:
+                break
+            self.say(f"starting again, {attempt} of {restarts} times: {ending.reason}")
+            self.tell(attempt=attempt)
+            ending = self._train()
+        return ending
+
+    def _train(self) -> Ending:
+        command = RUNNERS[self.launch.runner](self)
+        self.is_preparing = False
+        self.tell(status="Training")
+        cause = Cause()
+        with open(self.folder.log(self.place.host), "ab", buffering=0) as log:
+            lines = Lines(log, [cause.hear], self.say)
+            training = Training(command, self.container.code, self.environment(), lines, self.job)
+            code = training.run(lambda: self.is_stopping, self.wake_reading)
+        return self._ending_of(code, training, cause, command)
+
+    def _ending_of(self, code: int, training: "Training", cause: Cause, command: List[str]) -> Ending:
+        if training.is_over_time:
+            return Ending("Failed", EXIT_TIME_LIMIT, f"time limit: the script ran longer than max_run, {self.job.max_run} s")
+        if self.is_stopping:
+            return Ending("Stopped", processes.exit_code(code), "stopped on request")
+        if code == 0:
+            return Ending("Completed")
+        program = self.job.entry_point if self.launch.runner in ALONE else "shoal run"
+        own = contract.failure_read(self.container)
+        return Ending("Failed", processes.exit_code(code), own or cause.text(program, processes.ending_text(code)), cause.is_secondary)
+
+    # -- after --
+
+    def _finish(self, ending: Ending) -> Ending:
+        try:
+            if ending.status == "Failed" and self.container.output.is_dir():
+                contract.failure_write(self.container, ending.reason or "")
+            elif ending.status == "Completed":
+                contract.success_write(self.container)
+        except OSError as error:
+            self.say(f"cannot write how it ended below {self.container.output}: {os_text(error)}")
+        return ending
+
+
+class Training:
+    """The runner's process and all that waits for it: what it writes, the time limit, the way from SIGTERM to SIGKILL."""
+
+    def __init__(self, command: List[str], cwd: pathlib.Path, environment: Mapping[str, str], lines: Lines, job: Job):
+        self.lines, self.job = lines, job
+        self.is_over_time = False
+        self.kill_at: Optional[float] = None
+        self.drain_until: Optional[float] = None
+        try:
+            self.process = subprocess.Popen(command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=processes.end_with_parent)
+        except OSError as error:
+            raise AgentError(f"cannot start {command[0]}: {error.strerror}") from error
+        self.end_at = time.monotonic() + job.max_run
+
+    def run(self, is_asked_to_stop: Callable[[], bool], wake: int) -> int:
+        """Until the runner has ended and its pipe is empty. Returns Popen.returncode."""
+        assert self.process.stdout
+        selector = selectors.DefaultSelector()
+        selector.register(self.process.stdout, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        try:
+            while not self._is_done():
+                for key, _ in selector.select(self._seconds_to_wait()):
+                    if key.fd == wake:
+                        pipe_drain(wake)
+                    elif not self._read():
+                        selector.unregister(self.process.stdout)
+                        self.drain_until = time.monotonic()
+                self._look_at_clock(is_asked_to_stop())
+        finally:
+            selector.close()
+            self._clean()
+        return self.process.returncode
+
+    def _is_done(self) -> bool:
+        if self.process.poll() is None:
+            return False
+        if self.drain_until is None:
+            self.drain_until = time.monotonic() + DRAIN_S
+        return time.monotonic() >= self.drain_until
+
+    def _read(self) -> bool:
+        assert self.process.stdout
+        data = os.read(self.process.stdout.fileno(), LINE_MAX)
+        self.lines.take(data)
+        return bool(data)
+
+    def _seconds_to_wait(self) -> float:
+        until = self.drain_until if self.process.returncode is not None else self.kill_at or self.end_at
+        return min(max((until or 0.0) - time.monotonic(), 0.02), 60.0)
+
+    def _look_at_clock(self, is_asked_to_stop: bool) -> None:
+        now = time.monotonic()
+        if self.kill_at is None and now >= self.end_at:
+            self.is_over_time = True
+        if self.kill_at is None and (self.is_over_time or is_asked_to_stop):
+            processes.group_signal(self.process.pid, signal.SIGTERM)
+            self.kill_at = now + self.job.stop_grace + KILL_AFTER_S
+        if self.kill_at is not None and now >= self.kill_at:
+            processes.group_signal(self.process.pid, signal.SIGKILL)
+
+    def _clean(self) -> None:
+        """Nothing of the runner's group outlives it."""
+        processes.group_signal(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.lines.end()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+def pipe_drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+# ---- what the document says ----
+
+def launch_of(job: Job) -> Launch:
+    """What starts the workers, from `distribution`."""
+    try:
+        return distribution.launch_of(job, contract.gpu_count())
+    except ValueError as error:
+        raise AgentError(str(error)) from error
+
+
+# ---- what starts the workers ----
+
+# Variables of a worker that other launchers would give it, beside those of `shoal run`. $NAME is one of `shoal run`.
+OF_TORCHRUN = {"ROLE_RANK": "$RANK", "ROLE_WORLD_SIZE": "$WORLD_SIZE", "ROLE_NAME": "default",
+               "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "$RANK", "OMPI_COMM_WORLD_SIZE": "$WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK": "$LOCAL_RANK",
+               "OMPI_COMM_WORLD_LOCAL_SIZE": "$LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_NODE_RANK": "$LOCAL_RANK"}
+
+
+def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[str]:
+    """The command, started by a shell that sets these first and is gone then."""
+    return ["/bin/sh", "-c", "".join(f'export {name}="{value}"; ' for name, value in variables.items()) + 'exec "$@"', "sh", *command]
+
+
+def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}) -> List[str]:
+    place, job, launch = agent.place, agent.job, agent.launch
+    words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--grace", str(job.stop_grace), *launch.options]
+    if job.restarts:
+        words += ["--restarts", str(job.restarts)]
+    if len(place.hosts) == 1:
+        words += ["--hosts", "1"]
+    else:
+        address = f"[{place.meet[0]}]" if ":" in place.meet[0] else place.meet[0]
+        words += ["--hosts", str(len(place.hosts)), "--host-index", str(place.index), "--meet", f"{address}:{place.meet[1]}"]
+    return [*words, "--", *(_with_variables(variables, agent.command) if variables else agent.command)]
+
+
+def _by_torchrun(agent: "Agent") -> List[str]:
+    return _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))})
+
+
+def _by_mpi(agent: "Agent") -> List[str]:
+    return _by_shoal(agent, OF_OPEN_MPI)
+
+
+def _plain(agent: "Agent") -> List[str]:
+    return agent.command
+
+
+RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
+    "shoal": _by_shoal, "torchrun": _by_torchrun, "mpi": _by_mpi, "tensorflow": _plain, "plain": _plain}
+ALONE = ("plain", "tensorflow")  # runners of one process, which is not `shoal run`

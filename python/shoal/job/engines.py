@@ -1,0 +1,146 @@
+"""Starts, follows and stops jobs, whatever engine they run on. The estimators and the command use these functions and no engine.
+
+    folder = job_start(job)                     returns when the job is under way
+    status = job_wait(folder, out=sys.stdout)   follows the logs until the job has ended
+    status = job_status(folder)                 the truth: a job whose process is gone has failed
+    job_stop(folder)"""
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+import shutil
+import time
+from typing import Any, BinaryIO, Dict, List, Optional, TextIO
+
+from shoal.job import contract
+from shoal.job.document import Job
+from shoal.job.folder import ENDED, JobFolder, Status, jobs_folder
+from shoal.job.places import EngineError, folder_create
+
+ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
+LOOK_S = 0.2  # between two looks at the logs
+STATUS_S = 1.0  # between two looks at the status
+COLOURS = (36, 33, 35, 32, 34, 31)  # of hosts, on a terminal
+
+
+class NoSuchJob(EngineError):
+    exit_code = 2
+
+
+def engine_of(name: str) -> Any:
+    """The module of an engine. It has start(job, folder), which returns when the job is under way or raises EngineError;
+    stop(folder), which asks for the end; and lost_reason(folder, status): why a job that has not said how it ended runs no more,
+    or None."""
+    if name not in ENGINES:
+        raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
+    return importlib.import_module(f"shoal.job.{name}")
+
+
+def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optional[int] = None) -> JobFolder:
+    """Starts a job whose document has no mistakes; with the engine "hosts" the part of this machine, which is host `host_index` where
+    nothing else says so. Raises EngineError; then it is as if the job had never been."""
+    engine = engine_of(job.where.engine)
+    if job.where.engine == "hosts":
+        return engine.take_part(job, jobs, host_index)
+    folder = folder_create(job, jobs)
+    try:
+        engine.start(job, folder)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    return folder
+
+
+def folder_find(name: str, jobs: Optional[pathlib.Path] = None) -> JobFolder:
+    """The folder of a job that is there. Raises EngineError."""
+    folder = JobFolder(name, jobs)
+    if "/" in name or not (folder.path / "status.json").is_file():
+        raise NoSuchJob(f"there is no job named {name} in {folder.path.parent} (SHOAL_JOBS names another folder)")
+    return folder
+
+
+def jobs_list(jobs: Optional[pathlib.Path] = None) -> List[Status]:
+    """All jobs, the newest first."""
+    place = jobs or jobs_folder()
+    names = [entry.name for entry in place.iterdir() if (entry / "status.json").is_file()] if place.is_dir() else []
+    return sorted((job_status(JobFolder(name, jobs)) for name in names), key=lambda status: -status.created)
+
+
+def job_status(folder: JobFolder) -> Status:
+    """How the job stands. Where what runs it is gone without a word, that is written down as its failure."""
+    status = folder.status()
+    if status.status in ENDED:
+        return status
+    reason = engine_of(status.engine).lost_reason(folder, status)
+    if reason is None or folder.status().status in ENDED:  # it may have ended between our two looks
+        return folder.status()
+    status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=contract.failure_text(reason))
+    try:
+        folder.status_write(status)
+        folder.event("Failed", reason=status.failure_reason)
+    except OSError:  # a full disk, a folder of somebody else: it is true nevertheless
+        pass
+    return status
+
+
+def job_stop(folder: JobFolder) -> None:
+    """Asks for the end of a job and returns at once. One that has ended is left as it is."""
+    status = job_status(folder)
+    if status.status not in ENDED:
+        engine_of(status.engine).stop(folder)
+
+
+def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[TextIO] = None) -> Status:
+    """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases to `told`."""
+    follower = Follower(folder, out, own_only=True) if out else None
+    seen, look_at = "", 0.0
+    while True:
+        if time.monotonic() >= look_at:
+            status, look_at = job_status(folder), time.monotonic() + STATUS_S
+            if told and status.status != seen:
+                print(f"shoal job: {folder.name}: {status.status}", file=told, flush=True)
+            seen = status.status
+        if follower:
+            follower.follow()
+        if seen in ENDED:
+            return status
+        time.sleep(LOOK_S)
+
+
+class Follower:
+    """Shows what has come to the logs of all hosts since the last look."""
+
+    def __init__(self, folder: JobFolder, out: TextIO, own_only: bool = False):
+        self.folder, self.out = folder, out
+        status = folder.status()
+        self.hosts = status.hosts
+        self.shown = engine_of("hosts").hosts_here(folder) if own_only and status.engine == "hosts" else status.hosts
+        self.read: Dict[str, int] = {host: 0 for host in self.hosts}
+        self.is_coloured = out.isatty()
+
+    def follow(self) -> None:
+        """Whole lines only, but for the last of an ended job."""
+        for number, host in enumerate(self.hosts):
+            if host not in self.shown:
+                continue
+            try:
+                with open(self.folder.log(host), "rb") as log:
+                    self._show(host, number, log)
+            except FileNotFoundError:
+                continue
+        self.out.flush()
+
+    def _show(self, host: str, number: int, log: BinaryIO) -> None:
+        log.seek(self.read[host])
+        data = log.read()
+        whole = data[:data.rfind(b"\n") + 1]
+        self.read[host] += len(whole)
+        prefix = self._prefix(host, number)
+        for line in whole.decode("utf-8", "replace").split("\n")[:-1]:
+            self.out.write(f"{prefix}{line}\n")
+
+    def _prefix(self, host: str, number: int) -> str:
+        if len(self.hosts) == 1:
+            return ""
+        return f"\x1b[{COLOURS[number % len(COLOURS)]}m{host} |\x1b[0m " if self.is_coloured else f"{host} | "

@@ -1,0 +1,361 @@
+"""Engine "local": all hosts of the job are groups of processes on this machine, each with a base folder of its own.
+
+    start() --> runner (this file as a program; outlives who called) --> agent of algo-1 --> its workers
+                                                                     --> agent of algo-2 --> its workers
+
+The runner alone writes status.json. It hears its agents over pipes, ends all when one fails, and packs the archives. When it is
+killed, the agents end their workers, and the next reader of the status finds that the process is gone (engines.py)."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from shoal.job import agent, contract, processes
+from shoal.job.agent import Agent, Ending, Place
+from shoal.job.contract import ContractError
+from shoal.job.document import Job
+from shoal.job.folder import ENDED, JobFolder, Status
+from shoal.job.places import EngineError, job_read, result_keep
+
+START_S = 60.0  # until the runner has told that it is there
+NOTICE_S = 5.0  # what the other hosts have to notice a failure and end by themselves
+RESERVE_BYTES = 1 << 16  # given back before the last status is written, so that it can be on a full disk
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+PHASES = ("Starting", "Downloading", "Ready", "Training")  # of a host; a job that is ready is told as one that downloads
+
+
+# ---- from outside ----
+
+def start(job: Job, folder: JobFolder) -> None:
+    """Starts the job and returns when its runner runs. The folder exists and holds the document and a first status."""
+    port = job.where.options.get("port")
+    if port is not None and not processes.is_free(int(port)):
+        raise EngineError(f"port {port} is in use on this machine: where.options.port must be free, or left out to have one chosen")
+    runner_start(folder, "shoal.job.local", [], lambda: folder.status().pid is not None)
+
+
+def runner_start(folder: JobFolder, module: str, words: List[str], is_begun: Callable[[], bool]) -> None:
+    """Starts the process that runs the job; it outlives us. Returns when it has begun."""
+    with open(folder.runner_log, "ab") as log:
+        runner = subprocess.Popen(processes.python_module(module, str(folder.path), *words), stdin=subprocess.DEVNULL, stdout=log,
+                                  stderr=log, start_new_session=True, env=processes.python_environment(), cwd="/")
+    _children.append(runner)
+    deadline = time.monotonic() + START_S
+    while not is_begun():
+        if runner.poll() is not None and not is_begun():
+            raise EngineError(f"the process that runs the job {processes.ending_text(runner.returncode)} at once: {runner_last_line(folder)}")
+        if time.monotonic() > deadline:
+            runner.kill()
+            runner.wait()
+            raise EngineError(f"the process that runs the job has not begun within {START_S:.0f} s: {runner_last_line(folder)}")
+        time.sleep(0.02)
+
+
+_children: List["subprocess.Popen[bytes]"] = []  # runners started here, so that none is a zombie that nobody waits for
+
+
+def runner_last_line(folder: JobFolder) -> str:
+    lines = folder.runner_log.read_text(errors="replace").split("\n") if folder.runner_log.exists() else []
+    return next((line for line in reversed(lines) if line.strip()), f"it wrote nothing into {folder.runner_log}")
+
+
+def lost_reason(folder: JobFolder, status: Status) -> Optional[str]:
+    """Why a job that has not ended by its own word has ended; nothing while it runs. On other machines nobody can tell."""
+    for child in _children:
+        child.poll()
+    if status.machine is not None and status.machine != platform.node():
+        return None
+    if status.pid is None:
+        return None if time.time() - status.created < START_S else "the process that runs the job was never started"
+    if processes.is_alive(status.pid, status.pid_start):
+        return None
+    return f"the process that ran the job (pid {status.pid}) is gone: it was killed, or the machine was started anew"
+
+
+def stop(folder: JobFolder) -> None:
+    """Asks the runner to stop the job; returns at once."""
+    status = folder.status()
+    if status.machine != platform.node():
+        raise EngineError(f"job {folder.name} runs on {status.machine}: stop it there")
+    if processes.is_alive(status.pid, status.pid_start):
+        os.kill(status.pid or 0, signal.SIGTERM)
+
+
+# ---- the runner ----
+
+@dataclasses.dataclass
+class Host:
+    """An agent, as the runner sees it."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    status: str = "Starting"
+    ending: Optional[Ending] = None
+    rest: bytes = b""
+
+
+class Runner:
+    TICK_S = 60.0  # between two looks at what tells nothing by itself
+
+    def __init__(self, folder: JobFolder):
+        self.folder = folder
+        self.job = job_read(folder)
+        self.status = folder.status()
+        self.hosts: List[Host] = []
+        self.first: Optional[Host] = None  # the one whose failure ends the job
+        self.is_stopping = False
+        self.end_at: Optional[float] = None  # then hosts that still run are told to stop
+        self.kill_at: Optional[float] = None  # then they are killed
+        self.selector = selectors.DefaultSelector()
+
+    def run(self) -> int:
+        """Returns the exit code of the job."""
+        self.reserve = self.folder.path / f".reserve-{os.getpid()}"
+        try:
+            self.reserve.write_bytes(b"\0" * RESERVE_BYTES)
+            self._signals_take()
+            self._status_change(pid=os.getpid(), pid_start=processes.start_time(os.getpid()), machine=platform.node())
+            self._hosts_start()
+            self._hosts_watch()
+            ending = self._ending()
+        except OSError as error:
+            ending = Ending("Failed", agent.EXIT_AGENT, f"{agent.os_text(error)}{contract.space_text(self.folder.path, error)}")
+        finally:
+            self._hosts_end()
+        return self._finish(ending)
+
+    def _signals_take(self) -> None:
+        self.wake_reading, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_writing, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop_asked)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the job outlives the terminal
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self.wake_reading, selectors.EVENT_READ)
+
+    def _stop_asked(self, *_: Any) -> None:
+        self.is_stopping = True
+
+    def _status_change(self, **fields: Any) -> None:
+        """A disk that is full for a while does not end the job."""
+        self.status = dataclasses.replace(self.status, **fields)
+        self._try(self.folder.status_write, self.status)
+
+    def _event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
+        self._try(self.folder.event, what, host, **more)
+
+    def _try(self, write: Callable[..., None], *words: Any, **more: Any) -> None:
+        try:
+            write(*words, **more)
+        except OSError as error:
+            print(f"shoal job: {agent.os_text(error)}{contract.space_text(self.folder.path, error)}", file=sys.stderr, flush=True)
+
+    # -- hosts --
+
+    def _hosts_start(self) -> None:
+        port = int(self.job.where.options.get("port") or processes.free_port())
+        for index in range(len(self.status.hosts)):
+            self._host_start(index, ["127.0.0.1", port], self._host_environment(index))
+
+    def _host_start(self, index: int, meet: List[Any], environment: Dict[str, str]) -> None:
+        place = {"index": index, "hosts": self.status.hosts, "meet": meet}
+        process = subprocess.Popen(processes.python_module("shoal.job.local", str(self.folder.path), json.dumps(place)),
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment,
+                                   preexec_fn=processes.end_with_parent)
+        assert process.stdout
+        os.set_blocking(process.stdout.fileno(), False)
+        self.hosts.append(Host(self.status.hosts[index], process))
+        self.selector.register(process.stdout, selectors.EVENT_READ, self.hosts[-1])
+
+    def _host_environment(self, index: int) -> Dict[str, str]:
+        """The hosts of a job divide the machine's GPUs."""
+        environment = processes.python_environment()
+        count, gpus = len(self.status.hosts), contract.gpu_count(environment)
+        if count > 1 and gpus >= count:
+            names = (environment.get(CUDA_VISIBLE_DEVICES) or ",".join(map(str, range(gpus)))).split(",")
+            each = gpus // count
+            environment[CUDA_VISIBLE_DEVICES] = ",".join(names[index * each:(index + 1) * each])
+        return environment
+
+    def _hosts_watch(self) -> None:
+        tick_at = time.monotonic()
+        while not self._is_over():
+            until = min(moment for moment in (self.end_at, self.kill_at, tick_at) if moment is not None)
+            for key, _ in self.selector.select(max(until - time.monotonic(), 0.02)):
+                if key.data is None:
+                    agent.pipe_drain(self.wake_reading)
+                elif not self._hear(key.data):
+                    self.selector.unregister(key.fileobj)
+                    self._host_ended(key.data)
+            if time.monotonic() >= tick_at:
+                self._tick()
+                tick_at = time.monotonic() + self.TICK_S
+            if self.is_stopping and self.kill_at is None:
+                self._status_change(status="Stopping")
+                self._hosts_stop(self.job.stop_grace)
+            self._look_at_clock()
+
+    def _tick(self) -> None:
+        """Called every TICK_S, and at the beginning."""
+
+    def _is_over(self) -> bool:
+        return all(host.ending is not None for host in self.hosts)
+
+    def _hear(self, host: Host) -> bool:
+        """Reports of an agent, a line of JSON each. False at their end."""
+        assert host.process.stdout
+        data = os.read(host.process.stdout.fileno(), 1 << 16)
+        *lines, host.rest = (host.rest + data).split(b"\n")
+        for line in lines:
+            self._report_take(host, json.loads(line))
+        return bool(data)
+
+    def _report_take(self, host: Host, report: Dict[str, Any]) -> None:
+        if "ending" in report:
+            host.ending = Ending(**report["ending"])
+            self._event("ended", host.name, **report["ending"])
+        if "attempt" in report:
+            self._status_change(attempt=max(self.status.attempt, report["attempt"]))
+            self._event("again", host.name, attempt=report["attempt"])
+        if "status" in report:
+            host.status = report["status"]
+            self._event(host.status, host.name)
+            self._phase_look()
+        if host.ending and host.ending.status == "Failed":
+            self._failure_note(host)
+
+    def _phase_look(self) -> None:
+        """A job is as far as the host that is behind."""
+        self._phase_is(PHASES[min(PHASES.index(host.status) for host in self.hosts)])
+
+    def _phase_is(self, phase: str) -> None:
+        if self.status.status in ("Stopping", *ENDED):
+            return
+        if phase == "Ready":
+            self._hosts_go()
+        elif phase != self.status.status:
+            self._status_change(status=phase, **({"started": time.time()} if phase == "Training" else {}))
+
+    def _hosts_go(self) -> None:
+        """All are ready: now no host's workers wait for those of a host that still brings its data."""
+        for host in self.hosts:
+            assert host.process.stdin
+            try:
+                host.process.stdin.write(b"go\n")
+                host.process.stdin.flush()
+            except BrokenPipeError:  # it has ended, which its other pipe will tell
+                pass
+
+    def _host_ended(self, host: Host) -> None:
+        """Its pipe has ended, and so has the agent or soon will."""
+        try:
+            code = host.process.wait(timeout=agent.KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            processes.group_signal(host.process.pid, signal.SIGKILL)
+            code = host.process.wait()
+        if host.ending is None:
+            host.ending = Ending("Failed", processes.exit_code(code),
+                                 f"the agent of {host.name} (pid {host.process.pid}) {processes.ending_text(code)}")
+            self._failure_note(host)
+
+    def _failure_note(self, host: Host) -> None:
+        """The first failure counts, unless that host says that another one is to blame."""
+        assert host.ending
+        if self.first is None or (self.first.ending and self.first.ending.is_secondary and not host.ending.is_secondary):
+            self.first = host
+        if self.end_at is None:
+            self.end_at = time.monotonic() + NOTICE_S
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if self.end_at is not None and now >= self.end_at and self.kill_at is None:
+            self._hosts_stop(min(self.job.stop_grace, 10))
+        if self.kill_at is not None and now >= self.kill_at:
+            for host in self.hosts:
+                if host.ending is None:
+                    processes.group_signal(host.process.pid, signal.SIGKILL)
+
+    def _hosts_stop(self, grace: float) -> None:
+        self.kill_at = time.monotonic() + grace + 2 * agent.KILL_AFTER_S
+        for host in self.hosts:
+            if host.ending is None:
+                host.process.terminate()
+
+    def _hosts_end(self) -> None:
+        """None outlives us, whatever happened."""
+        for host in self.hosts:
+            if host.process.poll() is None:
+                host.process.terminate()
+                self._host_ended(host)
+
+    # -- the end --
+
+    def _ending(self) -> Ending:
+        if self.is_stopping:
+            return Ending("Stopped", 143, "stopped on request")
+        if self.first is None:
+            return Ending("Completed")
+        assert self.first.ending
+        name = f"{self.first.name}: " if len(self.hosts) > 1 else ""
+        return Ending("Failed", self.first.ending.exit_code or 1, f"{name}{self.first.ending.reason}")
+
+    def _hosts_to_pack(self) -> List[str]:
+        return self.status.hosts
+
+    def _finish(self, ending: Ending) -> int:
+        model = None
+        try:
+            if ending.status == "Completed":
+                self._status_change(status="Uploading")
+            model = result_keep(self.job, self.folder, self._hosts_to_pack(), with_model=ending.status != "Failed")
+        except (ContractError, OSError) as error:
+            text = agent.os_text(error) if isinstance(error, OSError) else str(error)
+            if ending.status == "Completed":
+                ending = Ending("Failed", agent.EXIT_AGENT, text)
+            else:
+                print(f"shoal job: {text}", file=sys.stderr)
+        self.reserve.unlink(missing_ok=True)
+        reason = contract.failure_text(ending.reason) if ending.reason and ending.status == "Failed" else None
+        self._status_change(status=ending.status, ended=time.time(), exit_code=ending.exit_code, failure_reason=reason, model=model)
+        self._event(ending.status, reason=reason)
+        return ending.exit_code
+
+
+# ---- as a program ----
+
+def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
+    """An agent: its reports go to stdout, which is the runner's pipe."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(**report: Any) -> None:
+        try:
+            reports.write(json.dumps(report) + "\n")
+        except OSError:  # the runner is gone; SIGTERM comes
+            pass
+
+    job = job_read(folder)
+    ending = Agent(folder, job, Place(place["index"], place["hosts"], tuple(place["meet"])), tell, lambda: bool(sys.stdin.readline())).run()
+    tell(ending=dataclasses.asdict(ending))
+    return ending.exit_code
+
+
+def main(words: List[str]) -> int:
+    path = pathlib.Path(words[0])
+    folder = JobFolder(path.name, path.parent)
+    if len(words) > 1:
+        return _agent_main(folder, json.loads(words[1]))
+    return Runner(folder).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""What all engines share: a job's folder made, its document read from there, its result kept, how it truly stands."""
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import time
+from typing import List, Optional
+from urllib.parse import unquote, urlparse
+
+from shoal.job import contract, reading
+from shoal.job.document import Job, JobError, as_data
+from shoal.job.folder import JobFolder, Status, file_replace, host_names
+
+NAME_MAX = 63
+
+
+class EngineError(JobError):
+    """The job cannot be started, or what was asked of it cannot be done. One line; exit_code is that of the command."""
+
+    exit_code = 1
+
+
+class NameTaken(EngineError):
+    """There is a job of that name already."""
+
+    exit_code = 2
+
+
+def name_make(job: Job) -> str:
+    """base_job_name or the entry point, and the time; as the SDK makes them, unique to the millisecond."""
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%d-%H-%M-%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
+    base = job.base_job_name or pathlib.Path(job.entry_point).stem
+    words = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in base).strip("-") or "job"
+    return f"{words[:NAME_MAX - 1 - len(stamp)].rstrip('-')}-{stamp}"
+
+
+def folder_create(job: Job, jobs: Optional[pathlib.Path] = None) -> JobFolder:
+    """Makes the job's folder with the document and a first status. Whole, or not at all."""
+    job.name = job.name or name_make(job)
+    folder = JobFolder(job.name, jobs)
+    try:
+        folder.create()
+    except FileExistsError:
+        raise NameTaken(f"there is a job named {job.name} already ({folder.path}): choose another name, or remove that folder") from None
+    except OSError as error:
+        raise EngineError(f"cannot make {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}") from error
+    try:
+        paths_complete(job)
+        file_replace(folder.document, json.dumps(as_data(job), indent=1) + "\n")
+        folder.status_write(Status(job.name, created=time.time(), hosts=host_names(job.instance_count), engine=job.where.engine,
+                                   workers_per_host=job.workers_per_host or 1))
+        (folder.path / "hosts").mkdir()
+        folder.events.touch()
+    except OSError as error:
+        text = f"cannot write into {folder.path}: {error.strerror}{contract.space_text(_existing(folder.path), error)}"
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise EngineError(text) from error
+    return folder
+
+
+def _existing(path: pathlib.Path) -> pathlib.Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def paths_complete(job: Job) -> None:
+    """Paths of this machine become absolute: the job runs elsewhere than in our working directory."""
+    if job.source_dir:
+        job.source_dir = _absolute(job.source_dir)
+    else:
+        job.entry_point = _absolute(job.entry_point)
+    for channel in job.channels.values():
+        channel.uri = _absolute(channel.uri)
+    if job.checkpoints:
+        job.checkpoints.uri = _absolute(job.checkpoints.uri)
+    if job.output_path:
+        job.output_path = _absolute(job.output_path)
+
+
+def _absolute(uri: str) -> str:
+    return uri if urlparse(uri).scheme or "://" in uri else os.path.abspath(os.path.expanduser(uri))
+
+
+def job_read(folder: JobFolder) -> Job:
+    """The document that folder_create wrote."""
+    return reading.job_of(json.loads(folder.document.read_text(encoding="utf-8")), files=False)
+
+
+# ---- the result ----
+
+def result_keep(job: Job, folder: JobFolder, hosts: List[str], with_model: bool) -> Optional[str]:
+    """Packs model.tar.gz and output.tar.gz from the folders of these hosts and copies them to output_path. Returns the URI of the
+    model; nothing when the script has left no file in a model folder."""
+    model = contract.model_files({host: folder.base(host) / "model" for host in hosts}) if with_model else {}
+    output = contract.output_files({host: folder.base(host) / "output/data" for host in hosts})
+    if model:
+        contract.archive_write(model, folder.model)
+    if output:
+        contract.archive_write(output, folder.output)
+    archives = [archive for archive, files in ((folder.model, model), (folder.output, output)) if files]
+    kept = [_output_copy(job, archive) for archive in archives]
+    return kept[0] if model else None
+
+
+def _output_copy(job: Job, archive: pathlib.Path) -> str:
+    """To OUTPUT_PATH/NAME/output, where the platform puts it."""
+    if not job.output_path:
+        return archive.as_uri()
+    uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{archive.name}"
+    parsed = urlparse(uri)
+    if parsed.scheme not in ("", "file"):
+        from shoal.job import channels
+        channels.file_send(archive, uri)
+        return uri
+    target = pathlib.Path(unquote(parsed.path))
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(archive, unfinished)
+        os.replace(unfinished, target)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        text = f"cannot copy {archive.name} to {target}: {error.strerror}{contract.space_text(_existing(target), error)}"
+        raise contract.ContractError(text) from error
+    return target.as_uri()

@@ -1,0 +1,110 @@
+"""Processes of a job: whether one is still there, how one is started so that it ends with its parent, which port is free."""
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import random
+import shutil
+import signal
+import site
+import socket
+import sys
+from typing import Dict, List, Optional
+
+import shoal
+
+PR_SET_PDEATHSIG = 1
+# Below the ports that the kernel gives to sockets that ask for none, so that none of these takes a port between look and use.
+PORTS = range(20000, 32000)
+PORTS_AFTER = 17  # Shoal's store listens at one of the 16 ports after the one where ranks meet
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def start_time(pid: int) -> Optional[int]:
+    """When the process was started, in ticks since boot: with the pid it names a process for good. Nothing for one that has ended."""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(pid: Optional[int], started: Optional[int]) -> bool:
+    """Whether this is still the process that it was."""
+    return pid is not None and started is not None and start_time(pid) == started
+
+
+def end_with_parent() -> None:
+    """For preexec_fn: the process gets SIGTERM when the thread that started it is gone."""
+    _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def group_signal(pid: int, number: int) -> None:
+    """To the whole process group that the process leads; nothing when all of it is gone."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def ending_text(code: int) -> str:
+    """What Popen.returncode says."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def exit_code(code: int) -> int:
+    """Popen.returncode as a shell says it."""
+    return code if code >= 0 else 128 - code
+
+
+def shoal_command() -> str:
+    """The command `shoal`: the one that started us, else the one of this package, else the one on PATH."""
+    named = os.environ.get("SHOAL_COMMAND")
+    if named:
+        return named
+    try:
+        return str(shoal.command_path())
+    except FileNotFoundError:
+        found = shutil.which("shoal")
+        if found:
+            return found
+        raise
+
+
+def python_environment() -> Dict[str, str]:
+    """Our variables, and PYTHONPATH so that a Python of ours finds this package where it is not installed."""
+    package = str(pathlib.Path(shoal.__file__).resolve().parents[1])
+    installed = [*site.getsitepackages(), site.getusersitepackages()]
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if package in paths or package in (os.path.realpath(path) for path in installed):
+        return dict(os.environ)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, *paths])}
+
+
+def python_module(module: str, *words: str) -> List[str]:
+    return [sys.executable, "-m", module, *words]
+
+
+def is_free(port: int, address: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A port that nobody listens at, and nor at those after it which Shoal may take."""
+    for _ in range(200):
+        port = random.choice(PORTS)
+        if all(is_free(port + further, "") for further in range(PORTS_AFTER)):
+            return port
+    raise OSError(f"no free port among {PORTS.start} to {PORTS.stop}")

@@ -1,0 +1,130 @@
+"""Jobs of tests: a folder of jobs that goes away, documents, the command. SHOAL_COMMAND names the command."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "multi"))
+
+from tap import call, expect  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+SHOAL = os.path.abspath(os.environ.get("SHOAL_COMMAND", str(TOP / "build/shoal")))
+RUN_S = 120  # a job of these tests takes a second or two on an idle machine
+DATA_PARALLEL = {"smdistributed": {"dataparallel": {"enabled": True}}}
+
+
+class Jobs:
+    """A context manager: a folder for scripts and one for jobs. What still runs at the end is killed."""
+
+    def __enter__(self):
+        self.root = pathlib.Path(tempfile.mkdtemp(prefix="shoal-job-"))
+        self.jobs = self.root / "jobs"
+        self.environment = {**os.environ, "SHOAL_JOBS": str(self.jobs), "SHOAL_PYTHON": sys.executable}
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def write(self, name, text):
+        path = self.root / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def document(self, script="", name="job", **fields):
+        """A document with this script; its path."""
+        self.write("train.py", script)
+        path = self.root / f"{name}.json"
+        data = {"name": name, "entry_point": "train.py", "source_dir": str(self.root / "source"), "stop_grace": 20, **fields}
+        path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+        return path
+
+    def call(self, *words, timeout=RUN_S, **environment):
+        """`shoal job` with these words; (exit code, stdout, stderr)."""
+        return call(SHOAL, "job", *words, timeout=timeout, env={**self.environment, **environment}, cwd=self.root)
+
+    def run(self, script="", *words, name="job", code=0, **fields):
+        """Runs a job to its end; returns its status."""
+        done = self.call("run", self.document(script, name, **fields), *words)
+        expect(done[0] == code, f"exit code {done[0]}, not {code}", *done[1:], self.told(name))
+        self.out, self.err = done[1:]
+        return self.status(name)
+
+    def start(self, script="", *words, name="job", **fields):
+        """Starts a job and returns while it runs."""
+        code, out, err = self.call("run", self.document(script, name, **fields), "--detach", *words)
+        expect((code, out) == (0, f"{name}\n"), code, out, err, self.told(name))
+
+    def folder(self, name="job"):
+        return self.jobs / name
+
+    def status(self, name="job"):
+        """As programs read it."""
+        code, out, err = self.call("status", name, "--format", "json")
+        expect(out, code, err)
+        return json.loads(out)
+
+    def log(self, name="job", host="algo-1"):
+        path = self.folder(name) / "logs" / f"{host}.log"
+        return path.read_text() if path.exists() else ""
+
+    def told(self, name="job"):
+        """Everything about a job, for a failed case."""
+        paths = [self.folder(name) / word for word in ("status.json", "events.jsonl", "runner.log")]
+        paths += sorted((self.folder(name) / "logs").glob("*"))
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths if path.exists())
+
+    def wait_for(self, question, what, name="job"):
+        end = time.monotonic() + RUN_S
+        while not question():
+            expect(time.monotonic() < end, f"not within {RUN_S} s: {what}", self.told(name))
+            time.sleep(0.02)
+
+    def wait_for_line(self, line, name="job", host="algo-1"):
+        self.wait_for(lambda: line in self.log(name, host), f"{line!r} in the log of {host}", name)
+
+    def wait_for_end(self, name="job"):
+        self.wait_for(lambda: self.ended(name), "the end of the job", name)
+        return self.status(name)
+
+    def ended(self, name):
+        return json.loads((self.folder(name) / "status.json").read_text())["status"] in ("Completed", "Failed", "Stopped")
+
+    def processes(self, word=None):
+        """Processes of our jobs: all that know our folder. word: those whose command line holds it."""
+        found = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                known = command + (entry / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.root) in known and int(entry.name) != os.getpid() and (word is None or word in command):
+                found.append(int(entry.name))
+        return found
+
+    def wait_for_silence(self, name="job"):
+        """Until no process of a job is left."""
+        self.wait_for(lambda: not self.processes(), "the end of all processes of the job", name)
+
+
+def names_in(archive):
+    """The names in an archive, sorted."""
+    done = subprocess.run(["tar", "tzf", archive], capture_output=True, text=True, check=True)
+    return sorted(done.stdout.split())
+
+
+def content(archive, name):
+    return subprocess.run(["tar", "xzOf", archive, name], capture_output=True, text=True, check=True).stdout

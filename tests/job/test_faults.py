@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Jobs that go wrong on this machine: each fault gives one clear error, a truthful status, and leaves no process and no half of a
+file behind."""
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from jobs import DATA_PARALLEL, SHOAL, Jobs, names_in
+from tap import Skip, call, expect, run_cases
+
+WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
+DEAF = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+
+
+def expect_failed(jobs, said, exit_code, name="job"):
+    """The status, the command and the failure file say the same."""
+    status = jobs.status(name)
+    expect(status["status"] == "Failed" and re.search(said, status["failure_reason"]), status, jobs.told(name))
+    expect(status["exit_code"] == exit_code and status["ended"] and not status["model"], status)
+    expect(len(status["failure_reason"]) <= 1024, status)
+    code, out, err = jobs.call("status", name)
+    expect(code == 1 and status["failure_reason"] in out, code, out, err)
+    expect(not (jobs.folder(name) / "model.tar.gz").exists() and not list(jobs.folder(name).rglob("*unfinished*")), jobs.told(name))
+    jobs.wait_for_silence(name)
+
+
+def script_that_raises_is_named_with_its_rank():
+    with Jobs() as jobs:
+        jobs.run("""
+            import os, time
+            open(os.environ["SM_MODEL_DIR"] + "/half", "w").write("of a model")
+            if os.environ["RANK"] == "3":
+                raise ValueError("no such column")
+            time.sleep(600)
+        """, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, code=1)
+        expect_failed(jobs, r"^algo-2: rank 3 exited with code 1: ValueError: no such column$", 1)
+        expect("shoal job: job failed: algo-2: rank 3 exited with code 1: ValueError: no such column (exit code 1;" in jobs.err, jobs.err)
+        failure = (jobs.folder() / "hosts/algo-2/output/failure").read_text()
+        expect(failure == "rank 3 exited with code 1: ValueError: no such column\n", failure)
+
+
+def script_that_is_killed_is_named():
+    with Jobs() as jobs:
+        jobs.run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", code=1)
+        expect_failed(jobs, r"^train.py was killed by signal 9 \(SIGKILL\)$", 137)
+        jobs.run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", distribution=DATA_PARALLEL, name="ranks", code=1)
+        expect_failed(jobs, r"^rank 0 killed by signal 11 \(Segmentation fault\)", 139, "ranks")
+
+
+def own_failure_file_of_a_script_is_the_reason():
+    with Jobs() as jobs:
+        jobs.run("import os, sys; open('../output/failure', 'w').write('the disk of rank 7' + '!' * 2000); sys.exit(9)", code=1)
+        expect_failed(jobs, r"^the disk of rank 7!+\.\.\.$", 9)
+
+
+def script_that_hangs_is_ended_at_the_time_limit():
+    with Jobs() as jobs:
+        jobs.run(WAIT, max_run=1, code=1)
+        expect_failed(jobs, r"^time limit: the script ran longer than max_run, 1 s$", 124)
+
+
+def script_that_ignores_the_end_is_killed():
+    with Jobs() as jobs:
+        jobs.run(DEAF, max_run=1, stop_grace=0, distribution=DATA_PARALLEL, code=1)
+        expect_failed(jobs, r"^time limit", 124)
+
+
+def script_without_a_model_is_told():
+    with Jobs() as jobs:
+        status = jobs.run("print('nothing')")
+        expect(status["status"] == "Completed" and status["model"] is None, status)
+        expect("job wrote no model: its script left nothing in the folder that SM_MODEL_DIR names" in jobs.err, jobs.err)
+        expect(not (jobs.folder() / "model.tar.gz").exists() and not (jobs.folder() / "output.tar.gz").exists())
+
+
+def stop_gives_the_script_its_time():
+    with Jobs() as jobs:
+        jobs.start("""
+            import os, signal, sys, time
+            def save(*_):
+                time.sleep(0.2)
+                open("../checkpoints/last", "w").write("step 7")
+                open(os.environ["SM_MODEL_DIR"] + "/model", "w").write("step 7")
+                sys.exit(0)
+            signal.signal(signal.SIGTERM, save)
+            print("begun", flush=True)
+            time.sleep(600)
+        """, distribution=DATA_PARALLEL, instance_count=2)
+        for host in ("algo-1", "algo-2"):
+            jobs.wait_for_line("begun", host=host)
+        code, out, err = jobs.call("stop", "job", "--wait")
+        expect(code == 0 and "job: Stopped" in err, code, out, err)
+        status = jobs.status()
+        expect(status["status"] == "Stopped" and status["failure_reason"] is None and status["model"], status, jobs.told())
+        expect((jobs.folder() / "checkpoints/last").read_text() == "step 7")
+        expect(names_in(jobs.folder() / "model.tar.gz") == ["model"])
+        expect(jobs.call("status", "job")[0] == 3)
+        expect("has ended already: Stopped" in jobs.call("stop", "job")[2])
+        jobs.wait_for_silence()
+
+
+def interrupted_command_stops_the_job():
+    with Jobs() as jobs:
+        command = subprocess.Popen([SHOAL, "job", "run", jobs.document(WAIT)], env=jobs.environment, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        expect(command.stdout.readline() == "begun\n")
+        command.send_signal(signal.SIGINT)
+        out, err = command.communicate(timeout=100)
+        expect(command.returncode == 3 and "stopping job" in err, command.returncode, out, err)
+        expect(jobs.status()["status"] == "Stopped", jobs.told())
+        jobs.wait_for_silence()
+
+
+def killed_runner_is_found_out():
+    with Jobs() as jobs:
+        jobs.start(WAIT, distribution=DATA_PARALLEL, stop_grace=1)
+        jobs.wait_for_line("begun")
+        pid = jobs.status()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        jobs.wait_for(lambda: jobs.status()["status"] == "Failed", "a status of Failed")
+        expect_failed(jobs, rf"^the process that ran the job \(pid {pid}\) is gone: it was killed, or the machine was started anew$", 1)
+
+
+def pid_of_another_process_is_no_runner():
+    """As after a restart of the machine: the number is there, the process is another."""
+    with Jobs() as jobs:
+        jobs.run("pass")
+        path = jobs.folder() / "status.json"
+        status = json.loads(path.read_text())
+        path.write_text(json.dumps({**status, "status": "Training", "ended": None, "pid": os.getpid()}))
+        told = jobs.status()
+        expect(told["status"] == "Failed" and "is gone" in told["failure_reason"], told)
+
+
+def host_lost_in_the_middle_ends_the_job():
+    with Jobs() as jobs:
+        jobs.start(WAIT, distribution=DATA_PARALLEL, instance_count=2)
+        for host in ("algo-1", "algo-2"):
+            jobs.wait_for_line("begun", host=host)
+        agent, = [pid for pid in jobs.processes("shoal.job.local") if '"index": 1' in open(f"/proc/{pid}/cmdline").read()]
+        os.kill(agent, signal.SIGKILL)
+        jobs.wait_for_end()
+        expect_failed(jobs, rf"^algo-2: the agent of algo-2 \(pid {agent}\) was killed by signal 9 \(SIGKILL\)$", 137)
+
+
+def host_that_cannot_begin_ends_the_job():
+    with Jobs() as jobs:
+        jobs.run("import os, sys, time; time.sleep(600 if os.environ['SM_CURRENT_HOST'] == 'algo-1' else 0); sys.exit(3)",
+                 instance_count=2, code=1)
+        expect_failed(jobs, r"^algo-2: train.py exited with code 3$", 3)
+
+
+def name_is_used_once():
+    with Jobs() as jobs:
+        jobs.run("print('first')")
+        before = jobs.told()
+        code, out, err = jobs.call("run", jobs.document("print('second')"))
+        expect(code == 2 and "there is a job named job already" in err and len(err.splitlines()) == 1, code, out, err)
+        expect(jobs.told() == before)
+
+
+def port_in_use_is_told_and_leaves_nothing():
+    with Jobs() as jobs, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = jobs.call("run", jobs.document("pass", where={"engine": "local", "options": {"port": port}}))
+        expect(code == 1 and f"port {port} is in use on this machine" in err and len(err.splitlines()) == 1, code, out, err)
+        expect(list(jobs.jobs.iterdir()) == [])
+
+
+def missing_data_is_told():
+    with Jobs() as jobs:
+        data = jobs.root / "data"
+        data.mkdir()
+        path = jobs.document("pass", channels={"training": str(data)})
+        data.rename(jobs.root / "moved")
+        code, out, err = jobs.call("run", path)
+        expect(code == 2 and "channels.training" in err and str(data) in err, code, out, err)
+
+
+def requirements_that_cannot_be_installed_are_told():
+    with Jobs() as jobs:
+        if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
+            raise Skip(f"{sys.executable} has no pip")
+        jobs.write("requirements.txt", "# what it needs\n./missing-1.0-py3-none-any.whl\n")
+        jobs.run("print('not reached')", code=1)
+        expect_failed(jobs, r"^cannot install requirements.txt: -m pip --python exited with code 1: ERROR: .*missing", 125)
+        expect(not jobs.log() and not (jobs.folder() / "hosts/algo-1/environment").exists(), jobs.log())
+
+
+FULL = """
+mount -t tmpfs -o size=300k none "$SHOAL_JOBS" || exit 77
+"$1" job run "$2"; code=$?
+"$1" job status job --format json
+find "$SHOAL_JOBS/job" -name '*.tar.gz*' -o -name '*unfinished*' -o -name '.*'
+exit $code
+"""
+
+
+def run_on_full_disk(jobs, document):
+    """On a disk of 300 KiB that only this job sees."""
+    jobs.jobs.mkdir()
+    code, out, err = call("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", SHOAL, document, env=jobs.environment,
+                          timeout=100)
+    if code == 77 or err.startswith("unshare:"):
+        raise Skip("no mount of our own: " + err.strip())
+    return code, out, err
+
+
+def full_disk_while_packing_is_told():
+    with Jobs() as jobs:
+        code, out, err = run_on_full_disk(jobs, jobs.document("""
+            import os
+            open(os.environ["SM_MODEL_DIR"] + "/model", "wb").write(os.urandom(130_000))
+            print("trained", flush=True)
+        """))
+        reason = r"cannot write \S+/model.tar.gz: No space left on device \(\S+ has \d+ KiB free of \d+ KiB\)"
+        expect(code == 1 and re.search(f"job failed: {reason}", err), code, out, err)
+        _, _, told = out.partition("trained\n")
+        status, end = json.JSONDecoder().raw_decode(told)
+        expect(status["status"] == "Failed" and re.match(reason, status["failure_reason"]) and not told[end:].strip(), out)
+
+
+def full_disk_at_the_start_is_told():
+    with Jobs() as jobs:
+        jobs.write("large", "x" * 400_000)
+        code, out, err = run_on_full_disk(jobs, jobs.document("print('not reached')"))
+        status, end = json.JSONDecoder().raw_decode(out)
+        expect(code == 1 and status["status"] == "Failed" and not out[end:].strip(), code, out, err)
+        expect(re.match(r"cannot bring the source to \S+/code: .*No space left on device", status["failure_reason"]), status)
+
+
+run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_named, own_failure_file_of_a_script_is_the_reason,
+           script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed, script_without_a_model_is_told,
+           stop_gives_the_script_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
+           name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
+           requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])
