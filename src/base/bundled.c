@@ -5,13 +5,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Any address within this library will do. */
-static const char here;
+#include <shoal/shoal.h>
 
 bool shoal_bundled_find(const char *file, char path_out[PATH_MAX])
 {
     Dl_info library;
-    if (!dladdr(&here, &library) || !strchr(library.dli_fname, '/'))
+    /* A function that lies in libshoal alone: this file is part of the command, too, which may lie in another folder. */
+    const uintptr_t within = (uintptr_t)shoal_version;
+    if (!dladdr((const void *)within, &library) || !strchr(library.dli_fname, '/'))
         return false;
     const int folder = (int)(strrchr(library.dli_fname, '/') - library.dli_fname);
     const int length = snprintf(path_out, PATH_MAX, "%.*s/%s", folder, library.dli_fname, file);
