@@ -5,7 +5,7 @@
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   names     no two files below src/ have one name; what modules call shoal_WORD_... begins with a WORD of their own
   settings  src/comm/settings.c collects the settings that modules declare
-  public    tools, examples see the public header only; tools also what limits the machine (src/topology/limits.h)
+  public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    what users install or run as an example is Python 3.9
@@ -147,8 +147,8 @@ def check_settings():
         say(*declared[name], "settings", f"add {name} to {collection.name}, which collects the tables")
 
 
-# Compiled into the command as well: it needs libc only.
-ALSO_FOR_TOOLS = {"topology/limits.h"}
+# Compiled into the command as well: they need libc only, auth.c libsodium at run time (decision 22).
+ALSO_FOR_TOOLS = {"topology/limits.h", "bootstrap/auth.h"}
 
 
 def check_public():

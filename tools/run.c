@@ -1,47 +1,43 @@
-/* `shoal run`: starts local workers, waits for them, and says clearly what became of them. */
+/* `shoal run`: starts the workers of this host, together with those of the other hosts, waits for them, and says clearly what
+ * became of them. */
 #include "run.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "run_agents.h"
 #include "run_output.h"
+#include "run_report.h"
+#include "run_workers.h"
 #include "tool.h"
-#include "topology/limits.h"
 
-/* After a failure the other workers have so long to end on their own, then so long after SIGTERM. */
+/* After a failure the other workers have so long to end on their own, then so long after SIGTERM: less than 5 s in all. Where
+ * a host is lost, or did not start its workers, they get SIGTERM at once. */
 #define FAILURE_TERM_MS UINT64_C(3000)
-#define FAILURE_KILL_MS UINT64_C(3000)
+#define FAILURE_KILL_MS UINT64_C(1500)
 /* A worker that outlives SIGKILL for so long hangs in the kernel and is left behind. */
 #define ABANDON_MS UINT64_C(10000)
 /* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
 #define DRAIN_MS UINT64_C(500)
 /* After a signal or the timeout, what is still queued has so long to be read. */
 #define FLUSH_MS UINT64_C(1000)
+/* The other hosts have so long to hear the last word. */
+#define LEAVE_MS UINT64_C(2000)
 /* Workers that end within this time after the end was asked for need no word about it. */
 #define PATIENCE_MS UINT64_C(700)
 #define NEVER UINT64_MAX
 
-enum cause { CAUSE_NONE, CAUSE_FAILURE, CAUSE_SIGNAL, CAUSE_TIMEOUT };
-
-struct worker {
-    pid_t pid;
-    bool is_alive; /* a dead worker stays unreaped until the end, so that its number cannot become another process's */
-    bool is_later; /* it ended after the first failure, or is that */
-    bool is_ours;  /* it was told to end, or killed, from here */
-    int how;       /* CLD_EXITED, CLD_KILLED or CLD_DUMPED */
-    int code;      /* the exit code or the signal */
-};
-
-/* The places in the array for poll(); the rest belongs to the output. */
+/* The places in the array for poll(); then those of the output, then those of the agents. */
 enum { POLL_SIGNALS, POLL_RELAY_FROM, POLL_RELAY_TO, POLL_OUTPUT };
+
+/* MEETING --START--> WORKING --no worker is left: ENDED--> WAITING --VERDICT--> OVER, or START again */
+enum phase { PHASE_MEETING, PHASE_WORKING, PHASE_WAITING, PHASE_OVER };
 
 struct run {
     struct run_options options;
@@ -49,21 +45,22 @@ struct run {
     struct run_output output;
     struct run_relay relay;
     struct bind bind;
-    struct worker *workers;
+    struct run_workers workers;
+    struct run_agents *agents;
     struct pollfd *polls;
     int signal_fd;
-    int lock_fd;
-    int started, alive;
-    uint64_t oom_kills; /* of shoal_topology_oom_kills, before the workers */
-    enum cause cause;
-    int first;       /* the worker that was the first to end badly */
-    int signal;      /* the one that first asked for the end */
-    int stops;       /* how often the end was asked for */
-    bool must_leave; /* asked for the end while only output was left */
+    struct run_meeting meeting;
+    enum phase phase;
+    int code;                  /* what this command ends with */
+    enum run_cause_kind cause; /* what ends this attempt, here or on another host; NONE: nothing yet */
+    int first;                 /* the worker of this host that was the first to end badly; -1: none */
+    int signal;                /* the one that first asked for the end */
+    int stops;                 /* how often the end was asked for */
+    bool must_leave;           /* asked for the end while only output, or other hosts, were left */
     uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
 };
 
-/* ---- time and words ---- */
+/* ---- time ---- */
 
 static uint64_t now_ms(void)
 {
@@ -78,87 +75,26 @@ static void earlier_set(uint64_t *at, uint64_t other)
         *at = other;
 }
 
-struct words {
-    char text[96];
-};
-
-static struct words ending_text(const struct worker *worker)
+static struct run_reporting reporting_of(struct run *run)
 {
-    struct words words;
-    if (worker->how == CLD_EXITED)
-        snprintf(words.text, sizeof words.text, "exited with code %d", worker->code);
-    else
-        snprintf(words.text, sizeof words.text, "killed by signal %d (%s%s)", worker->code, strsignal(worker->code),
-                 worker->how == CLD_DUMPED ? ", core dumped" : "");
-    return words;
+    return (struct run_reporting){
+        .options = &run->options, .output = &run->output, .workers = &run->workers, .first = run->first};
 }
 
-/* Workers that outlived a failure are killed by this command itself, so only those that ended alone are looked at. */
-static const char *memory_text(const struct run *run, const struct worker *worker)
-{
-    const bool is_killed = worker->how != CLD_EXITED && worker->code == SIGKILL && !worker->is_ours;
-    return is_killed ? tool_memory_text(run->oom_kills) : "";
-}
-
-static int rank_of(const struct run *run, int worker)
-{
-    return run->options.first_rank + worker;
-}
-
-/* "rank 3" or "ranks 0, 2"; a long list is cut. */
-static struct words alive_text(const struct run *run)
-{
-    struct words words;
-    size_t used = (size_t)snprintf(words.text, sizeof words.text, run->alive == 1 ? "rank" : "ranks");
-    const char *comma = "";
-    for (int w = 0; w < run->started; w++) {
-        if (!run->workers[w].is_alive)
-            continue;
-        if (used + 16 > sizeof words.text) {
-            snprintf(words.text + used, sizeof words.text - used, ", ...");
-            break;
-        }
-        used += (size_t)snprintf(words.text + used, sizeof words.text - used, "%s %d", comma, rank_of(run, w));
-        comma = ",";
-    }
-    return words;
-}
-
-static int exit_code(const struct worker *worker)
-{
-    return worker->how == CLD_EXITED ? worker->code : 128 + worker->code;
-}
-
-/* ---- signals ---- */
-
-static void workers_signal(const struct run *run, int signal)
-{
-    for (int w = 0; w < run->started; w++)
-        if (run->workers[w].is_alive && kill(-run->workers[w].pid, signal))
-            kill(run->workers[w].pid, signal);
-}
-
-static void workers_note_ours(struct run *run)
-{
-    for (int w = 0; w < run->started; w++)
-        run->workers[w].is_ours |= run->workers[w].is_alive;
-}
-
-/* A stopped worker cannot act on SIGTERM before it is continued. */
-static void workers_end(struct run *run, int signal)
-{
-    workers_note_ours(run);
-    workers_signal(run, signal);
-    workers_signal(run, SIGCONT);
-}
+/* ---- the end of workers ---- */
 
 static void workers_kill(struct run *run)
 {
-    workers_note_ours(run);
-    workers_signal(run, SIGKILL);
+    run_workers_end(&run->workers, SIGKILL);
     run->term_at = NEVER;
     run->kill_at = NEVER;
     earlier_set(&run->abandon_at, now_ms() + ABANDON_MS);
+}
+
+static void workers_term(struct run *run, uint64_t grace_ms)
+{
+    run_workers_end(&run->workers, SIGTERM);
+    earlier_set(&run->kill_at, now_ms() + grace_ms);
 }
 
 /* The launcher and its workers share no process group, so the terminal's stop reaches only the launcher: it stops them, then
@@ -169,37 +105,65 @@ static void all_pause(struct run *run)
     uint64_t *const deadlines[] = {&run->timeout_at, &run->word_at,    &run->term_at,
                                    &run->kill_at,    &run->abandon_at, &run->drain_at};
     const uint64_t begin = now_ms();
-    workers_signal(run, SIGTSTP);
+    run_workers_signal(&run->workers, SIGTSTP);
     sigemptyset(&stop);
     sigaddset(&stop, SIGTSTP);
     raise(SIGTSTP);
     sigprocmask(SIG_UNBLOCK, &stop, NULL);
     sigprocmask(SIG_BLOCK, &stop, NULL);
-    workers_signal(run, SIGCONT);
+    run_workers_signal(&run->workers, SIGCONT);
     for (size_t i = 0; i < sizeof deadlines / sizeof deadlines[0]; i++)
         if (*deadlines[i] != NEVER)
             *deadlines[i] += now_ms() - begin;
 }
 
-static void end_asked(struct run *run, int signal)
+static void trouble_say(struct run *run, int code, int signal)
 {
-    if (!run->alive) {
-        run->must_leave = true;
+    struct run_message message = {.kind = RUN_TROUBLE};
+    message.event = (struct run_event){
+        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->stops};
+    if (run->first >= 0)
+        message.event.rank = run_worker_rank(&run->workers, run->first);
+    run_agents_say(run->agents, &message);
+}
+
+/* asked: how often somebody has, here or on another host. Each host that is told by its engine itself, as by mpirun, hears of the
+ * others', too: that is no second time. */
+static void end_begin(struct run *run, int signal, int asked)
+{
+    if (asked <= run->stops)
         return;
-    }
-    if (run->cause == CAUSE_NONE)
-        run->cause = CAUSE_SIGNAL;
+    if (run->cause == RUN_CAUSE_NONE)
+        run->cause = RUN_CAUSE_SIGNAL;
     if (!run->stops)
         run->signal = signal;
-    if (++run->stops > 1 && signal == SIGINT) {
-        run_output_say(&run->output, "asked again to end: killing %s", alive_text(run).text);
+    run->stops = asked;
+    if (!run->workers.alive || run->phase != PHASE_WORKING)
+        return;
+    if (asked > 1 && signal == SIGINT) {
+        run_output_say(&run->output, "asked again to end: killing %s", run_workers_alive(&run->workers).text);
         workers_kill(run);
         return;
     }
-    workers_end(run, signal);
+    run_workers_end(&run->workers, signal);
     earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
-    if (run->stops == 1)
+    if (asked == 1)
         run->word_at = now_ms() + PATIENCE_MS;
+}
+
+/* Without a worker there is only the other hosts to wait for, once. */
+static void end_asked(struct run *run, int signal)
+{
+    const bool is_idle = run->phase != PHASE_WORKING || !run->workers.alive;
+    const bool is_alone = run->options.place.hosts == 1;
+    const bool is_apart = run->phase == PHASE_MEETING && run->options.place.index > 0;
+    end_begin(run, signal, run->stops + 1);
+    if (is_idle && (is_alone || is_apart || run->stops > 1 || run->phase == PHASE_OVER)) {
+        run->must_leave = true;
+        run->code = run->phase == PHASE_OVER ? run->code : 128 + signal;
+    }
+    if (!is_idle || !is_alone)
+        trouble_say(run, 128 + signal, signal);
 }
 
 /* Signals that an invoking shell has set to be ignored (nohup, background jobs of scripts) stay ignored. */
@@ -223,67 +187,29 @@ static bool signals_open(struct run *run)
 
 /* ---- deaths ---- */
 
-static bool has_failed(const struct worker *worker)
-{
-    return !worker->is_alive && (worker->how != CLD_EXITED || worker->code != 0);
-}
-
-static bool is_killed(const struct worker *worker)
-{
-    return worker->how != CLD_EXITED && worker->code != SIGTERM;
-}
-
-/* True when the worker has just died. */
-static bool worker_look(struct worker *worker)
-{
-    siginfo_t info = {0};
-    if (!worker->is_alive || waitid(P_PID, (id_t)worker->pid, &info, WEXITED | WNOHANG | WNOWAIT) || !info.si_pid)
-        return false;
-    worker->is_alive = false;
-    worker->how = info.si_code;
-    worker->code = info.si_status;
-    return true;
-}
-
-/* A SIGCHLD that is pending swallows later ones, so pid, its sender, died before all others now found dead. If that one did not
- * fail, a worker killed from outside comes before one that ended by itself, and a low rank before a high one. */
-static int first_choose(const struct run *run, pid_t pid)
-{
-    int first = -1;
-    for (int w = 0; w < run->started; w++) {
-        const struct worker *worker = &run->workers[w];
-        if (!has_failed(worker))
-            continue;
-        if (worker->pid == pid)
-            return w;
-        if (first < 0 || (is_killed(worker) && !is_killed(&run->workers[first])))
-            first = w;
-    }
-    return first;
-}
-
+/* A worker that fails by itself while the run ends by a failure of another host says, too, whom it blames. */
 static void failure_note(struct run *run, pid_t pid)
 {
-    const int first = first_choose(run, pid);
-    if (first < 0)
+    const int first = run_workers_first(&run->workers, pid);
+    if (first < 0 || run->workers.at[first].is_ours)
         return;
-    run->cause = CAUSE_FAILURE;
     run->first = first;
+    if (run->cause != RUN_CAUSE_NONE)
+        return;
+    run->cause = RUN_CAUSE_WORKER;
     run->term_at = now_ms() + FAILURE_TERM_MS;
+    trouble_say(run, run_worker_exit_code(&run->workers.at[first]), 0);
 }
 
 static void deaths_take(struct run *run, pid_t pid)
 {
-    for (int w = 0; w < run->started; w++) {
-        struct worker *worker = &run->workers[w];
-        if (!worker_look(worker))
-            continue;
-        run->alive--;
-        worker->is_later = run->cause == CAUSE_FAILURE || has_failed(worker);
-    }
-    if (run->cause == CAUSE_NONE)
+    const bool is_failing = run->cause == RUN_CAUSE_WORKER;
+    if (run->phase != PHASE_WORKING)
+        return;
+    run_workers_look(&run->workers, is_failing);
+    if (run->first < 0 && (run->cause == RUN_CAUSE_NONE || is_failing))
         failure_note(run, pid);
-    if (!run->alive)
+    if (!run->workers.alive)
         earlier_set(&run->drain_at, now_ms() + DRAIN_MS);
 }
 
@@ -297,24 +223,25 @@ static void signals_take(struct run *run)
         else if (signal == SIGTSTP)
             all_pause(run);
         else if (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGCONT)
-            workers_signal(run, signal);
+            run_workers_signal(&run->workers, signal);
         else
             end_asked(run, signal);
     }
 }
 
-/* ---- the loop ---- */
+/* ---- deadlines ---- */
 
 static void timeout_reached(struct run *run)
 {
     run->timeout_at = NEVER;
-    if (!run->alive || run->cause != CAUSE_NONE)
+    if (run->phase == PHASE_OVER || run->cause != RUN_CAUSE_NONE)
         return;
-    run->cause = CAUSE_TIMEOUT;
+    run->cause = RUN_CAUSE_TIMEOUT;
     run_output_say(&run->output, "%g s have passed (--timeout) and %s had not ended: stopping",
-                   (double)run->options.timeout_ms / 1000.0, alive_text(run).text);
-    workers_end(run, SIGTERM);
-    earlier_set(&run->kill_at, now_ms() + run->options.grace_ms);
+                   (double)run->options.timeout_ms / 1000.0,
+                   run->workers.alive ? run_workers_alive(&run->workers).text : "other hosts");
+    workers_term(run, run->options.grace_ms);
+    trouble_say(run, RUN_EXIT_TIMEOUT, 0);
 }
 
 /* Whoever pressed Ctrl-C must not think that nothing has heard it. */
@@ -322,30 +249,32 @@ static void word_reached(struct run *run)
 {
     const uint64_t now = now_ms();
     run->word_at = NEVER;
-    if (!run->alive || run->kill_at == NEVER || run->kill_at <= now)
+    if (!run->workers.alive || run->kill_at == NEVER || run->kill_at <= now)
         return;
     run_output_say(&run->output, "told to end (%s), and %s had not ended yet: killing in %llu s%s", strsignal(run->signal),
-                   alive_text(run).text, (unsigned long long)(run->kill_at - now + 999) / 1000,
+                   run_workers_alive(&run->workers).text, (unsigned long long)(run->kill_at - now + 999) / 1000,
                    run->signal == SIGINT ? ", or at a second Ctrl-C" : "");
 }
 
 static void term_reached(struct run *run)
 {
+    char who[48] = "a rank of another host";
     run->term_at = NEVER;
-    if (!run->alive)
+    if (!run->workers.alive)
         return;
-    run_output_say(&run->output, "%s did not end within %g s after rank %d failed: sending SIGTERM", alive_text(run).text,
-                   (double)FAILURE_TERM_MS / 1000.0, rank_of(run, run->first));
-    workers_end(run, SIGTERM);
-    earlier_set(&run->kill_at, now_ms() + FAILURE_KILL_MS);
+    if (run->first >= 0)
+        snprintf(who, sizeof who, "rank %d", run_worker_rank(&run->workers, run->first));
+    run_output_say(&run->output, "%s did not end within %g s after %s failed: sending SIGTERM",
+                   run_workers_alive(&run->workers).text, (double)FAILURE_TERM_MS / 1000.0, who);
+    workers_term(run, FAILURE_KILL_MS);
 }
 
 static void kill_reached(struct run *run)
 {
     run->kill_at = NEVER;
-    if (!run->alive)
+    if (!run->workers.alive)
         return;
-    run_output_say(&run->output, "%s did not end when told to: killing", alive_text(run).text);
+    run_output_say(&run->output, "%s did not end when told to: killing", run_workers_alive(&run->workers).text);
     workers_kill(run);
 }
 
@@ -366,17 +295,18 @@ static void deadlines_check(struct run *run)
 static int wait_ms(const struct run *run)
 {
     const uint64_t now = now_ms();
-    uint64_t at = NEVER;
-    if (run->alive) {
+    uint64_t at = run_agents_deadline(run->agents);
+    if (run->phase == PHASE_WORKING || run->phase == PHASE_WAITING)
         earlier_set(&at, run->timeout_at);
+    if (run->phase == PHASE_WORKING && run->workers.alive) {
         earlier_set(&at, run->word_at);
         earlier_set(&at, run->term_at);
         earlier_set(&at, run->kill_at);
         earlier_set(&at, run->abandon_at);
         if (run_relay_is_in_background(&run->relay))
             earlier_set(&at, now + 1000);
-    } else {
-        at = run->drain_at;
+    } else if (run->phase != PHASE_MEETING && run->phase != PHASE_WAITING) {
+        earlier_set(&at, run->drain_at);
     }
     if (at == NEVER)
         return -1;
@@ -385,143 +315,221 @@ static int wait_ms(const struct run *run)
     return at - now < INT_MAX ? (int)(at - now) : INT_MAX;
 }
 
-/* Waits for one thing and deals with it. */
-static void turn(struct run *run)
+/* ---- an attempt ---- */
+
+static void attempt_reset(struct run *run)
 {
-    struct pollfd *polls = run->polls;
-    polls[POLL_SIGNALS] = (struct pollfd){.fd = run->signal_fd, .events = POLLIN};
-    run_relay_fill(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
-    run_output_fill(&run->output, polls + POLL_OUTPUT);
-    if (poll(polls, POLL_OUTPUT + run_output_polls(&run->output), wait_ms(run)) >= 0) {
-        if (polls[POLL_SIGNALS].revents)
-            signals_take(run);
-        if (run_relay_serve(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]))
-            run_output_typed(&run->output);
-        run_output_serve(&run->output, polls + POLL_OUTPUT);
-    }
-    deadlines_check(run);
+    run->cause = RUN_CAUSE_NONE;
+    run->first = -1;
+    run->stops = 0;
+    run->word_at = run->term_at = run->kill_at = run->abandon_at = run->drain_at = NEVER;
+}
+
+static int attempt_prepare(struct run *run, const struct run_start *start)
+{
+    const bool is_first_time = run->phase == PHASE_MEETING;
+    run->options.first_rank = start->first_rank;
+    run->options.ranks = start->ranks;
+    run->options.attempt = start->attempt;
+    snprintf(run->options.session, sizeof run->options.session, "%s", start->session);
+    const int code = run_output_begin(&run->output, &run->options, is_first_time);
+    if (code)
+        return code;
+    return run_environment_set(&run->options, run->bind.masks != NULL, &run->meeting) ? 0 : RUN_EXIT_LAUNCHER;
+}
+
+static void attempt_begin(struct run *run, const struct run_start *start)
+{
+    attempt_reset(run);
+    int code = attempt_prepare(run, start);
+    if (!code)
+        code = run_workers_start(&run->workers, &run->options, &run->inherited, &run->relay, &run->output, &run->bind);
+    if (!code && run->phase == PHASE_MEETING && *run->bind.text)
+        run_output_say(&run->output, "%s", run->bind.text);
+    if (run->phase == PHASE_MEETING && run->options.timeout_ms)
+        run->timeout_at = now_ms() + run->options.timeout_ms;
+    run->phase = PHASE_WORKING;
+    if (!code)
+        return;
+    run->cause = RUN_CAUSE_UNSTARTED;
+    trouble_say(run, code, 0);
 }
 
 static bool is_finished(const struct run *run)
 {
-    if (run->alive)
+    if (run->phase != PHASE_WORKING)
+        return false;
+    if (run->workers.alive)
         return now_ms() >= run->abandon_at;
     return run->must_leave || !run_output_has_streams(&run->output) || now_ms() >= run->drain_at;
 }
 
-/* ---- the report ---- */
-
-/* As run_blame_find. After one failure workers exit in any order, so their log lines decide, not the first exit. */
-static int cause_find(const struct run *run)
+static void attempt_end(struct run *run)
 {
-    pid_t pids[RUN_WORKERS_MAX];
-    for (int w = 0; w < run->started; w++)
-        pids[w] = run->workers[w].pid;
-    const int first_rank = run->options.place.hosts > 1 ? run->options.first_rank : -1;
-    return run_blame_find(run->output.blames, pids, run->started, first_rank, run->first);
+    struct run_message message = {.kind = RUN_ENDED};
+    run->phase = PHASE_WAITING;
+    run_workers_reap(&run->workers);
+    run_output_drain(&run->output);
+    run_relay_close(&run->relay);
+    if (run->workers.alive)
+        run_output_say(&run->output, "%s cannot be killed (it hangs in the kernel) and is left behind",
+                       run_workers_alive(&run->workers).text);
+    const struct run_reporting reporting = reporting_of(run);
+    message.ended = run_report_ended(&reporting);
+    run_agents_say(run->agents, &message);
 }
 
-static void tail_report(struct run *run, int w)
+/* ---- what host 0 says ---- */
+
+static void stop_take(struct run *run, const struct run_event *event)
 {
-    if (run->output.tails[w].count)
-        run_output_say(&run->output, "the last lines of rank %d:", rank_of(run, w));
+    if (event->cause == RUN_CAUSE_SIGNAL) {
+        end_begin(run, event->signal, event->asked);
+        return;
+    }
+    if (run->cause != RUN_CAUSE_NONE || run->phase != PHASE_WORKING)
+        return;
+    run->cause = (enum run_cause_kind)event->cause;
+    if (event->cause == RUN_CAUSE_WORKER)
+        run->term_at = now_ms() + FAILURE_TERM_MS;
     else
-        run_output_say(&run->output, "rank %d had printed nothing", rank_of(run, w));
-    run_output_tail_print(&run->output, w);
+        workers_term(run, event->cause == RUN_CAUSE_TIMEOUT ? run->options.grace_ms : FAILURE_KILL_MS);
 }
 
-static void others_report(struct run *run, int cause)
+static void tell_take(struct run *run, int rank)
 {
-    for (int w = 0; w < run->started; w++) {
-        const struct worker *worker = &run->workers[w];
-        const char *when = cause != run->first ? "ended" : worker->is_later ? "ended after it" : "had ended by then";
-        if (w != cause && !worker->is_alive)
-            run_output_say(&run->output, "rank %d (pid %d) %s: %s%s", rank_of(run, w), (int)worker->pid, when,
-                           ending_text(worker).text, memory_text(run, worker));
+    struct run_message message = {.kind = RUN_TOLD};
+    const struct run_reporting reporting = reporting_of(run);
+    run_report_tell(&reporting, rank, &message.cause);
+    run_agents_say(run->agents, &message);
+}
+
+static void verdict_take(struct run *run, const struct run_cause *cause)
+{
+    const struct run_reporting reporting = reporting_of(run);
+    if (run->phase == PHASE_WORKING) { /* host 0 waits no longer */
+        run_workers_end(&run->workers, SIGKILL);
+        run_workers_reap(&run->workers);
+        run_output_drain(&run->output);
+    }
+    run_report_print(&reporting, cause);
+    const bool is_failure = cause->kind == RUN_CAUSE_WORKER || cause->kind == RUN_CAUSE_TOGETHER;
+    if (cause->is_retried)
+        run_output_say(&run->output, "starting all workers again: restart %d of %d", run->options.attempt + 1,
+                       run->options.restarts);
+    else if (is_failure && run->options.attempt)
+        run_output_say(&run->output, "this was restart %d of %d", run->options.attempt, run->options.restarts);
+    if (cause->is_retried) {
+        run->phase = PHASE_WAITING;
+        return;
+    }
+    run->code = cause->code;
+    run->phase = PHASE_OVER;
+}
+
+static void messages_take(struct run *run)
+{
+    struct run_message message;
+    while (run->phase != PHASE_OVER && run_agents_next(run->agents, &message)) {
+        if (message.kind == RUN_START) {
+            run->options.restarts = message.start.restarts;
+            attempt_begin(run, &message.start);
+        } else if (message.kind == RUN_STOP) {
+            stop_take(run, &message.event);
+        } else if (message.kind == RUN_TELL && run->phase == PHASE_WAITING) {
+            tell_take(run, message.tell.rank);
+        } else if (message.kind == RUN_VERDICT) {
+            verdict_take(run, &message.cause);
+        } else if (message.kind == RUN_REFUSED) {
+            run_output_say(&run->output, "%s", message.refusal.text);
+            run->code = RUN_EXIT_LAUNCHER;
+            run->phase = PHASE_OVER;
+        }
+        if (is_finished(run))
+            attempt_end(run);
     }
 }
 
-static int failure_report(struct run *run)
+/* ---- the loop ---- */
+
+/* Waits for one thing and deals with it. */
+static void turn(struct run *run)
 {
-    const int cause = cause_find(run);
-    const struct run_blame *said = &run->output.blames[run->first];
-    if (said->has_failed)
-        run_output_say(&run->output, "the ranks say: %s", said->text);
-    if (cause >= 0) {
-        const struct worker *worker = &run->workers[cause];
-        run_output_say(&run->output, "rank %d (pid %d) failed first: %s%s%s%s", rank_of(run, cause), (int)worker->pid,
-                       worker->is_ours ? "it had to be ended from here, " : "", ending_text(worker).text,
-                       has_failed(worker) || worker->is_ours ? "" : " while others still needed it", memory_text(run, worker));
-        tail_report(run, cause);
-    } else if (cause == RUN_BLAME_ELSEWHERE) {
-        run_output_say(&run->output, "the rank to blame is on another host, which tells its last lines");
-        tail_report(run, run->first);
-    } else {
-        run_output_say(&run->output, "the ranks failed together, none of them first");
+    struct pollfd *polls = run->polls, *output = polls + POLL_OUTPUT, *agents = output + run_output_polls(&run->output);
+    const size_t count = POLL_OUTPUT + run_output_polls(&run->output) + run_agents_polls(run->agents);
+    polls[POLL_SIGNALS] = (struct pollfd){.fd = run->signal_fd, .events = POLLIN};
+    run_relay_fill(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]);
+    run_output_fill(&run->output, output);
+    run_agents_fill(run->agents, agents);
+    if (poll(polls, count, wait_ms(run)) >= 0) {
+        if (polls[POLL_SIGNALS].revents)
+            signals_take(run);
+        if (run_relay_serve(&run->relay, &polls[POLL_RELAY_FROM], &polls[POLL_RELAY_TO]))
+            run_output_typed(&run->output);
+        run_output_serve(&run->output, output);
+        run_agents_serve(run->agents, agents);
     }
-    others_report(run, cause);
-    if (said->has_failed)
-        run_output_say(&run->output, "`shoal trace` says from the ranks' flight recorders (SHOAL_RECORDER_FILE) who was late; "
-                                     "docs/errors.md explains each error");
-    return exit_code(&run->workers[cause >= 0 && has_failed(&run->workers[cause]) ? cause : run->first]);
+    deadlines_check(run);
+    if (is_finished(run))
+        attempt_end(run);
+    messages_take(run);
 }
 
-static int signal_report(struct run *run)
+static bool has_last_words(const struct run *run)
 {
-    bool is_clean = true;
-    for (int w = 0; w < run->started; w++)
-        is_clean = is_clean && !run->workers[w].is_alive && !has_failed(&run->workers[w]);
-    run_output_say(&run->output, "ended by signal %d (%s)%s", run->signal, strsignal(run->signal),
-                   is_clean ? "; all workers ended with code 0" : "");
-    return is_clean ? 0 : 128 + run->signal;
+    return run_output_has_queued(&run->output) || !run_agents_have_left(run->agents);
 }
 
-static int report(struct run *run)
+static int run_follow(struct run *run)
 {
-    if (run->alive)
-        run_output_say(&run->output, "%s cannot be killed (it hangs in the kernel) and is left behind", alive_text(run).text);
-    if (run->cause == CAUSE_FAILURE)
-        return failure_report(run);
-    if (run->cause == CAUSE_SIGNAL)
-        return signal_report(run);
-    return run->cause == CAUSE_TIMEOUT ? RUN_EXIT_TIMEOUT : 0;
+    messages_take(run);
+    while (run->phase != PHASE_OVER && !(run->must_leave && run->phase != PHASE_WORKING))
+        turn(run);
+    if (run->phase != PHASE_OVER)
+        run_output_say(&run->output, "ended by signal %d (%s)", run->signal, strsignal(run->signal));
+    /* A reader that pauses (a pager) may take its time, but not when the end was asked for. */
+    const bool is_hurried = run->cause == RUN_CAUSE_SIGNAL || run->cause == RUN_CAUSE_TIMEOUT;
+    const uint64_t leave_at = now_ms() + LEAVE_MS;
+    run->phase = PHASE_OVER;
+    run->must_leave = false;
+    run->drain_at = is_hurried ? now_ms() + FLUSH_MS : NEVER;
+    run_agents_leave(run->agents);
+    while (has_last_words(run) && !run->must_leave && now_ms() < run->drain_at) {
+        if (now_ms() >= leave_at && !run_output_has_queued(&run->output))
+            break;
+        turn(run);
+    }
+    return run->code;
 }
 
 /* ---- from begin to end ---- */
 
-/* Kills what the workers have left in their groups and lets go of their numbers. */
-static void workers_reap(struct run *run)
+/* Host 0 has a connection to each other host. Workers get the limit that was here. */
+static void files_allow(struct run *run)
 {
-    for (int w = 0; w < run->started; w++) {
-        kill(-run->workers[w].pid, SIGKILL);
-        waitpid(run->workers[w].pid, NULL, run->workers[w].is_alive ? WNOHANG : 0);
-    }
+    struct rlimit wanted;
+    getrlimit(RLIMIT_NOFILE, &run->inherited.files);
+    wanted = run->inherited.files;
+    if (run->options.place.hosts > 1 && run->options.place.index == 0)
+        wanted.rlim_cur = wanted.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &wanted);
 }
 
-/* Returns 0, or the exit code when a worker could not be started; those before it have been killed then. */
-static int workers_start(struct run *run)
+static int polls_prepare(struct run *run)
 {
-    int code = 0;
-    const int input = run->options.first_rank == 0 ? run_relay_open(&run->relay) : -1;
-    while (!code && run->started < run->options.workers) {
-        const bool is_rank_0 = rank_of(run, run->started) == 0;
-        struct run_spawn spawn = {.worker = run->started, .input = is_rank_0 ? input : -1, .bind = &run->bind};
-        code = run_worker_spawn(&run->options, &run->inherited, &spawn);
-        if (code)
-            break;
-        run->workers[run->started++] = (struct worker){.pid = spawn.pid, .is_alive = true};
-        run->alive++;
-        run_output_attach(&run->output, spawn.worker, spawn.outputs);
+    const size_t count = POLL_OUTPUT + run_output_polls(&run->output) + run_agents_polls(run->agents);
+    struct rlimit limit;
+    run->polls = calloc(count, sizeof *run->polls);
+    if (!run->polls) {
+        fputs("shoal run: no memory\n", stderr);
+        return RUN_EXIT_LAUNCHER;
     }
-    if (input > 0)
-        close(input);
-    if (code) {
-        workers_signal(run, SIGKILL);
-        for (int w = 0; w < run->started; w++)
-            run->workers[w].is_alive = false;
-        workers_reap(run);
-    }
-    return code;
+    if (run->options.place.hosts == 1 || getrlimit(RLIMIT_NOFILE, &limit) || count <= limit.rlim_cur)
+        return 0;
+    fprintf(stderr,
+            "shoal run: too few file descriptors for %d hosts and %d workers: they need about %zu, 'ulimit -n' allows %llu\n",
+            run->options.place.hosts, run->options.workers, count, (unsigned long long)limit.rlim_cur);
+    return RUN_EXIT_LAUNCHER;
 }
 
 static int run_prepare(struct run *run)
@@ -529,68 +537,41 @@ static int run_prepare(struct run *run)
     const int code = run_output_open(&run->output, &run->options);
     if (code)
         return code;
-    run->oom_kills = shoal_topology_oom_kills();
+    files_allow(run);
     bind_make(&run->bind, (enum bind_mode)run->options.bind, run->options.workers);
-    run->workers = calloc((size_t)run->options.workers, sizeof *run->workers);
-    run->polls = calloc(POLL_OUTPUT + run_output_polls(&run->output), sizeof *run->polls);
-    if (run->workers && run->polls && signals_open(run))
-        return run_environment_set(&run->options, run->bind.masks != NULL, &run->lock_fd) ? 0 : RUN_EXIT_LAUNCHER;
-    fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
-    return RUN_EXIT_LAUNCHER;
-}
-
-static int run_follow(struct run *run)
-{
-    if (*run->bind.text)
-        run_output_say(&run->output, "%s", run->bind.text);
-    if (run->options.timeout_ms)
-        run->timeout_at = now_ms() + run->options.timeout_ms;
-    while (!is_finished(run))
-        turn(run);
-    workers_reap(run);
-    run_output_drain(&run->output);
-    const int code = report(run);
-    /* A reader that pauses (a pager) may take its time, but not when the end was asked for. */
-    const bool is_hurried = run->cause == CAUSE_SIGNAL || run->cause == CAUSE_TIMEOUT;
-    run->drain_at = is_hurried ? now_ms() + FLUSH_MS : NEVER;
-    run->alive = 0;
-    while (run_output_has_queued(&run->output) && !run->must_leave && now_ms() < run->drain_at)
-        turn(run);
-    return code;
+    run->workers.at = calloc((size_t)run->options.workers, sizeof *run->workers.at);
+    if (!run->workers.at || !signals_open(run)) {
+        fprintf(stderr, "shoal run: cannot begin: %s\n", strerror(errno));
+        return RUN_EXIT_LAUNCHER;
+    }
+    run->agents = run_agents_open(&run->options, &run->output);
+    if (!run->agents)
+        return RUN_EXIT_LAUNCHER;
+    return polls_prepare(run);
 }
 
 static void run_release(struct run *run)
 {
     run_relay_close(&run->relay);
+    run_agents_close(run->agents);
     run_output_close(&run->output);
     if (run->signal_fd >= 0)
         close(run->signal_fd);
-    if (run->lock_fd >= 0)
-        close(run->lock_fd);
+    if (run->meeting.lock_fd >= 0)
+        close(run->meeting.lock_fd);
     bind_release(&run->bind);
-    free(run->workers);
+    free(run->workers.at);
     free(run->polls);
 }
 
 int shoal_tool_run(int argc, char **argv)
 {
-    struct run run = {
-        .relay.to = -1,
-        .signal_fd = -1,
-        .lock_fd = -1,
-        .timeout_at = NEVER,
-        .word_at = NEVER,
-        .term_at = NEVER,
-        .kill_at = NEVER,
-        .abandon_at = NEVER,
-        .drain_at = NEVER,
-    };
+    struct run run = {.relay.to = -1, .signal_fd = -1, .meeting.lock_fd = -1, .timeout_at = NEVER};
+    attempt_reset(&run);
     int code = run_options_read(argc, argv, &run.options);
     if (code >= 0)
         return code;
     code = run_prepare(&run);
-    if (!code)
-        code = workers_start(&run);
     if (!code)
         code = run_follow(&run);
     run_release(&run);

@@ -8,6 +8,8 @@
 #include "topology/limits.h"
 
 #define GRACE_MS UINT64_C(10000)
+#define MEET_MS UINT64_C(300000)
+enum { RESTARTS_MAX = 1000 };
 
 enum option {
     OPTION_HELP = 1,
@@ -19,7 +21,9 @@ enum option {
     OPTION_BIND,
     OPTION_HOSTS,
     OPTION_HOST_INDEX,
-    OPTION_MEET
+    OPTION_MEET,
+    OPTION_MEET_TIMEOUT,
+    OPTION_RESTARTS
 };
 
 static const struct tool_option option_list[] = {
@@ -32,6 +36,8 @@ static const struct tool_option option_list[] = {
     {"--hosts", OPTION_HOSTS, "N"},
     {"--host-index", OPTION_HOST_INDEX, "I"},
     {"--meet", OPTION_MEET, "HOST:PORT"},
+    {"--meet-timeout", OPTION_MEET_TIMEOUT, "SECONDS"},
+    {"--restarts", OPTION_RESTARTS, "K"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
     {NULL, 0, NULL},
@@ -48,10 +54,12 @@ static const char help[] =
     "    --bind HOW          the cores of each worker: slice (the default), core or none; see Cores\n"
     "    --hosts N           how many hosts the job has\n"
     "    --host-index I      which one this is, 0 to N-1; rank 0 is on host 0\n"
-    "    --meet HOST:PORT    where the ranks meet: host 0, and a port that is free there\n"
+    "    --meet HOST:PORT    where the hosts meet: host 0, and a port that is free there\n"
+    "    --meet-timeout SECONDS   how long hosts wait for each other (default 300)\n"
     "    --no-prefix         do not put the rank before each line\n"
     "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
-    "    --timeout SECONDS   end the run after so long\n"
+    "    --restarts K        after a failure start all workers again, K times at most\n"
+    "    --timeout SECONDS   end the run after so long, restarts and all\n"
     "    --grace SECONDS     how long workers may take to end when told to by a signal or the timeout\n"
     "                        (default 10)\n"
     "\n"
@@ -66,14 +74,16 @@ static const char help[] =
     "    srun -N 2 --ntasks-per-node=1 shoal run -n 4 ./train     Slurm says the rest\n"
     "\n"
     "Several hosts:\n"
-    "    This command starts the workers of its own host: start it once on each host, with the same -n,\n"
-    "    by srun, mpirun, Kubernetes, or by hand. It needs no ssh and no daemon. What the options leave\n"
-    "    open is taken from the variables of what started it. MASTER_ADDR and MASTER_PORT say the meeting\n"
-    "    point where --meet does not. --hosts 1 makes this command start a job of its own whatever the\n"
-    "    variables say. Set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on all hosts: one command cannot\n"
-    "    draw a secret for the others.\n"
-    "    When a rank fails or its host is cut off, Shoal tells all ranks of the job, and each host ends\n"
-    "    its own. Ranks that have not joined, or that do not use Shoal, hear nothing from other hosts.\n"
+    "    This command starts the workers of its own host: start it once on each host, by srun, mpirun,\n"
+    "    Kubernetes, or by hand. It needs no ssh and no daemon. What the options leave open is taken from\n"
+    "    the variables of what started it. MASTER_ADDR and MASTER_PORT say the meeting point where --meet\n"
+    "    does not. --hosts 1 makes this command start a job of its own whatever the variables say. -n may\n"
+    "    differ between hosts. Set SHOAL_SECRET or SHOAL_SECRET_FILE to the same on all hosts: one command\n"
+    "    cannot draw a secret for the others; without one, anybody who reaches host 0 may join.\n"
+    "    The commands of all hosts meet at host 0, at the last free one of the 16 ports after the meeting\n"
+    "    point's, before any worker starts. From then on what ends the run on one host ends it on all:\n"
+    "    a worker that fails, whether it uses Shoal or not, a signal, --timeout, a host that no longer\n"
+    "    answers (3 seconds). All hosts name the same first cause, and end with the same exit code.\n"
     "\n"
     "Variables that say where a host stands:\n"
     "    Open MPI    OMPI_COMM_WORLD_SIZE, _RANK; mpirun -n 2 --map-by ppr:1:node, and say --meet\n"
@@ -85,13 +95,16 @@ static const char help[] =
     "\n"
     "Environment of the workers (torchrun's names; all else is inherited):\n"
     "    RANK                           0 to N-1; over several hosts those of host 0 first\n"
-    "    WORLD_SIZE                     N; times the number of hosts\n"
+    "    WORLD_SIZE                     N; over several hosts the sum of theirs\n"
     "    LOCAL_RANK, LOCAL_WORLD_SIZE   0 to N-1, N\n"
     "    GROUP_RANK                     the index of this host; 0\n"
     "    MASTER_ADDR, MASTER_PORT       the meeting point; on one host 127.0.0.1 and a free port. Shoal\n"
     "                                   meets at one of the 16 ports after it\n"
     "    SHOAL_SECRET                   on one host drawn for this run, unless it or SHOAL_SECRET_FILE is\n"
     "                                   set\n"
+    "    SHOAL_JOB_ID                   over several hosts a name drawn for this run; the one that is set\n"
+    "    SHOAL_RESTART                  how often the workers were started again: 0 to K; the same in\n"
+    "                                   TORCHELASTIC_RESTART_COUNT\n"
     "    SHOAL_RUN_TERMINAL             1 when the output is shown on a terminal\n"
     "    OMP_NUM_THREADS                1 where N workers share all cores; left alone where it is set, N is 1,\n"
     "                                   or each worker has cores of its own, for all its threads\n"
@@ -115,17 +128,23 @@ static const char help[] =
     "    workers leave running in their process groups is killed at the end.\n"
     "\n"
     "When a worker fails:\n"
-    "    The others have 3 seconds to notice and end, then get SIGTERM, 3 seconds later SIGKILL. The\n"
-    "    report names who failed first, how, and with which last lines; then how the others ended. Where\n"
-    "    Shoal has told the ranks of a failure that they share, that is the rank to blame, whoever exits\n"
-    "    first. A worker that \"had ended by then\" with code 0 may have left too early.\n"
+    "    The others, on all hosts, have 3 seconds to notice and end, then get SIGTERM, 1.5 seconds later\n"
+    "    SIGKILL. The report names who failed first, how, and with which last lines; then how the others\n"
+    "    of this host ended. Where Shoal has told the ranks of a failure that they share, that is the rank\n"
+    "    to blame, whoever exits first. A worker that \"had ended by then\" with code 0 may have left too\n"
+    "    early. Where a host is lost the others' workers get SIGTERM at once.\n"
+    "    With --restarts K all workers of all hosts are then started again, K times at most; the script\n"
+    "    goes on from its own checkpoint. Ranks meet under another name (on one host: at other ports, with\n"
+    "    another secret), so what is left of the attempt before is not taken for this one. Nothing starts\n"
+    "    again after a signal, after --timeout, where a host is lost, or where the program cannot start.\n"
     "\n"
     "Exit codes:\n"
     "    0     all workers ended with 0\n"
-    "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run\n"
+    "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run;\n"
+    "          137 if a host is lost\n"
     "    2     the arguments make no sense\n"
     "    124   --timeout has passed\n"
-    "    125   this command could not do its work (no memory, no file descriptors)\n"
+    "    125   this command could not do its work (no memory, no file descriptors, a host did not come)\n"
     "    126   the program is not executable\n"
     "    127   there is no such program\n";
 
@@ -157,6 +176,10 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
         return tool_word_read(args, bind_words, &options->bind);
     case OPTION_GRACE:
         return tool_seconds_read(args, &options->grace_ms);
+    case OPTION_MEET_TIMEOUT:
+        return tool_seconds_read(args, &options->meet_ms);
+    case OPTION_RESTARTS:
+        return tool_number_read(args, 0, RESTARTS_MAX, &options->restarts);
     default:
         if (!tool_seconds_read(args, &options->timeout_ms))
             return false;
@@ -177,7 +200,6 @@ static int place_apply(const struct run_place_options *given, struct run_options
     if (!run_place_find(given, variable_get, NULL, &options->place, error))
         return tool_usage_fail("run", "%s", error);
     options->workers = options->place.workers ? options->place.workers : cores_count();
-    options->first_rank = options->place.index * options->workers;
     return -1;
 }
 
@@ -186,7 +208,7 @@ int run_options_read(int argc, char **argv, struct run_options *options_out)
     struct tool_args args = {.command = "run", .argc = argc, .argv = argv, .at = 1};
     struct run_place_options place = {.index = -1};
     int id;
-    *options_out = (struct run_options){.has_prefix = true, .grace_ms = GRACE_MS};
+    *options_out = (struct run_options){.has_prefix = true, .grace_ms = GRACE_MS, .meet_ms = MEET_MS};
     while ((id = tool_option_next(&args, option_list)) > 0) {
         if (id == OPTION_HELP) {
             fputs(help, stdout);

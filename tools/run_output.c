@@ -347,8 +347,7 @@ static int files_open(struct run_output *output, const char *directory)
 
 int run_output_open(struct run_output *output, const struct run_options *options)
 {
-    *output =
-        (struct run_output){.has_prefix = options->has_prefix, .workers = options->workers, .first_rank = options->first_rank};
+    *output = (struct run_output){.has_prefix = options->has_prefix, .workers = options->workers};
     for (int i = 0; i < 2; i++)
         sink_init(&output->sinks[i], i + 1);
     output->route[0] = &output->sinks[0];
@@ -367,7 +366,15 @@ int run_output_open(struct run_output *output, const struct run_options *options
                                                  .sink = output->route[i % 2],
                                                  .tail = &output->tails[i / 2],
                                                  .blame = &output->blames[i / 2]};
-    return files_open(output, options->directory);
+    return 0;
+}
+
+int run_output_begin(struct run_output *output, const struct run_options *options, bool is_first_time)
+{
+    output->first_rank = options->first_rank;
+    memset(output->tails, 0, (size_t)output->workers * sizeof *output->tails);
+    memset(output->blames, 0, (size_t)output->workers * sizeof *output->blames);
+    return is_first_time ? files_open(output, options->directory) : 0;
 }
 
 void run_output_close(struct run_output *output)
@@ -447,6 +454,18 @@ void run_output_say(struct run_output *output, const char *format, ...)
     sink_append(sink, line, strlen(line));
     sink_append(sink, "\n", 1);
     live_draw(output, sink);
+}
+
+void run_output_lines_print(struct run_output *output, const char *lines)
+{
+    struct run_sink *sink = output->route[1];
+    while (*lines) {
+        const size_t bytes = strcspn(lines, "\n");
+        sink_append(sink, "    ", 4);
+        sink_append(sink, lines, bytes);
+        sink_append(sink, "\n", 1);
+        lines += bytes + (lines[bytes] == '\n');
+    }
 }
 
 size_t run_output_tail_print(struct run_output *output, int worker)

@@ -56,9 +56,13 @@ struct run_output {
     struct run_blame *blames; /* one per worker, as tails */
 };
 
-/* Opens the files of --output. Prints one line and returns an exit code when it cannot; 0 otherwise. */
+/* Prints one line and returns an exit code when it cannot; 0 otherwise. */
 int run_output_open(struct run_output *output, const struct run_options *options);
 void run_output_close(struct run_output *output);
+
+/* Workers are about to start; their first rank is known now. What was kept of those before them is forgotten. The first time it
+ * opens the files of --output: prints one line and returns an exit code when it cannot; 0 otherwise. */
+int run_output_begin(struct run_output *output, const struct run_options *options, bool is_first_time);
 
 /* From now on fds[0] and [1] are the stdout and stderr of a worker. */
 void run_output_attach(struct run_output *output, int worker, const int fds[2]);
@@ -82,5 +86,8 @@ void run_output_say(struct run_output *output, const char *format, ...) __attrib
 
 /* Queues the last lines of a worker for stderr. Returns how many there were. */
 size_t run_output_tail_print(struct run_output *output, int worker);
+
+/* The same of a worker of another host: lines, each with its end. */
+void run_output_lines_print(struct run_output *output, const char *lines);
 
 #endif

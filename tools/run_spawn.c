@@ -102,12 +102,13 @@ static bool number_set(const char *name, int number)
 }
 
 /* A secret that the user has chosen stays. */
-static bool secret_set(void)
+static bool secret_set(struct run_meeting *meeting)
 {
     unsigned char bytes[SECRET_BYTES];
     char text[2 * SECRET_BYTES + 1];
-    if (is_set("SHOAL_SECRET") || is_set("SHOAL_SECRET_FILE"))
+    if (!meeting->has_drawn_secret && (is_set("SHOAL_SECRET") || is_set("SHOAL_SECRET_FILE")))
         return true;
+    meeting->has_drawn_secret = true;
     if (!random_fill(bytes, sizeof bytes))
         return false;
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -120,20 +121,37 @@ static bool meeting_set(const char *host, int port)
     return setenv("MASTER_ADDR", host, 1) == 0 && number_set("MASTER_PORT", port);
 }
 
-/* Several hosts meet where they were told to, with the secret that they were given. */
-static bool rendezvous_set(const struct run_place *place, int *lock_fd_out)
+/* The ports of the attempt before are let go of last, so that this one has others. */
+static bool one_host_set(struct run_meeting *meeting)
 {
+    const int before = meeting->lock_fd;
     int port;
-    if (place->hosts > 1)
-        return meeting_set(place->meet, place->port);
-    return port_choose(&port, lock_fd_out) && secret_set() && meeting_set("127.0.0.1", port);
+    meeting->lock_fd = -1;
+    const bool is_done = port_choose(&port, &meeting->lock_fd) && secret_set(meeting) && meeting_set("127.0.0.1", port);
+    if (before >= 0)
+        close(before);
+    return is_done;
 }
 
-bool run_environment_set(const struct run_options *options, bool is_bound, int *lock_fd_out)
+/* Several hosts meet where they were told to, with the secret that they were given. */
+static bool rendezvous_set(const struct run_options *options, struct run_meeting *meeting)
+{
+    if (options->place.hosts == 1)
+        return one_host_set(meeting);
+    return meeting_set(options->place.meet, options->place.port) && setenv("SHOAL_JOB_ID", options->session, 1) == 0;
+}
+
+/* Scripts that look for their checkpoint may ask how often they were started. */
+static bool attempt_set(const struct run_options *options)
+{
+    return number_set("SHOAL_RESTART", options->attempt) && number_set("TORCHELASTIC_RESTART_COUNT", options->attempt) &&
+           number_set("TORCHELASTIC_MAX_RESTARTS", options->restarts);
+}
+
+bool run_environment_set(const struct run_options *options, bool is_bound, struct run_meeting *meeting)
 {
     const int workers = options->workers;
-    int lock_fd = -1;
-    bool is_done = rendezvous_set(&options->place, &lock_fd) && number_set("WORLD_SIZE", options->place.hosts * workers) &&
+    bool is_done = rendezvous_set(options, meeting) && attempt_set(options) && number_set("WORLD_SIZE", options->ranks) &&
                    number_set("LOCAL_WORLD_SIZE", workers) && number_set("GROUP_RANK", options->place.index);
     /* One worker may use all cores, and one that is bound sees its own only; else each would start a thread for every core. */
     if (is_done && workers > 1 && !is_bound && !is_set("OMP_NUM_THREADS"))
@@ -141,10 +159,6 @@ bool run_environment_set(const struct run_options *options, bool is_bound, int *
     /* Workers write to pipes; this tells them that what they write is shown on a terminal, where a bar may redraw itself. */
     if (is_done && isatty(STDOUT_FILENO))
         is_done = number_set("SHOAL_RUN_TERMINAL", 1);
-    if (is_done)
-        *lock_fd_out = lock_fd;
-    else if (lock_fd >= 0)
-        close(lock_fd);
     return is_done;
 }
 
@@ -166,6 +180,7 @@ static void program_become(const struct run_options *options, const struct run_i
         fprintf(stderr, "shoal run: rank %d cannot be bound to its cores: %s\n", rank, strerror(errno));
     sigaction(SIGPIPE, &inherited->on_pipe, NULL);
     sigprocmask(SIG_SETMASK, &inherited->mask, NULL);
+    setrlimit(RLIMIT_NOFILE, &inherited->files);
     execvp(options->program[0], options->program);
 }
 
@@ -200,8 +215,7 @@ static int trouble_print(const struct run_options *options, int rank, int error)
                 rank, options->workers, 16 + options->workers * (options->directory ? 4 : 2),
                 (unsigned long long)limit.rlim_cur);
     else
-        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->place.hosts * options->workers,
-                strerror(error));
+        fprintf(stderr, "shoal run: cannot start rank %d of %d: %s\n", rank, options->ranks, strerror(error));
     return RUN_EXIT_LAUNCHER;
 }
 

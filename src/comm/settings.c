@@ -28,7 +28,8 @@ static const struct {
 #define SETTINGS_MAX 64 /* a bit of former_names for each */
 
 /* Variables that are no settings: what `shoal run` tells its workers, what the Python package reads. */
-static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_LIBRARY", "SHOAL_TORCH_SHIM", "SHOAL_TORCH_CACHE", NULL};
+static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_RESTART",     "SHOAL_LIBRARY",
+                                     "SHOAL_TORCH_SHIM",   "SHOAL_TORCH_CACHE", NULL};
 
 /* A setting, and where the values of its module begin in a struct shoal_settings. */
 struct found {

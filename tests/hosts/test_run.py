@@ -31,7 +31,7 @@ class Hosts:
     """`shoal run` with these words on each host. on_host(index): its own words and variables."""
 
     def __init__(self, cluster, words, program, on_host=None, count=None, **variables):
-        self.agents = []
+        self.agents, self.strangers = [], []
         for index, host in enumerate(cluster.hosts[:count]):
             own, more = on_host(index) if on_host else ([], {})
             environment = {**clean_environment(), "SHOAL_SECRET": "secret", **variables, **more}
@@ -44,8 +44,8 @@ class Hosts:
         self.close()
 
     def close(self):
-        for agent in self.agents:
-            agent.close()
+        for one in self.agents + self.strangers:
+            one.close()
 
     def told(self):
         return "\n".join(f"--- host {agent.number} {agent.state()}\n{agent.output()}" for agent in self.agents)
@@ -140,21 +140,35 @@ def mpich():
 
 READY = "rank is running"
 LOOP = ["sh", "-c", f'echo "{READY}, process $$"; exec "$0" loop 0', PROGRAM]
+# Workers that know nothing of Shoal, and end by SIGKILL alone.
+STUBBORN = ["sh", "-c", f'trap "" TERM INT; echo "{READY}, process $$"; while :; do sleep 0.2; done']
+MEEK = ["sh", "-c", f'echo "{READY}, process $$"; exec sleep 1000']
+# What it takes where only SIGKILL helps is under 5 s; without word from another host it would be for ever.
+ENDED_WITHIN_S = 20
 
 
 def process_of(job, host, rank):
     return int(re.search(rf"^{rank}\| {READY}, process (\d+)$", job.agents[host].output(), re.M)[1])
 
 
-def looping(cluster, hosts, workers):
-    """Returns once every rank has joined and computes."""
-    job = Hosts(cluster, [], LOOP, by_options(cluster, hosts, workers))
+def started(cluster, on_host, program, ready, times, words=(), count=None, **variables):
+    """Returns once each host has told it so many times."""
+    job = Hosts(cluster, list(words), program, on_host, count, **variables)
     try:
-        job.wait_for("| running\n", workers)
+        job.wait_for(ready, times)
         return job
     except BaseException:
         job.close()
         raise
+
+
+def looping(cluster, hosts, workers):
+    """Returns once every rank has joined and computes."""
+    return started(cluster, by_options(cluster, hosts, workers), LOOP, "| running\n", workers)
+
+
+def waiting(cluster, hosts, workers, program=STUBBORN, words=()):
+    return started(cluster, by_options(cluster, hosts, workers), program, f"| {READY}", workers, words)
 
 
 def nothing_is_left(cluster, job):
@@ -165,67 +179,317 @@ def nothing_is_left(cluster, job):
         time.sleep(0.02)
 
 
+def ended(cluster, job, code, *lines, agents=None):
+    """All hosts end soon, with this code, and with these lines on each."""
+    begin = time.monotonic()
+    job.wait(ENDED_S, agents)
+    seconds = time.monotonic() - begin
+    for agent in agents or job.agents:
+        expect(agent.code == code, f"host {agent.number} ended with {agent.code}, not {code}", job.told())
+        for line in lines:
+            expect(re.search(line, agent.output(), re.M), f"host {agent.number} does not say: {line}", job.told())
+    if agents is None:
+        nothing_is_left(cluster, job)
+    expect(seconds < ENDED_WITHIN_S, f"the end took {seconds:.1f} s", job.told())
+    if os.environ.get("SHOAL_TEST_TIMES"):
+        print(f"# ended after {seconds:.2f} s")
+
+
 def killed_worker(hosts, workers):
-    """Its host names it with its last lines; the others say whom the ranks blame, and where."""
+    """Every host names it, with its last line."""
     with Cluster(hosts) as cluster, looping(cluster, hosts, workers) as job:
         rank = hosts * workers - 1
         pid = process_of(job, hosts - 1, rank)
         os.kill(pid, signal.SIGKILL)
-        job.wait(ENDED_S)
-        expect(all(agent.code != 0 for agent in job.agents), job.told())
-        own = job.agents[-1]
-        expect(own.code == 128 + signal.SIGKILL, f"exit code {own.code}", job.told())
-        expect(f"shoal run: rank {rank} (pid {pid}) failed first: killed by signal 9" in own.output(), job.told())
-        for agent in job.agents[:-1]:
-            blamed = rf"shoal run: the ranks say: communicator world is broken: rank {rank} \(process {pid} on h{hosts}"
-            expect(re.search(blamed, agent.output()), f"host {agent.number} blames otherwise", job.told())
-            expect("the rank to blame is on another host" in agent.output(), job.told())
-            first = agent.number * workers
-            expect(any(f"the last lines of rank {rank}:" in agent.output() for rank in range(first, first + workers)), job.told())
-        nothing_is_left(cluster, job)
+        ended(cluster, job, 128 + signal.SIGKILL,
+              rf"^shoal run: rank {rank} \(pid {pid}\) on h{hosts} failed first: killed by signal 9",
+              rf"^shoal run: the last lines of rank {rank}:\n    {READY}, process {pid}\n    running$")
 
 
-def killed_agent():
-    """Its workers end with it, and those of the other host are told."""
-    with Cluster(2) as cluster, looping(cluster, 2, 2) as job:
-        job.agents[1].signal(signal.SIGKILL)
-        job.wait(ENDED_S)
-        expect(job.agents[0].code not in (0, None), job.told())
-        expect(re.search(r"the ranks say: communicator world is broken: rank [23] \(process \d+ on h2", job.agents[0].output()),
-               job.told())
+def killed_stranger():
+    """Workers that do not use Shoal end as well, and those that ignore SIGTERM."""
+    with Cluster(3) as cluster, waiting(cluster, 3, 2) as job:
+        pid = process_of(job, 1, 3)
+        os.kill(pid, signal.SIGKILL)
+        ended(cluster, job, 128 + signal.SIGKILL, rf"^shoal run: rank 3 \(pid {pid}\) on h2 failed first: killed by signal 9",
+              rf"^shoal run: the last lines of rank 3:\n    {READY}, process {pid}$")
+
+
+def raising_worker():
+    """The last lines of both its streams travel, no more than 20, and nothing in them acts on a terminal."""
+    script = ("[ $RANK = 1 ] || exec sleep 1000; for i in $(seq 30); do echo line $i; done; printf 'a\\033[2Jb\\n'; "
+              "echo 'ValueError: no gradient' >&2; exit 3")
+    with Cluster(2) as cluster:
+        with Hosts(cluster, [], ["sh", "-c", script], by_options(cluster, 2, 1)) as job:
+            ended(cluster, job, 3, r"^shoal run: rank 1 \(pid \d+\) on h2 failed first: exited with code 3$",
+                  r"^    ValueError: no gradient$", r"^    line 30$")
+            told = job.agents[0].output()
+            expect("line 11\n" not in told and "a?[2Jb" in told and "\033" not in told, told)
+
+
+def blamed_worker():
+    """The ranks agree whose fault it is: all hosts say that, whichever rank exits first."""
+    with Cluster(3) as cluster:
+        with Hosts(cluster, [], [PROGRAM, "abort"], by_options(cluster, 3, 2)) as job:
+            ended(cluster, job, 1, r"^shoal run: rank 5 \(pid \d+\) on h3 failed first: exited with code 1$",
+                  r"^shoal run: the ranks say: communicator world is broken")
+
+
+def killed_agent(index):
+    """Its workers end with it, and those of the other hosts are told; that of host 0 decides for all."""
+    with Cluster(3) as cluster, waiting(cluster, 3, 2, MEEK) as job:
+        job.agents[index].signal(signal.SIGKILL)
+        rest = [agent for agent in job.agents if agent.number != index]
+        name = cluster.address(0) if index == 0 else f"h{index + 1}"
+        ended(cluster, job, 137, rf"^shoal run: host {index} \({name}\) is lost: its `shoal run` ended without a word$",
+              agents=rest)
         nothing_is_left(cluster, job)
 
 
 def cut_off_host():
-    """Each side gives up the other."""
-    with Cluster(2) as cluster, looping(cluster, 2, 2) as job:
+    """Each side gives up the other; the others agree."""
+    with Cluster(3) as cluster, waiting(cluster, 3, 2) as job:
         cluster.unplug(1)
-        job.wait(ENDED_S)
-        for agent, ranks, host in ((job.agents[0], "[23]", 2), (job.agents[1], "[01]", 1)):
-            expect(agent.code not in (0, None), job.told())
-            blamed = rf"the ranks say: communicator world is broken: rank {ranks} \(process \d+ on h{host}"
-            expect(re.search(blamed, agent.output()), f"host {agent.number} blames otherwise", job.told())
-        nothing_is_left(cluster, job)
+        ended(cluster, job, 137, r"^shoal run: host [01] \(.*\) is lost: it no longer answers$")
+        for agent, host in zip(job.agents, (1, 0, 1)):
+            expect(f"host {host} (" in agent.output(), job.told())
 
 
-def stopped_at_one_host():
-    """Ctrl-C reaches one host: the others hear from Shoal that its ranks have left."""
-    with Cluster(2) as cluster, looping(cluster, 2, 2) as job:
-        job.agents[0].signal(signal.SIGINT)
-        job.wait(ENDED_S)
-        expect(job.agents[0].code == 128 + signal.SIGINT, job.told())
-        expect(job.agents[1].code not in (0, None), job.told())
-        expect(re.search(r"the ranks say: communicator world is broken: rank [01] \(process \d+ on h1", job.agents[1].output()),
-               job.told())
-        nothing_is_left(cluster, job)
+def stopped_agent():
+    """An agent that stands still is not lost: the kernel of its host answers."""
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK) as job:
+        job.agents[1].signal(signal.SIGSTOP)
+        time.sleep(5)
+        expect(not job.agents[0].poll(), job.told())
+        os.kill(process_of(job, 0, 0), signal.SIGKILL)
+        time.sleep(0.5)
+        job.agents[1].signal(signal.SIGCONT)
+        ended(cluster, job, 137, r"^shoal run: rank 0 \(pid \d+\) on h1 failed first: killed by signal 9")
+
+
+def signalled(number, index):
+    """It reaches the workers of all hosts, which have the grace time."""
+    with Cluster(2) as cluster, waiting(cluster, 2, 2, STUBBORN, ["--grace", "1"]) as job:
+        job.agents[index].signal(number)
+        ended(cluster, job, 128 + number, rf"^shoal run: ended by signal {int(number)} \(.*\) on h{index + 1}$",
+              "did not end when told to: killing")
+
+
+def signalled_on_all():
+    """As mpirun and srun do: that is one signal, and no second Ctrl-C. Workers that save a checkpoint and end with 0 are fine."""
+    script = 'trap "sleep 0.5; echo saved; exit 0" INT; echo "' + READY + '"; while :; do sleep 0.1; done'
+    with Cluster(2) as cluster, waiting(cluster, 2, 2, ["sh", "-c", script]) as job:
+        for agent in job.agents:
+            os.kill(agent.pid, signal.SIGINT)
+        ended(cluster, job, 0, r"^shoal run: ended by signal 2 \(Interrupt\) on h[12]; all workers ended with code 0$")
+        expect(job.told().count("| saved") == 4, job.told())
+
+
+def interrupted_twice():
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, STUBBORN, ["--grace", "1000"]) as job:
+        job.agents[1].signal(signal.SIGINT)
+        job.wait_for("told to end (Interrupt)", 1)
+        job.agents[1].signal(signal.SIGINT)
+        ended(cluster, job, 130, "asked again to end: killing rank")
+
+
+def timeout_of_one():
+    def own(index):
+        words, variables = by_options(cluster, 2, 1)(index)
+        return [*words, *(["--timeout", "1", "--grace", "1"] if index else [])], variables
+    with Cluster(2) as cluster:
+        with Hosts(cluster, [], MEEK, own) as job:
+            ended(cluster, job, 124)
+            expect("host 1 (h2) has ended the run: its --timeout has passed" in job.agents[0].output(), job.told())
+
+
+def unstarted_workers():
+    """The program is on one host only."""
+    with Cluster(2) as cluster, tempfile.TemporaryDirectory() as folder:
+        only = Path(folder, "only")
+        only.write_text("#!/bin/sh\nexec sleep 1000\n")
+        only.chmod(0o755)
+        commands = [str(only), str(only) + "-not"]
+        with Hosts(cluster, [], [], lambda index: ([*by_options(cluster, 2, 1)(index)[0], commands[index]], {})) as job:
+            ended(cluster, job, 127)
+            expect("host 1 (h2) could not start its workers" in job.agents[0].output(), job.told())
+            expect("there is no program" in job.agents[1].output(), job.told())
+
+
+def done_by_all():
+    """A host whose workers are done waits for the others, and all end with 0."""
+    with Cluster(3) as cluster:
+        with Hosts(cluster, [], ["sh", "-c", "[ $RANK = 2 ] && sleep 2; exit 0"], by_options(cluster, 3, 1)) as job:
+            ended(cluster, job, 0)
+
+
+# ---- Restarts --------------------------------------------------------------------------------------------------------------
+
+def restarted(times, code):
+    """Everything starts again from the script's checkpoint, as often as it may."""
+    script = ('echo "attempt $SHOAL_RESTART $TORCHELASTIC_RESTART_COUNT $SHOAL_JOB_ID"; "$0" exact rows > /dev/null || exit 9; '
+              f'[ $RANK = 3 ] && [ $SHOAL_RESTART -lt {times} ] && exit 5; exit 0')
+    with Cluster(2) as cluster:
+        with Hosts(cluster, ["--restarts", "2"], ["sh", "-c", script, PROGRAM], by_options(cluster, 2, 2)) as job:
+            job.wait(JOINED_S)
+            nothing_is_left(cluster, job)
+            attempts = min(times, 2)
+            for agent in job.agents:
+                told = agent.output()
+                expect(agent.code == code, agent.code, job.told())
+                found = re.findall(r"attempt (\d) (\d) (\S+)", re.sub(r"(?m)^    .*$", "", told))
+                expect(sorted({pair[:2] for pair in found}) == [(str(i), str(i)) for i in range(attempts + 1)], found, told)
+                expect(len({one[2] for one in found}) == attempts + 1, found, told)
+                failed = len(re.findall(r"rank 3 \(pid \d+\) on h2 failed first: exited with code 5", told))
+                expect(failed == attempts + (code != 0), failed, told)
+                again = re.findall(r"starting all workers again: restart (\d) of 2", told)
+                expect(again == [str(i + 1) for i in range(attempts)], again, told)
+
+
+def not_restarted():
+    """Somebody wanted the end."""
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, MEEK, ["--restarts", "3"]) as job:
+        job.agents[1].signal(signal.SIGTERM)
+        ended(cluster, job, 143, "ended by signal 15")
+        expect("starting all workers again" not in job.told(), job.told())
+
+
+# ---- The meeting -----------------------------------------------------------------------------------------------------------
+
+def uneven_workers():
+    with Cluster(3) as cluster:
+        def own(index):
+            return by_options(cluster, 3, (2, 1, 3)[index])(index)
+        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], own, SHOAL_LOG="info") as job:
+            job.wait(JOINED_S)
+            told = job.told()
+            expect(not any(agent.code for agent in job.agents) and "6 ranks on 3 hosts" in told, told)
+            for host, ranks in enumerate(((0, 1), (2,), (3, 4, 5))):
+                for rank in ranks:
+                    expect(re.search(rf"(^|\D){rank}\| exact: rows: ", job.agents[host].output(), re.M), rank, told)
 
 
 def host_that_never_comes():
-    """At the deadline its ranks are named."""
+    """All that came name it, and start no worker."""
+    with Cluster(4) as cluster:
+        with Hosts(cluster, ["--meet-timeout", "3"], MEEK, by_options(cluster, 4, 1), count=3) as job:
+            ended(cluster, job, 125, r"^shoal run: host 3 of 4 did not come within 3 s \(--meet-timeout\); "
+                                     r"there are: host 0 \(h1\), host 1 \(h2\), host 2 \(h3\)$")
+            expect(READY not in job.told(), job.told())
+
+
+def host_0_that_never_comes():
     with Cluster(2) as cluster:
-        with Hosts(cluster, [], [PROGRAM, "exact", "rows"], by_options(cluster, 2, 2), count=1, SHOAL_BOOTSTRAP_TIMEOUT_MS="4000") as job:
-            job.wait(JOINED_S)
-            expect(job.agents[0].code == 1 and re.search(r"ranks? 2, 3|ranks 2 and 3|ranks 2-3|ranks 2 to 3", job.told()), job.told())
+        def only(index):
+            return by_options(cluster, 2, 1)(1)
+        with Hosts(cluster, ["--meet-timeout", "2"], MEEK, only, count=1) as job:
+            ended(cluster, job, 125, r"^shoal run: host 0 of 2 did not answer at 10\.77\.0\.1, ports 29501 to 29516, within 2 s")
+
+
+def late_host():
+    """The hosts come in any order."""
+    with Cluster(2) as cluster:
+        words, known = by_options(cluster, 2, 1), {**clean_environment(), "SHOAL_SECRET": "secret"}
+        with Hosts(cluster, [], ["true"], lambda index: words(1), count=0) as job:
+            for index in (1, 0):
+                job.agents.append(Rank(index, cluster.hosts[index], [COMMAND, "run", *words(index)[0], "true"], known))
+                time.sleep(2 * index)
+            ended(cluster, job, 0)
+
+
+def interrupted_meeting():
+    with Cluster(3) as cluster:
+        with Hosts(cluster, [], MEEK, by_options(cluster, 3, 1), count=2) as job:
+            time.sleep(1)
+            job.agents[1].signal(signal.SIGINT)
+            job.wait(ENDED_S)
+            expect(job.agents[1].code == 130, job.told())
+            expect(job.agents[0].code == 130, job.told())
+
+
+def same_index_twice():
+    with Cluster(3) as cluster:
+        def own(index):
+            return by_options(cluster, 3, 1)(min(index, 1))
+        with Hosts(cluster, ["--meet-timeout", "4"], MEEK, own) as job:
+            job.wait(ENDED_S)
+            expect([agent.code for agent in job.agents] == [125] * 3, job.told())
+            expect(re.search(r"h[23] is host 1 already; give each host its own --host-index", job.told()), job.told())
+
+
+def hosts_that_disagree():
+    with Cluster(2) as cluster:
+        def own(index):
+            return by_options(cluster, 2 + index, 1)(index)
+        with Hosts(cluster, ["--meet-timeout", "4"], MEEK, own) as job:
+            job.wait(ENDED_S)
+            expect([agent.code for agent in job.agents] == [125] * 2, job.told())
+            expect("it was told of 3 hosts, host 0 of 2" in job.agents[1].output(), job.told())
+
+
+def other_secrets():
+    """A host with another secret, or none, does not join."""
+    with Cluster(3) as cluster:
+        words, secrets = by_options(cluster, 2, 1), ("secret", "", "another")
+        def own(index):
+            return words(min(index, 1))[0], {"SHOAL_SECRET": secrets[index]}
+        with Hosts(cluster, ["--meet-timeout", "6"], ["true"], own) as job:
+            job.wait(ENDED_S)
+            expect(all(agent.code == 125 for agent in job.agents), job.told())
+            expect("its SHOAL_SECRET is not that of this host" in job.agents[2].output(), job.told())
+            expect("it has no SHOAL_SECRET, host 0 has one" in job.agents[1].output(), job.told())
+            expect("host 1 of 2 did not come" in job.agents[0].output(), job.told())
+
+
+STRANGE = r"""
+import os, socket, struct, sys, time
+where = sys.argv[1], int(sys.argv[2])
+def put(data, keep=[]):
+    try:
+        one = socket.create_connection(where, 5)
+        one.sendall(data)
+        keep.append(one)
+    except (ConnectionResetError, BrokenPipeError):
+        pass  # refused while it speaks
+def listens():
+    try:
+        return socket.create_connection(where, 5)
+    except ConnectionRefusedError:
+        return None
+while not listens():
+    time.sleep(0.05)
+head = lambda kind, body: b"SHRN" + struct.pack("<HHI", kind, 0, len(body)) + body
+hello = struct.pack("<5i", 1, 2, 1, 1, 1) + bytes(24) + struct.pack("<H", 2) + b"h2"
+for _ in range(3):
+    for data in (b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), head(1, hello), head(1, hello) + head(3, bytes(32)),
+                 head(6, struct.pack("<6i", 1, 1, 1, 9, 0, 0)), head(5, b""), head(1, b""), b"SHRN" + b"\xff" * 8):
+        put(data)
+for _ in range(100):
+    put(b"S")
+print("done", flush=True)
+time.sleep(1000)
+"""
+
+
+def strangers():
+    """Who knows no secret changes nothing, neither before all have come nor after."""
+    script = ["sh", "-c", f'echo "{READY}"; sleep 4; exit 0']
+    with Cluster(3) as cluster:
+        words, known = by_options(cluster, 2, 1), {**clean_environment(), "SHOAL_SECRET": "secret"}
+        strange = [sys.executable, "-c", STRANGE, cluster.address(0), str(PORT + 16)]
+        with Hosts(cluster, [], script, words, count=1) as job:
+            before = Rank(2, cluster.hosts[2], strange, clean_environment())
+            job.strangers.append(before)
+            end = time.monotonic() + JOINED_S
+            while before.output() != "done\n":
+                expect(time.monotonic() < end and not before.poll(), before.output(), job.told())
+                time.sleep(0.05)
+            job.agents.append(Rank(1, cluster.hosts[1], [COMMAND, "run", *words(1)[0], *script], known))
+            job.wait_for(f"| {READY}", 1)
+            job.strangers.append(Rank(2, cluster.hosts[2], strange, clean_environment()))
+            job.wait(ENDED_S)
+            expect([agent.code for agent in job.agents] == [0, 0], job.told())
+            expect("Traceback" not in job.strangers[1].output(), job.strangers[1].output())
 
 
 def case(name, function, *words, **more):
@@ -249,10 +513,32 @@ CASES = [
     case("exact_of_2x2_by_mpich", mpich),
     case("killed_worker_of_2x2", killed_worker, 2, 2),
     case("killed_worker_of_8x1", killed_worker, 8, 1),
-    case("killed_agent_of_2x2", killed_agent),
-    case("cut_off_host_of_2x2", cut_off_host),
-    case("stopped_at_one_host_of_2x2", stopped_at_one_host),
+    case("killed_worker_without_shoal", killed_stranger),
+    case("raising_worker", raising_worker),
+    case("blamed_worker", blamed_worker),
+    case("killed_agent_of_host_1", killed_agent, 1),
+    case("killed_agent_of_host_0", killed_agent, 0),
+    case("cut_off_host", cut_off_host),
+    case("stopped_agent", stopped_agent),
+    case("interrupt_at_host_0", signalled, signal.SIGINT, 0),
+    case("sigterm_at_host_1", signalled, signal.SIGTERM, 1),
+    case("interrupt_at_all_hosts", signalled_on_all),
+    case("interrupted_twice", interrupted_twice),
+    case("timeout_of_one_host", timeout_of_one),
+    case("unstarted_workers", unstarted_workers),
+    case("done_by_all", done_by_all),
+    case("restarted_once", restarted, 1, 0),
+    case("restarted_in_vain", restarted, 3, 5),
+    case("not_restarted_after_a_signal", not_restarted),
+    case("uneven_workers", uneven_workers),
     case("host_that_never_comes", host_that_never_comes),
+    case("host_0_that_never_comes", host_0_that_never_comes),
+    case("late_host_0", late_host),
+    case("interrupted_meeting", interrupted_meeting),
+    case("same_index_twice", same_index_twice),
+    case("hosts_that_disagree", hosts_that_disagree),
+    case("other_secrets", other_secrets),
+    case("strangers", strangers),
 ]
 
 

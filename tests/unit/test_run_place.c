@@ -139,7 +139,7 @@ static void mistakes_name_the_variable(void **state)
         {{PET("2", "-1", "4")}, .expected = "PET_NODE_RANK is '-1'"},
         {{PET("2", "1", "0")}, .expected = "PET_NPROC_PER_NODE is '0'"},
         {{PET("2", "1", "auto")}, .expected = "nothing says how many workers each of the 2 hosts starts; say -n N"},
-        {{PET("4096", "1", "2")}, .expected = "4096 hosts with 2 workers each are more than 4096 ranks"},
+        {{PET("4096", "1", "2")}, .expected = "4096 hosts, this one with 2 workers, are more than 4096 ranks"},
         {{"PET_NNODES=2", "PET_NODE_RANK=0", "PET_MASTER_ADDR=h", "PET_MASTER_PORT=65536"},
          .expected = "PET_MASTER_PORT is '65536'"},
         {{"PET_NNODES=2", "PET_NODE_RANK=0"},

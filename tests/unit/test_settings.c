@@ -83,8 +83,8 @@ static void spelling_counts_changes(void **state)
 static void settings_unknown_variables_are_found_once_each(void **state)
 {
     (void)state;
-    static const char *const names[] = {"SHOAL_DEPTH",        "SHOAL_DEPHT",   "SHOALS",
-                                        "SHOAL_RUN_TERMINAL", "SHOAL_LIBRARY", "SHOAL_MY_FOLDER"};
+    static const char *const names[] = {"SHOAL_DEPTH",   "SHOAL_DEPHT",   "SHOALS",         "SHOAL_RUN_TERMINAL",
+                                        "SHOAL_LIBRARY", "SHOAL_RESTART", "SHOAL_MY_FOLDER"};
     for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++)
         setenv(names[i], "3", 1);
     char name[SHOAL_SETTING_NAME_MAX];
@@ -95,7 +95,7 @@ static void settings_unknown_variables_are_found_once_each(void **state)
         misspelt += nearest && strcmp(name, "SHOAL_DEPHT") == 0 && strcmp(nearest, "SHOAL_DEPTH") == 0;
         others += !nearest && strcmp(name, "SHOAL_MY_FOLDER") == 0;
         assert_true(strcmp(name, "SHOAL_DEPTH") && strcmp(name, "SHOALS") && strcmp(name, "SHOAL_RUN_TERMINAL") &&
-                    strcmp(name, "SHOAL_LIBRARY"));
+                    strcmp(name, "SHOAL_LIBRARY") && strcmp(name, "SHOAL_RESTART"));
     }
     assert_int_equal(misspelt, 1);
     assert_int_equal(others, 1);

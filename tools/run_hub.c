@@ -1,0 +1,410 @@
+#include "run_hub.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run_place.h"
+
+#define NEVER UINT64_MAX
+
+/* Exit codes. A lost host counts as one that SIGKILL ended: engines that tell failures apart start again after it. */
+enum { CODE_LOST = 128 + SIGKILL, CODE_OTHER = 1 };
+
+/* Ranks of another host may name one of a third, and so on; who blames each other ends here. */
+enum { BLAME_STEPS_MAX = 8 };
+
+bool run_hub_open(struct run_hub *hub, const struct run_hub_settings *settings, uint64_t now_ms)
+{
+    *hub = (struct run_hub){
+        .settings = *settings, .told_host = -1, .meet_at = now_ms + settings->meet_ms, .end_at = NEVER, .first.rank = -1};
+    hub->at = calloc((size_t)settings->hosts, sizeof *hub->at);
+    return hub->at != NULL;
+}
+
+void run_hub_close(struct run_hub *hub)
+{
+    free(hub->at);
+    hub->at = NULL;
+}
+
+static void hub_send(struct run_hub *hub, int host, const struct run_message *message)
+{
+    if (hub->at[host].is_here && !hub->at[host].is_lost)
+        hub->settings.send(hub->settings.arg, host, message);
+}
+
+static void hub_send_all(struct run_hub *hub, const struct run_message *message)
+{
+    for (int h = 0; h < hub->settings.hosts; h++)
+        hub_send(hub, h, message);
+}
+
+/* ---- the start ---- */
+
+static void attempt_start(struct run_hub *hub)
+{
+    struct run_message message = {.kind = RUN_START};
+    message.start.attempt = hub->attempt;
+    message.start.restarts = hub->settings.restarts;
+    message.start.ranks = hub->ranks;
+    snprintf(message.start.session, sizeof message.start.session, "%.*s%s%.0d", (int)sizeof hub->settings.session,
+             hub->settings.session, hub->attempt ? "." : "", hub->attempt);
+    hub->phase = RUN_HUB_RUNNING;
+    hub->first = (struct run_event){.rank = -1};
+    hub->meet_at = hub->end_at = NEVER;
+    for (int h = 0; h < hub->settings.hosts; h++)
+        hub->at[h].has_ended = false;
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        message.start.first_rank = hub->at[h].first_rank;
+        hub_send(hub, h, &message);
+    }
+}
+
+static bool join_check(const struct run_hub *hub, const struct run_hello *hello, char text[RUN_REFUSAL_MAX])
+{
+    const struct run_hub_host *at = hello->index < hub->settings.hosts ? &hub->at[hello->index] : NULL;
+    if (hello->protocol != RUN_PROTOCOL)
+        snprintf(text, RUN_REFUSAL_MAX, "its version of Shoal differs from that of host 0; install the same on all hosts");
+    else if (hello->hosts != hub->settings.hosts)
+        snprintf(text, RUN_REFUSAL_MAX, "it was told of %d hosts, host 0 of %d; say the same --hosts on all", hello->hosts,
+                 hub->settings.hosts);
+    else if (!at)
+        snprintf(text, RUN_REFUSAL_MAX, "it says that it is host %d of %d", hello->index, hub->settings.hosts);
+    else if (at->is_here)
+        snprintf(text, RUN_REFUSAL_MAX, "%s is host %d already; give each host its own --host-index", at->name, hello->index);
+    else
+        return true;
+    return false;
+}
+
+static bool ranks_count(struct run_hub *hub, char text[RUN_REFUSAL_MAX])
+{
+    hub->ranks = 0;
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        hub->at[h].first_rank = hub->ranks;
+        hub->ranks += hub->at[h].workers;
+    }
+    if (hub->ranks <= RUN_HOSTS_MAX)
+        return true;
+    snprintf(text, RUN_REFUSAL_MAX, "%d hosts start %d workers together, more than %d ranks; say a smaller -n",
+             hub->settings.hosts, hub->ranks, RUN_HOSTS_MAX);
+    return false;
+}
+
+static void all_refuse(struct run_hub *hub, const char *text)
+{
+    struct run_message message = {.kind = RUN_REFUSED, .refusal.is_final = true};
+    snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
+    hub->phase = RUN_HUB_OVER;
+    hub->meet_at = NEVER;
+    hub_send_all(hub, &message);
+}
+
+bool run_hub_join(struct run_hub *hub, const struct run_hello *hello, uint64_t now_ms, char text[RUN_REFUSAL_MAX])
+{
+    char reason[RUN_REFUSAL_MAX];
+    (void)now_ms;
+    if (!join_check(hub, hello, text))
+        return false;
+    struct run_hub_host *at = &hub->at[hello->index];
+    at->is_here = true;
+    at->workers = hello->workers;
+    memcpy(at->name, hello->name, sizeof at->name);
+    if (++hub->here < hub->settings.hosts)
+        return true;
+    if (ranks_count(hub, reason))
+        attempt_start(hub);
+    else
+        all_refuse(hub, reason);
+    return true;
+}
+
+void run_hub_missing_print(const struct run_hub *hub, char *text, size_t bytes)
+{
+    const bool is_one = hub->settings.hosts - hub->here == 1;
+    size_t used = (size_t)snprintf(text, bytes, is_one ? "host" : "hosts");
+    const char *comma = "";
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        if (hub->at[h].is_here)
+            continue;
+        if (used + 16 > bytes) {
+            snprintf(text + used, bytes - used, ", ...");
+            break;
+        }
+        used += (size_t)snprintf(text + used, bytes - used, "%s %d", comma, h);
+        comma = ",";
+    }
+}
+
+/* Names who came, too: a host that was given another's number is found so. */
+static void meeting_fail(struct run_hub *hub)
+{
+    char missing[96], text[RUN_REFUSAL_MAX];
+    run_hub_missing_print(hub, missing, sizeof missing);
+    size_t used = (size_t)snprintf(text, sizeof text, "%s of %d did not come within %g s (--meet-timeout); there are:", missing,
+                                   hub->settings.hosts, (double)hub->settings.meet_ms / 1000.0);
+    const char *comma = "";
+    for (int h = 0; h < hub->settings.hosts; h++) {
+        if (!hub->at[h].is_here)
+            continue;
+        if (used + RUN_NAME_MAX + 24 > sizeof text) {
+            snprintf(text + used, sizeof text - used, ", ...");
+            break;
+        }
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s host %d (%s)", comma, h, hub->at[h].name);
+        comma = ",";
+    }
+    all_refuse(hub, text);
+}
+
+/* ---- the end ---- */
+
+static bool is_retried(const struct run_hub *hub, int kind)
+{
+    if ((kind != RUN_CAUSE_WORKER && kind != RUN_CAUSE_TOGETHER) || hub->is_asked || hub->attempt >= hub->settings.restarts)
+        return false;
+    for (int h = 0; h < hub->settings.hosts; h++)
+        if (hub->at[h].is_lost)
+            return false;
+    return true;
+}
+
+static void cause_decide(struct run_hub *hub, struct run_message *verdict)
+{
+    struct run_cause *cause = &verdict->cause;
+    verdict->kind = RUN_VERDICT;
+    cause->is_retried = is_retried(hub, cause->kind);
+    cause->is_clean = true;
+    for (int h = 0; h < hub->settings.hosts; h++)
+        cause->is_clean &= hub->at[h].has_ended && hub->at[h].ended.is_clean;
+    if (cause->kind == RUN_CAUSE_SIGNAL && cause->is_clean)
+        cause->code = 0;
+    memcpy(cause->name, hub->at[cause->host].name, sizeof cause->name);
+    hub->phase = RUN_HUB_OVER;
+    hub->meet_at = hub->end_at = NEVER;
+    hub_send_all(hub, verdict);
+    if (!cause->is_retried)
+        return;
+    hub->attempt++;
+    attempt_start(hub);
+}
+
+static void simple_decide(struct run_hub *hub, int kind, int host, int code, int signal)
+{
+    struct run_message verdict = {.cause = {.kind = kind, .host = host, .rank = -1, .code = code, .signal = signal}};
+    cause_decide(hub, &verdict);
+}
+
+static void loss_decide(struct run_hub *hub, int host)
+{
+    struct run_message verdict = {.cause = {.kind = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST}};
+    const bool is_silent = hub->at[host].loss == RUN_HUB_SILENT;
+    snprintf(verdict.cause.words, sizeof verdict.cause.words, "%s",
+             is_silent ? "it no longer answers" : "its `shoal run` ended without a word");
+    cause_decide(hub, &verdict);
+}
+
+static int host_of(const struct run_hub *hub, int rank)
+{
+    for (int h = 0; h < hub->settings.hosts; h++)
+        if (rank >= hub->at[h].first_rank && rank < hub->at[h].first_rank + hub->at[h].workers)
+            return h;
+    return -1;
+}
+
+static int lost_find(const struct run_hub *hub)
+{
+    for (int h = 0; h < hub->settings.hosts; h++)
+        if (hub->at[h].is_lost)
+            return h;
+    return -1;
+}
+
+/* The host and rank to ask about; the host alone, where it is lost. */
+struct culprit {
+    int host, rank;
+};
+
+/* Follows the blame from the host that failed first. A host whose rank is blamed may know better whom to blame. */
+static struct culprit culprit_find(const struct run_hub *hub)
+{
+    struct culprit found = {hub->first.host, hub->first.rank};
+    for (int steps = 0; steps < BLAME_STEPS_MAX && !hub->at[found.host].is_lost; steps++) {
+        const struct run_ended *ended = &hub->at[found.host].ended;
+        const bool is_own = ended->rank < 0 || ended->blamed != RUN_BLAMED_ELSEWHERE;
+        if (is_own)
+            return (struct culprit){found.host, steps || ended->rank < 0 ? found.rank : ended->rank};
+        const int other = ended->other >= 0 ? host_of(hub, ended->other) : lost_find(hub);
+        if (other < 0 || other == found.host)
+            return found;
+        found = (struct culprit){other, ended->other};
+    }
+    return found;
+}
+
+/* All workers have ended: whose failure was the first? */
+static void failure_judge(struct run_hub *hub, uint64_t now_ms)
+{
+    const struct run_ended *ended = &hub->at[hub->first.host].ended;
+    if (!hub->at[hub->first.host].is_lost && ended->rank >= 0 && ended->blamed == RUN_BLAMED_TOGETHER) {
+        simple_decide(hub, RUN_CAUSE_TOGETHER, hub->first.host, hub->first.code, 0);
+        return;
+    }
+    const struct culprit culprit = culprit_find(hub);
+    if (hub->at[culprit.host].is_lost) {
+        loss_decide(hub, culprit.host);
+        return;
+    }
+    const struct run_message message = {.kind = RUN_TELL, .tell.rank = culprit.rank};
+    hub->phase = RUN_HUB_TELLING;
+    hub->told = message.tell;
+    hub->told_host = culprit.host;
+    hub->end_at = now_ms + RUN_HUB_TELL_MS;
+    hub_send(hub, culprit.host, &message);
+}
+
+static void attempt_judge(struct run_hub *hub, uint64_t now_ms)
+{
+    const struct run_event *first = &hub->first;
+    switch (first->cause) {
+    case RUN_CAUSE_WORKER:
+        failure_judge(hub, now_ms);
+        return;
+    case RUN_CAUSE_LOST:
+        loss_decide(hub, first->host);
+        return;
+    default:
+        simple_decide(hub, first->cause, first->host, first->code, first->signal);
+    }
+}
+
+static void ended_check(struct run_hub *hub, uint64_t now_ms)
+{
+    if (hub->phase != RUN_HUB_RUNNING && hub->phase != RUN_HUB_STOPPING)
+        return;
+    for (int h = 0; h < hub->settings.hosts; h++)
+        if (!hub->at[h].has_ended && !hub->at[h].is_lost)
+            return;
+    attempt_judge(hub, now_ms);
+}
+
+static void stop_begin(struct run_hub *hub, const struct run_event *event, uint64_t now_ms)
+{
+    const struct run_message message = {.kind = RUN_STOP, .event = *event};
+    hub->phase = RUN_HUB_STOPPING;
+    hub->first = *event;
+    hub->end_at = now_ms + hub->settings.end_ms;
+    hub_send_all(hub, &message);
+}
+
+/* Nothing runs yet. */
+static void meeting_end(struct run_hub *hub, const struct run_event *event)
+{
+    simple_decide(hub, event->cause, event->host, event->code, event->signal);
+}
+
+static void trouble_take(struct run_hub *hub, int host, const struct run_event *said, uint64_t now_ms)
+{
+    struct run_event event = *said;
+    event.host = host;
+    const struct run_message again = {.kind = RUN_STOP, .event = event};
+    hub->is_asked |= event.cause == RUN_CAUSE_SIGNAL;
+    if (hub->phase == RUN_HUB_MEETING)
+        meeting_end(hub, &event);
+    else if (hub->phase == RUN_HUB_RUNNING)
+        stop_begin(hub, &event, now_ms);
+    else if (hub->phase == RUN_HUB_STOPPING && event.cause == RUN_CAUSE_SIGNAL)
+        hub_send_all(hub, &again);
+}
+
+static void told_take(struct run_hub *hub, int host, const struct run_message *message)
+{
+    struct run_message verdict = *message;
+    if (hub->phase != RUN_HUB_TELLING || host != hub->told_host)
+        return;
+    verdict.cause.kind = RUN_CAUSE_WORKER;
+    verdict.cause.host = host;
+    /* A rank that left with code 0 while others needed it: the run failed nevertheless. */
+    if (!verdict.cause.code)
+        verdict.cause.code = hub->first.code ? hub->first.code : CODE_OTHER;
+    cause_decide(hub, &verdict);
+}
+
+void run_hub_hear(struct run_hub *hub, int host, const struct run_message *message, uint64_t now_ms)
+{
+    struct run_hub_host *at = &hub->at[host];
+    if (!at->is_here || at->is_lost)
+        return;
+    if (message->kind == RUN_TROUBLE) {
+        trouble_take(hub, host, &message->event, now_ms);
+    } else if (message->kind == RUN_ENDED && !at->has_ended) {
+        at->has_ended = true;
+        at->ended = message->ended;
+        ended_check(hub, now_ms);
+    } else if (message->kind == RUN_TOLD) {
+        told_take(hub, host, message);
+    }
+}
+
+/* The one who was asked is gone, or says nothing. */
+static void told_miss(struct run_hub *hub)
+{
+    struct run_message verdict = {.cause = {.kind = RUN_CAUSE_WORKER,
+                                            .host = hub->told_host,
+                                            .rank = hub->told.rank,
+                                            .code = hub->first.code ? hub->first.code : CODE_OTHER,
+                                            .words = "its host could not tell how it ended"}};
+    cause_decide(hub, &verdict);
+}
+
+void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_t now_ms)
+{
+    struct run_hub_host *at = &hub->at[host];
+    if (!at->is_here || at->is_lost)
+        return;
+    if (hub->phase == RUN_HUB_MEETING) { /* it may come again */
+        at->is_here = false;
+        hub->here--;
+        return;
+    }
+    at->is_lost = true;
+    at->loss = loss;
+    if (hub->phase == RUN_HUB_RUNNING && !at->has_ended) {
+        const struct run_event event = {.cause = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST};
+        stop_begin(hub, &event, now_ms);
+    }
+    if (hub->phase == RUN_HUB_TELLING && host == hub->told_host)
+        told_miss(hub);
+    ended_check(hub, now_ms);
+}
+
+/* Who has not ended its workers by now counts as lost; its connection stays, so that it learns the verdict. */
+static void end_expire(struct run_hub *hub, uint64_t now_ms)
+{
+    hub->end_at = NEVER;
+    if (hub->phase == RUN_HUB_TELLING) {
+        told_miss(hub);
+        return;
+    }
+    for (int h = 0; h < hub->settings.hosts; h++)
+        if (!hub->at[h].has_ended)
+            hub->at[h].ended = (struct run_ended){.rank = -1};
+    for (int h = 0; h < hub->settings.hosts; h++)
+        hub->at[h].has_ended = true;
+    ended_check(hub, now_ms);
+}
+
+void run_hub_expire(struct run_hub *hub, uint64_t now_ms)
+{
+    if (now_ms >= hub->meet_at && hub->phase == RUN_HUB_MEETING)
+        meeting_fail(hub);
+    if (now_ms >= hub->end_at)
+        end_expire(hub, now_ms);
+}
+
+uint64_t run_hub_deadline(const struct run_hub *hub)
+{
+    return hub->meet_at < hub->end_at ? hub->meet_at : hub->end_at;
+}

@@ -1,0 +1,26 @@
+/* What `shoal run` says of an end: of a worker of this host, to the agent that decides; and of the verdict, to the person who
+ * started it. Every host says the same of the first cause, and how its own workers ended. libc only; one thread. */
+#ifndef SHOAL_TOOLS_RUN_REPORT_H
+#define SHOAL_TOOLS_RUN_REPORT_H
+
+#include "run_wire.h"
+#include "run_workers.h"
+
+/* What a report is made of. */
+struct run_reporting {
+    const struct run_options *options;
+    struct run_output *output;
+    const struct run_workers *workers;
+    int first; /* the worker of this host that was the first to end badly; -1: none */
+};
+
+/* How this host's part ended: ENDED. Their log lines decide whom to blame, not the first exit (run_blame.h). */
+struct run_ended run_report_ended(const struct run_reporting *reporting);
+
+/* What is to be said of a rank of this host that is asked about, or of that which it blames: TOLD. */
+void run_report_tell(const struct run_reporting *reporting, int rank, struct run_cause *cause_out);
+
+/* Queues the lines about a verdict. */
+void run_report_print(const struct run_reporting *reporting, const struct run_cause *cause);
+
+#endif

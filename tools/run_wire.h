@@ -1,0 +1,148 @@
+/* The messages between the `shoal run` of several hosts, the agents. Each agent keeps one TCP connection to that of host 0:
+ *
+ *     agent of host I                         agent of host 0
+ *     HELLO  who comes            ------>
+ *                                 <------  CHALLENGE  its nonce, its proof of the secret    (or REFUSED)
+ *     PROOF                       ------>
+ *                                 <------  START  all have come; or REFUSED  one has not
+ *     TROUBLE  a worker failed    ------>
+ *                                 <------  STOP  to all hosts
+ *     ENDED  no worker is left    ------>
+ *                                 <------  TELL  of a rank, to its host alone
+ *     TOLD  how it ended          ------>
+ *                                 <------  VERDICT  the first cause, to all hosts; then START again, or the end
+ *
+ *     frame:   magic (4 bytes) | kind (2) | 0 (2) | bytes of the body (4) | body
+ *
+ * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts behind their length.
+ * Numbers are little-endian. Pure functions; libc only; any thread. */
+#ifndef SHOAL_TOOLS_RUN_WIRE_H
+#define SHOAL_TOOLS_RUN_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { RUN_PROTOCOL = 1, RUN_NONCE_BYTES = 16, RUN_PROOF_BYTES = 32, RUN_JOB_BYTES = 8, RUN_NAME_MAX = 64 };
+enum { RUN_WORDS_MAX = 768, RUN_TAIL_TEXT_MAX = 10304, RUN_REFUSAL_MAX = 768, RUN_SESSION_MAX = 160 };
+
+enum run_kind {
+    RUN_HELLO = 1,
+    RUN_CHALLENGE,
+    RUN_PROOF,
+    RUN_REFUSED,
+    RUN_START,
+    RUN_TROUBLE,
+    RUN_STOP,
+    RUN_ENDED,
+    RUN_TELL,
+    RUN_TOLD,
+    RUN_VERDICT,
+    RUN_KIND_END
+};
+
+enum run_cause_kind {
+    RUN_CAUSE_NONE,     /* all workers ended with code 0 */
+    RUN_CAUSE_WORKER,   /* a worker failed */
+    RUN_CAUSE_TOGETHER, /* the ranks failed together, none of them first */
+    RUN_CAUSE_UNSTARTED,
+    RUN_CAUSE_LOST, /* a host */
+    RUN_CAUSE_SIGNAL,
+    RUN_CAUSE_TIMEOUT,
+    RUN_CAUSE_END
+};
+
+struct run_hello {
+    int32_t protocol;
+    int32_t hosts, index;
+    int32_t workers; /* that this host starts */
+    int32_t has_secret;
+    unsigned char job[RUN_JOB_BYTES]; /* tells this job from another at the same meeting point */
+    unsigned char nonce[RUN_NONCE_BYTES];
+    char name[RUN_NAME_MAX]; /* of the host */
+};
+
+struct run_challenge {
+    int32_t has_secret;
+    unsigned char nonce[RUN_NONCE_BYTES];
+    unsigned char proof[RUN_PROOF_BYTES];
+};
+
+struct run_refusal {
+    int32_t is_final; /* no other port is worth a try */
+    char text[RUN_REFUSAL_MAX];
+};
+
+struct run_start {
+    int32_t attempt, restarts; /* attempt: 0, then one more after each failure, `restarts` at most */
+    int32_t first_rank, ranks; /* of this host; of the job */
+    char session[RUN_SESSION_MAX];
+};
+
+/* What makes the run end. */
+struct run_event {
+    int32_t cause; /* enum run_cause_kind */
+    int32_t host;
+    int32_t rank; /* the worker that was the first to fail there; -1: none */
+    int32_t code; /* the exit code that follows from it */
+    int32_t signal;
+    int32_t asked; /* how often this host has been asked to end */
+};
+
+enum run_blamed { RUN_BLAMED_OWN, RUN_BLAMED_ELSEWHERE, RUN_BLAMED_TOGETHER };
+
+/* No worker is left on this host. */
+struct run_ended {
+    int32_t rank;     /* of this host, to blame for what failed here; -1: nothing failed */
+    int32_t blamed;   /* enum run_blamed: what the logs of its ranks say */
+    int32_t other;    /* the rank they blame on another host; -1: they do not say which */
+    int32_t is_clean; /* all its workers ended with code 0 */
+};
+
+struct run_tell {
+    int32_t rank;
+};
+
+/* What every host says of the end of an attempt. */
+struct run_cause {
+    int32_t kind; /* enum run_cause_kind */
+    int32_t host;
+    int32_t rank, pid;
+    int32_t code; /* that `shoal run` ends with, on every host */
+    int32_t signal;
+    int32_t is_clean;   /* all workers of all hosts ended with code 0 */
+    int32_t is_retried; /* START follows */
+    char name[RUN_NAME_MAX];
+    char words[RUN_WORDS_MAX];    /* "killed by signal 9 (Killed)" */
+    char tail[RUN_TAIL_TEXT_MAX]; /* the last lines of that worker, each with its end */
+};
+
+struct run_message {
+    enum run_kind kind;
+    union {
+        struct run_hello hello;
+        struct run_challenge challenge;
+        unsigned char proof[RUN_PROOF_BYTES];
+        struct run_refusal refusal;
+        struct run_start start;
+        struct run_event event; /* TROUBLE, STOP */
+        struct run_ended ended;
+        struct run_tell tell;
+        struct run_cause cause; /* TOLD, VERDICT */
+    };
+};
+
+enum { RUN_HEAD_BYTES = 12, RUN_FRAME_BYTES_MAX = 12288 };
+
+/* Returns the number of bytes. */
+size_t run_frame_build(const struct run_message *message, unsigned char frame[RUN_FRAME_BYTES_MAX]);
+
+enum run_parsed { RUN_PARSED_FRAME, RUN_PARSED_MORE, RUN_PARSED_BAD };
+
+/* Reads the frame at the begin of bytes: *used_out of them. Its numbers are within the limits of their fields, its texts end and
+ * have no control characters (but for the ends of lines and tabs in tails). MORE: it is not complete yet. BAD: no agent says
+ * that; before_member: only what a stranger may say (HELLO, PROOF, and from host 0 CHALLENGE, REFUSED) is good. */
+enum run_parsed run_frame_parse(const unsigned char *bytes, size_t count, bool before_member, struct run_message *message_out,
+                                size_t *used_out);
+
+#endif
