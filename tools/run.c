@@ -21,6 +21,7 @@
  * a host is lost, or did not start its workers, they get SIGTERM at once. */
 #define FAILURE_TERM_MS UINT64_C(3000)
 #define FAILURE_KILL_MS UINT64_C(1500)
+#define LOST_KILL_MS UINT64_C(1000)
 /* A worker that outlives SIGKILL for so long hangs in the kernel and is left behind. */
 #define ABANDON_MS UINT64_C(10000)
 /* When the workers have ended, what still holds their pipes (a `tee` of theirs) has so long to end too. */
@@ -234,7 +235,7 @@ static void signals_take(struct run *run)
 static void timeout_reached(struct run *run)
 {
     run->timeout_at = NEVER;
-    if (run->phase == PHASE_OVER || run->cause != RUN_CAUSE_NONE)
+    if (run->phase == PHASE_OVER || run->cause != RUN_CAUSE_NONE || (!run->workers.alive && run->options.place.hosts == 1))
         return;
     run->cause = RUN_CAUSE_TIMEOUT;
     run_output_say(&run->output, "%g s have passed (--timeout) and %s had not ended: stopping",
@@ -393,7 +394,7 @@ static void stop_take(struct run *run, const struct run_event *event)
     if (event->cause == RUN_CAUSE_WORKER)
         run->term_at = now_ms() + FAILURE_TERM_MS;
     else
-        workers_term(run, event->cause == RUN_CAUSE_TIMEOUT ? run->options.grace_ms : FAILURE_KILL_MS);
+        workers_term(run, event->cause == RUN_CAUSE_TIMEOUT ? run->options.grace_ms : LOST_KILL_MS);
 }
 
 static void tell_take(struct run *run, int rank)
@@ -431,7 +432,7 @@ static void messages_take(struct run *run)
 {
     struct run_message message;
     while (run->phase != PHASE_OVER && run_agents_next(run->agents, &message)) {
-        if (message.kind == RUN_START) {
+        if (message.kind == RUN_START && run->phase != PHASE_WORKING) {
             run->options.restarts = message.start.restarts;
             attempt_begin(run, &message.start);
         } else if (message.kind == RUN_STOP) {

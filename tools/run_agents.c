@@ -65,6 +65,7 @@ struct run_agents {
     int link_count;
     struct search search;
     bool is_started, is_cut; /* host 0 was lost after START */
+    bool has_ended;          /* ENDED was said of this attempt */
 };
 
 static uint64_t agents_now_ms(void)
@@ -486,6 +487,7 @@ static void word_of_host_0_take(struct run_agents *agents, struct run_link *link
         challenge_take(agents, link, &message->challenge);
     } else if (link->state == RUN_LINK_MEMBER) {
         agents->is_started |= message->kind == RUN_START;
+        agents->has_ended &= message->kind != RUN_START;
         queue_put(agents, message);
     } else {
         search_miss(agents, 2, "something else answers there");
@@ -520,7 +522,7 @@ static void host_0_lose(struct run_agents *agents, int error)
     reason_note(&agents->search, 0, is_gone ? "its `shoal run` ended without a word" : "it no longer answers");
     agents->is_cut = true;
     if (!agents->has_left)
-        loss_queue(agents, RUN_STOP);
+        loss_queue(agents, agents->has_ended ? RUN_VERDICT : RUN_STOP);
 }
 
 static void link_to_host_0_serve(struct run_agents *agents, struct run_link *link, short events)
@@ -638,6 +640,7 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
 /* A host that has lost host 0 gives the verdict itself, once its workers have ended. */
 void run_agents_say(struct run_agents *agents, const struct run_message *message)
 {
+    agents->has_ended |= message->kind == RUN_ENDED;
     if (is_host_0(agents))
         run_hub_hear(&agents->hub, 0, message, agents_now_ms());
     else if (!agents->is_cut)

@@ -246,6 +246,19 @@ def killed_agent(index):
         nothing_is_left(cluster, job)
 
 
+def killed_agent_of_waiting():
+    """A host whose workers are done learns, too, that the others' will not be."""
+    script = f'echo "{READY}, process $$"; [ $RANK = 1 ] && exit 0; exec sleep 1000'
+    with Cluster(2) as cluster, waiting(cluster, 2, 1, ["sh", "-c", script]) as job:
+        worker = process_of(job, 1, 1)
+        end = time.monotonic() + JOINED_S
+        while os.path.exists(f"/proc/{worker}"):
+            expect(time.monotonic() < end, job.told())
+            time.sleep(0.02)
+        job.agents[0].signal(signal.SIGKILL)
+        ended(cluster, job, 137, "host 0 .* is lost", agents=job.agents[1:])
+
+
 def cut_off_host():
     """Each side gives up the other; the others agree."""
     with Cluster(3) as cluster, waiting(cluster, 3, 2) as job:
@@ -518,6 +531,7 @@ CASES = [
     case("blamed_worker", blamed_worker),
     case("killed_agent_of_host_1", killed_agent, 1),
     case("killed_agent_of_host_0", killed_agent, 0),
+    case("killed_agent_of_host_0_at_the_end", killed_agent_of_waiting),
     case("cut_off_host", cut_off_host),
     case("stopped_agent", stopped_agent),
     case("interrupt_at_host_0", signalled, signal.SIGINT, 0),
