@@ -50,6 +50,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@dev/deps.sh build demo test
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
 	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
+	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(ARGS)
 
@@ -83,6 +84,12 @@ build/job/bin/python3: dev/job-requirements.txt build/torch/bin/python3
 	@build/job/bin/pip install --quiet --requirement dev/job-requirements.txt || { rm -rf build/job; exit 1; }
 	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/job/lib/python3*/site-packages)/torch.pth
 	@touch $@
+
+# The vendor's server for models, beside which the endpoint is tested. It needs pkg_resources, which setuptools has lost.
+build/inference/bin/python3:
+	@echo "installing the vendor's server for models at build/inference"
+	@rm -rf build/inference && python3 -m venv build/inference
+	@build/inference/bin/pip install --quiet sagemaker-inference==1.10.1 'setuptools<81' || { rm -rf build/inference; exit 1; }
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench

@@ -1,0 +1,390 @@
+"""Checkpoints in and out while a job trains, and what a job leaves behind.
+
+    hosts/algo-1/checkpoints/          s3://bucket/run
+        epoch-3.pt            --->         epoch-3.pt                            plain names, for anybody
+        last.pt               --->         last.pt
+                                           .shoal/algo-1.json                    the manifest: which objects are one set
+
+A set is what the folder held at one time when nothing in it was being written. Objects of a set are never overwritten: the new version
+of a file that the set has goes to `.shoal/` first, the manifest is replaced, and only then the plain name. So whoever reads by the
+manifest, as `start` does, gets all files of one set or an error, whenever the writer was killed."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, List, Optional, Set, Tuple
+
+from shoal.job.fetching import Progress, Say, local_errors
+from shoal.job.storage import Item, StorageError, Store, join, store_open
+
+OWN = ".shoal"
+INTERVAL_S = 2.0
+SETTLE_S = 1.0  # a file is complete when it has not changed for so long
+FILES_AT_ONCE = 8
+LAST_TRIES = 3
+PATIENCE_S = 60.0  # after that, what has settled is a set although another file is being written
+UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
+
+
+class CheckpointError(StorageError):
+    """One line: what is not safe, and what is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """What changes when a file does."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclasses.dataclass
+class Entry:
+    """A file of a set: which object has its bytes."""
+
+    key: str  # below the URI
+    size: int
+    version: str
+    mtime_ns: int
+
+
+def _scan(folder: pathlib.Path) -> Dict[str, Mark]:
+    """The files below a folder. One that vanishes meanwhile was not there. Links to files count as files."""
+    found: Dict[str, Mark] = {}
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in names:
+            if name.startswith(".") or name.endswith(UNFINISHED):
+                continue
+            path = pathlib.Path(top) / name
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    status = path.stat()
+                    found[path.relative_to(folder).as_posix()] = Mark(status.st_size, status.st_mtime_ns, status.st_ino)
+    return found
+
+
+class Manifest:
+    """The set of one host at a URI."""
+
+    def __init__(self, store: Store, top: str, host: str):
+        self.store, self.top, self.host = store, top, host
+        self.key = join(top, f"{OWN}/{host}.json")
+        self.entries: Dict[str, Entry] = {}
+        self.time = 0.0
+
+    def read(self) -> bool:
+        item = self.store.info(self.key)
+        if item is None:
+            return False
+        try:
+            data = json.loads(self.store.read_all(item))
+            self.entries = {name: Entry(**entry) for name, entry in data["files"].items()}
+            self.time = float(data["time"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self.store.uri(self.key)} is no manifest of checkpoints ({error}): remove it to start without") from error
+        return True
+
+    def write(self) -> None:
+        self.time = time.time()
+        files = {name: dataclasses.asdict(entry) for name, entry in sorted(self.entries.items())}
+        data = {"version": 1, "host": self.host, "time": round(self.time, 3), "files": files}
+        self.store.put_bytes((json.dumps(data, indent=1) + "\n").encode(), self.key)
+
+
+class Synchronizer:
+    """Keeps the files below `local` at `uri`: `start` brings the last set back and begins, `finish` copies what is left and ends.
+
+    Several hosts may share a URI, each with a `host` of its own; then all get the files of all. What a host has brought back or written
+    and removes is removed there, too."""
+
+    def __init__(self, local: pathlib.Path, uri: str, say: Say, host: str = "algo-1", interval_s: float = INTERVAL_S):
+        self.local, self.uri, self.say, self.host, self.interval_s = local, uri, say, host, interval_s
+        self.store, top = store_open(uri)
+        self.top = top.rstrip("/")
+        self.manifest = Manifest(self.store, self.top, host)
+        self.sent: Dict[str, Mark] = {}  # how the files looked whose bytes the manifest has
+        self.foreign: Dict[str, Mark] = {}  # and those that another host's manifest has
+        self.seen: Dict[str, Tuple[Mark, float]] = {}  # since when a file looks as it does
+        self.waiting_since: Optional[float] = None
+        self.ending = threading.Event()
+        self.is_complete = True
+        self.copying = ""
+        self.failure: Optional[StorageError] = None
+        self.thread: Optional[threading.Thread] = None
+
+    # -- in --
+
+    def start(self) -> None:
+        """Brings the last set back, whole or not at all. Raises StorageError."""
+        with local_errors(self.local):
+            self.local.mkdir(parents=True, exist_ok=True)
+        if self.manifest.read():  # a writer that was killed may have left plain names to be written
+            self._settle_names()
+        wanted = self._wanted()
+        if wanted:
+            self._bring(wanted)
+        self.thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self.thread.start()
+
+    def _wanted(self) -> Dict[str, Tuple[Item, int]]:
+        """The files to bring, by name: those of all hosts' manifests; all that is there where no manifest is."""
+        items = {item.key: item for item in self.store.list(self.top + "/")}
+        own = join(self.top, OWN) + "/"
+        manifests = [key for key in items if key.startswith(own) and key.endswith(".json") and "/" not in key[len(own):]]
+        if not manifests:
+            return self._adopt([item for key, item in items.items() if not key.startswith(own) and not key.endswith("/")])
+        found: Dict[str, Tuple[Item, int]] = {}
+        lost: Dict[str, str] = {}
+        for manifest in self._read_others(manifests, len(own)):
+            for name, entry in manifest.entries.items():
+                item = items.get(join(self.top, entry.key))
+                if item and (item.size, item.version) == (entry.size, entry.version):
+                    found[name] = (item, entry.mtime_ns)
+                    continue
+                lost[name] = f"{self.store.uri(join(self.top, entry.key))} {'has changed' if item else 'is gone'}"
+        missing = [text for name, text in lost.items() if name not in found]
+        if missing:
+            raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json was written: "
+                                  "put it back, or remove these manifests to start with what is there")
+        return found
+
+    def _adopt(self, items: List[Item]) -> Dict[str, Tuple[Item, int]]:
+        """What lies at a URI that no job has written is the first set, as it is."""
+        start = len(self.top) + 1
+        self.manifest.entries = {item.key[start:]: Entry(item.key[start:], item.size, item.version, 0) for item in items}
+        return {item.key[start:]: (item, 0) for item in items}
+
+    def _read_others(self, keys: List[str], lead: int) -> List[Manifest]:
+        manifests = [Manifest(self.store, self.top, key[lead:-len(".json")]) for key in keys]
+        return sorted((one for one in manifests if one.read()), key=lambda one: one.time)
+
+    def _bring(self, wanted: Dict[str, Tuple[Item, int]]) -> None:
+        """All files come beside their places first."""
+        wrong = next((item for name, (item, _) in wanted.items() if {"..", "", "."} & set(name.split("/"))), None)
+        if wrong:
+            raise CheckpointError(f"{self.store.uri(wrong.key)} makes no name of a file below {self.local}")
+        progress = Progress("checkpoints", len(wanted), sum(item.size for item, _ in wanted.values()), self.say)
+        ready: List[Tuple[pathlib.Path, pathlib.Path]] = []
+        try:
+            with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+                futures = [pool.submit(self._bring_one, item, self.local / name, mtime_ns, progress)
+                           for name, (item, mtime_ns) in sorted(wanted.items())]
+                for future in futures:
+                    ready += future.result()
+            with local_errors(self.local):
+                for coming, place in ready:
+                    os.replace(coming, place)
+        except BaseException:
+            for name in wanted:
+                with contextlib.suppress(OSError):
+                    _coming(self.local / name).unlink()
+            raise
+        finally:
+            progress.clear()
+        progress.end()
+        looks = _scan(self.local)
+        self.sent = {name: looks[name] for name in self.manifest.entries if name in looks}
+        self.foreign = {name: looks[name] for name in wanted if name in looks and name not in self.sent}
+
+    def _is_same(self, place: pathlib.Path, item: Item, mtime_ns: int) -> bool:
+        try:
+            status = place.stat()
+        except OSError:
+            return False
+        return bool(mtime_ns) and (status.st_size, status.st_mtime_ns) == (item.size, mtime_ns)
+
+    def _bring_one(self, item: Item, place: pathlib.Path, mtime_ns: int, progress: Progress) -> List[Tuple[pathlib.Path, pathlib.Path]]:
+        """Returns what has to be renamed."""
+        if self._is_same(place, item, mtime_ns):
+            progress.add(item.size, is_new=False)
+            return []
+        coming = _coming(place)
+        with local_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open(coming, "wb") as file:
+                def take(data: bytes) -> None:
+                    with local_errors(place):
+                        file.write(data)
+                    progress.add(len(data))
+                self.store.read(item, 0, item.size, take)
+            if mtime_ns:
+                os.utime(coming, ns=(mtime_ns, mtime_ns))
+        return [(coming, place)]
+
+    # -- out --
+
+    def finish(self, deadline_s: float, complete: bool = True) -> None:
+        """Copies what is left and ends. `complete`: the script has ended by itself, so that every file is whole; else only files that have
+        not changed for a while are. Raises CheckpointError when the last set is not safe within the deadline; the one before it is."""
+        if self.thread is None:
+            return
+        self.is_complete = complete
+        self.ending.set()
+        self.thread.join(max(deadline_s, 0.0))
+        if self.thread.is_alive():
+            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.copying or 'copying'} has not ended within "
+                                  f"{deadline_s:g} s; {self._last_text()}")
+        self.thread = None
+        if self.failure:
+            raise CheckpointError(f"the last checkpoints are not at {self.uri}: {self.failure}; {self._last_text()}") from self.failure
+
+    def _last_text(self) -> str:
+        if not self.manifest.time:
+            return "no set is there"
+        return "the set of " + time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.manifest.time)) + " is there, whole"
+
+    def _run(self) -> None:
+        while not self.ending.wait(self.interval_s):
+            self._pass(is_last=False)
+        if not self.is_complete:
+            self._look(time.monotonic())
+            time.sleep(SETTLE_S)
+        for _ in range(LAST_TRIES):
+            self._pass(is_last=True)
+            if not self.failure:
+                break
+            time.sleep(SETTLE_S)
+
+    def _pass(self, is_last: bool) -> None:
+        """A failure is said once, and tried again in the next pass."""
+        try:
+            self._settle_names()  # where the last pass could not
+            chosen = self._choose(is_last)
+            if chosen is not None:
+                self._send(chosen)
+            if self.failure:
+                self.say(f"checkpoints: {self.uri} can be written again")
+            self.failure = None
+        except StorageError as error:
+            if not self.failure:
+                self.say(f"checkpoints: {error}")
+            self.failure = error
+        except Exception as error:  # whatever it is, finish() has to tell it
+            self.failure = StorageError(f"{type(error).__name__}: {error}")
+
+    def _choose(self, is_last: bool) -> Optional[Dict[str, Mark]]:
+        """The files that are to be the next set; nothing when the last one stands, or something is being written."""
+        now = time.monotonic()
+        looks = self._look(now)
+        if looks == self.sent:
+            self.waiting_since = None
+            return None
+        if is_last and self.is_complete:
+            return looks
+        settled = {name: mark for name, mark in looks.items() if now - self.seen[name][1] >= SETTLE_S}
+        self.waiting_since = self.waiting_since or now
+        if len(settled) < len(looks) and not is_last and now - self.waiting_since < PATIENCE_S:
+            return None
+        self.waiting_since = None
+        kept = {name: self.sent[name] for name in looks if name not in settled and name in self.sent}
+        chosen = {**settled, **kept}
+        return None if chosen == self.sent else chosen
+
+    def _look(self, now: float) -> Dict[str, Mark]:
+        """The files that this host answers for, and since when each looks as it does."""
+        looks = {name: mark for name, mark in _scan(self.local).items() if self.foreign.get(name) != mark}
+        self.seen = {name: self._since(name, mark, now) for name, mark in looks.items()}
+        return looks
+
+    def _since(self, name: str, mark: Mark, now: float) -> Tuple[Mark, float]:
+        before = self.seen.get(name)
+        return before if before and before[0] == mark else (mark, now)
+
+    def _send(self, chosen: Dict[str, Mark]) -> None:
+        """The next set, in the order that leaves a whole one at any time."""
+        entries = {}
+        marks = {}
+        for name, mark in chosen.items():
+            if self.sent.get(name) == mark and name in self.manifest.entries:
+                entries[name], marks[name] = self.manifest.entries[name], mark
+                continue
+            self.copying = name
+            entry = self._send_one(name, mark)
+            if entry is None:  # it changed meanwhile: the set is not one; the next pass has it
+                return
+            entries[name], marks[name] = entry, mark
+        removed = [entry.key for name, entry in self.manifest.entries.items() if name not in entries]
+        kept = self._keys_of_others() if removed else set()
+        self.manifest.entries = entries
+        self.copying = "the manifest"
+        self.manifest.write()
+        self.sent = marks
+        self._settle_names()
+        for key in removed:
+            if key not in kept:
+                self.store.delete(join(self.top, key))
+        self.copying = ""
+
+    def _keys_of_others(self) -> Set[str]:
+        """Objects that other hosts' sets have."""
+        own = join(self.top, OWN) + "/"
+        keys = [item.key for item in self.store.list(own) if item.key.endswith(".json") and "/" not in item.key[len(own):]]
+        others = self._read_others([key for key in keys if key != self.manifest.key], len(own))
+        return {entry.key for manifest in others for entry in manifest.entries.values()}
+
+    def _send_one(self, name: str, mark: Mark) -> Optional[Entry]:
+        """To its plain name, unless something stands there already."""
+        is_new = name not in self.manifest.entries and self.store.info(join(self.top, name)) is None
+        key = name if is_new else f"{OWN}/{self.host}/{name}"
+        path = self.local / name
+        try:
+            item = self.store.put(path, join(self.top, key))
+        except StorageError:
+            if not path.exists():
+                return None
+            raise
+        if _mark(path) != mark or item.size != mark.size:
+            return None
+        return Entry(key, item.size, item.version, mark.mtime_ns)
+
+    def _settle_names(self) -> None:
+        """Files of the set that lie in .shoal come to their plain names."""
+        aside = {name: entry.key for name, entry in self.manifest.entries.items() if entry.key != name}
+        if not aside:
+            return
+        moved = dict(self.manifest.entries)
+        for name, key in aside.items():
+            self.copying = name
+            item = self.store.copy(join(self.top, key), join(self.top, name))
+            moved[name] = Entry(name, item.size, item.version, moved[name].mtime_ns)
+        self.manifest.entries = moved
+        self.manifest.write()
+        for key in aside.values():
+            self.store.delete(join(self.top, key))
+
+
+def _coming(place: pathlib.Path) -> pathlib.Path:
+    return place.with_name(f".{place.name}.coming")
+
+
+def _mark(path: pathlib.Path) -> Optional[Mark]:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return Mark(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+# ---- what a job leaves behind ----
+
+def upload(path: pathlib.Path, uri: str) -> str:
+    """Copies a file, or the files below a folder, into the folder `uri`, under its own name. Each comes to stand whole. Returns its URI.
+    Raises StorageError."""
+    store, key = store_open(uri)
+    target = join(key, path.name)
+    if not path.exists():
+        raise StorageError(f"there is no {path} to be copied to {uri}")
+    if not path.is_dir():
+        store.put(path, target)
+        return store.uri(target)
+    for file in sorted(one for one in path.rglob("*") if one.is_file()):
+        store.put(file, join(target, file.relative_to(path).as_posix()))
+    return store.uri(target)

@@ -1,0 +1,381 @@
+"""The endpoint's application: /ping and /invocations over the functions that a script of the vendor's PyTorch containers has.
+
+    body -> input_fn(data, content_type) -> predict_fn(data, model) -> output_fn(prediction, accept) -> answer
+            \\______________ transform_fn(model, data, content_type, accept) in place of the three ______________/
+
+The functions come from the module SAGEMAKER_PROGRAM (inference.py without it) in the folder code/ of the model; those that it lacks are
+the containers' defaults. One prediction runs at a time, on a thread of its own, so that /ping is answered meanwhile.
+
+Differences from the containers: a request that is wrong is answered 400, 406, 413 or 415, theirs 500; pickled objects in .npy and .npz
+are refused; an error is JSON, with paths of this machine only where `show_errors` is set."""
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import io
+import json
+import os
+import pathlib
+import re
+import sys
+import traceback
+import types
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple
+
+JSON, CSV, NPY, NPZ, ANY = "application/json", "text/csv", "application/x-npy", "application/x-npz", "*/*"
+TEXTS = (JSON, CSV)  # these bodies reach input_fn as text
+INPUTS = (JSON, CSV, NPY, NPZ)
+OUTPUTS = (JSON, CSV, NPY)
+BODY_BYTES_MAX = 64 << 20
+NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn", "pre_model_fn", "model_warmup_fn")
+ARGUMENTS = {"model_fn": 1, "input_fn": 2, "predict_fn": 2, "output_fn": 2, "transform_fn": 4, "pre_model_fn": 1, "model_warmup_fn": 2}
+PATH_TEXT = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
+
+
+class ServeError(RuntimeError):
+    """The endpoint cannot start. One line."""
+
+
+class RequestError(Exception):
+    """The client has asked for what cannot be."""
+
+    def __init__(self, status: int, kind: str, message: str):
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class FunctionError(Exception):
+    """A function of the script has raised."""
+
+    def __init__(self, name: str, cause: BaseException):
+        super().__init__(str(cause))
+        self.name, self.cause = name, cause
+
+
+@dataclasses.dataclass
+class Context:
+    """What a function gets that takes one argument more."""
+
+    model_dir: str
+    request_headers: Dict[str, str] = dataclasses.field(default_factory=dict)
+    system_properties: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def get_request_header(self, idx: int, key: str) -> Optional[str]:
+        return self.request_headers.get(key.lower())
+
+
+# ---- bodies ----
+
+def decode(body: Any, content_type: str) -> Any:
+    """The default of input_fn: a numpy array."""
+    import numpy
+    try:
+        if content_type == JSON:
+            return numpy.array(json.loads(body))
+        if content_type == CSV:
+            return numpy.genfromtxt(io.StringIO(body), delimiter=",")
+        if content_type == NPY:
+            return numpy.load(io.BytesIO(body), allow_pickle=False)
+        if content_type == NPZ:
+            return _npz(body)
+    except RequestError:
+        raise
+    except Exception as error:  # numpy and zipfile have many
+        raise RequestError(400, "MalformedBody", f"the body is not {content_type}: {error}") from error
+    raise RequestError(415, "UnsupportedContentType", f"Content-Type {content_type or '(none)'} is not understood: send one of {', '.join(INPUTS)}")
+
+
+def _npz(body: bytes) -> Any:
+    """A sparse matrix as scipy.sparse.save_npz writes it; else the arrays by name, or the one that there is."""
+    import numpy
+    with numpy.load(io.BytesIO(body), allow_pickle=False) as file:
+        if "format" not in file.files:
+            arrays = {name: file[name] for name in file.files}
+            return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    try:
+        import scipy.sparse
+    except ImportError as error:
+        raise RequestError(415, "UnsupportedContentType", f"a sparse matrix in {NPZ} needs scipy here") from error
+    return scipy.sparse.load_npz(io.BytesIO(body))
+
+
+def encode(prediction: Any, accept: str) -> Any:
+    """The default of output_fn, as the containers encode."""
+    import numpy
+    if accept == JSON:
+        return json.dumps(prediction, default=_as_list)
+    if accept == CSV:
+        text = io.StringIO()
+        numpy.savetxt(text, prediction, delimiter=",", fmt="%s")
+        return text.getvalue()
+    data = io.BytesIO()
+    numpy.save(data, prediction, allow_pickle=False)
+    return data.getvalue()
+
+
+def _as_list(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def media_type(header: str) -> str:
+    return header.split(";", 1)[0].strip().lower()
+
+
+def accepted(header: str) -> List[str]:
+    """The types of an Accept header, in the order of the client's preference."""
+    found: List[Tuple[float, str]] = []
+    for part in header.split(","):
+        name, *parameters = [word.strip() for word in part.split(";")]
+        quality = next((word[2:] for word in parameters if word.startswith("q=")), "1")
+        with contextlib.suppress(ValueError):
+            if name and float(quality) > 0:
+                found.append((-float(quality), name.lower()))
+    return [name for _, name in sorted(found, key=lambda one: one[0])]
+
+
+# ---- the containers' defaults ----
+
+def default_model_fn(model_dir: str) -> Any:
+    """TorchScript."""
+    path = os.path.join(model_dir, "model.pt")
+    if not os.path.exists(path):
+        raise ServeError("the model has no model.pt, and the script has no model_fn(model_dir): write one, or save the model with torch.jit")
+    import torch
+    return torch.jit.load(path, map_location=_device()).eval()
+
+
+def _device() -> Any:
+    import torch
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def default_input_fn(data: Any, content_type: str) -> Any:
+    """A tensor where torch is in use, else an array."""
+    array = decode(data, content_type)
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(array, "dtype") or not hasattr(array, "shape") or hasattr(array, "getnnz"):
+        return array
+    if array.dtype.kind not in "biufc":
+        raise RequestError(400, "MalformedBody", "the body holds no numbers in rows of one length")
+    return torch.as_tensor(array, dtype=torch.float32 if content_type in TEXTS else None).to(_device())
+
+
+def default_predict_fn(data: Any, model: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return model(data)
+    with torch.no_grad():
+        return model.to(_device()).eval()(data)
+
+
+def default_output_fn(prediction: Any, accept: str) -> Any:
+    """The first type of the client's that we can write, and that type."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(prediction, torch.Tensor):
+        prediction = prediction.detach().cpu().numpy()
+    default = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", JSON)
+    for name in accepted(accept):
+        name = default if name in (ANY, "application/*") else name
+        if name in OUTPUTS:
+            return encode(prediction, name), name
+    raise RequestError(406, "NotAcceptable", f"Accept {accept} cannot be answered: ask for one of {', '.join(OUTPUTS)}")
+
+
+# ---- the script ----
+
+class Handler:
+    """A model and the functions around it. `load` once, then `answer` for each request, on one thread."""
+
+    def __init__(self, model_dir: pathlib.Path, program: Optional[str] = None, code: Optional[pathlib.Path] = None):
+        self.model_dir = model_dir
+        self.code = code or model_dir / "code"
+        self.program = program or os.environ.get("SAGEMAKER_PROGRAM") or "inference.py"
+        self.functions: Dict[str, Callable[..., Any]] = {
+            "model_fn": default_model_fn, "input_fn": default_input_fn, "predict_fn": default_predict_fn, "output_fn": default_output_fn}
+        self.model: Any = None
+
+    def load(self) -> None:
+        """Raises ServeError, or FunctionError when the script raises."""
+        own = self._own_functions()
+        if "transform_fn" in own and {"input_fn", "predict_fn", "output_fn"} & set(own):
+            raise ServeError("Cannot use transform_fn implementation in conjunction with input_fn, predict_fn, and/or output_fn implementation")
+        self.functions.update(own)
+        context = Context(str(self.model_dir))
+        if "pre_model_fn" in own:
+            self._call("pre_model_fn", context, str(self.model_dir))
+        self.model = self._call("model_fn", context, str(self.model_dir))
+        if "model_warmup_fn" in own:
+            self._call("model_warmup_fn", context, str(self.model_dir), self.model)
+
+    def _own_functions(self) -> Dict[str, Callable[..., Any]]:
+        path = self.code / self.program
+        if not path.is_file():
+            if self.program != "inference.py":
+                raise ServeError(f"there is no {self.program} in the model's code: entry_point and SAGEMAKER_PROGRAM name a file there")
+            return {}
+        sys.path.insert(0, str(self.code))
+        if path.parent != self.code:
+            sys.path.insert(0, str(path.parent))
+        module = self._module(path)
+        return {name: getattr(module, name) for name in NAMES if callable(getattr(module, name, None))}
+
+    def _module(self, path: pathlib.Path) -> types.ModuleType:
+        """Under its own name, so that what the model was pickled with is found."""
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            raise FunctionError(self.program, error) from error
+        return module
+
+    def _call(self, name: str, context: Context, *arguments: Any) -> Any:
+        """A function that takes one argument more gets the context."""
+        function = self.functions[name]
+        if _takes(function, ARGUMENTS[name] + 1):
+            arguments = (*arguments, context)
+        try:
+            return function(*arguments)
+        except (RequestError, ServeError):
+            raise
+        except SystemExit as error:
+            raise FunctionError(name, RuntimeError(f"it called sys.exit({error.code})")) from error
+        except Exception as error:
+            raise FunctionError(name, error) from error
+
+    def answer(self, body: bytes, headers: Dict[str, str]) -> Tuple[bytes, str]:
+        """The body of the answer and its type."""
+        content_type = media_type(headers.get("content-type") or os.environ.get("SAGEMAKER_DEFAULT_CONTENT_TYPE", JSON))
+        accept = headers.get("accept") or ANY
+        if accept == ANY:
+            accept = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", JSON)
+        data: Any = body
+        if content_type in TEXTS:
+            try:
+                data = body.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise RequestError(400, "MalformedBody", f"the body is not text in UTF-8: {error}") from error
+        context = Context(str(self.model_dir), headers)
+        return _result(self._transform(data, content_type, accept, context), accept)
+
+    def _transform(self, data: Any, content_type: str, accept: str, context: Context) -> Any:
+        if "transform_fn" in self.functions:
+            return self._call("transform_fn", context, self.model, data, content_type, accept)
+        asked = self._call("input_fn", context, data, content_type)
+        prediction = self._call("predict_fn", context, asked, self.model)
+        return self._call("output_fn", context, prediction, accept)
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _result(result: Any, accept: str) -> Tuple[bytes, str]:
+    """What output_fn or transform_fn returned: a body, or a body and its type."""
+    content_type = next(iter(accepted(accept)), JSON)
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
+        result, content_type = result
+    if isinstance(result, str):
+        return result.encode("utf-8"), content_type
+    if isinstance(result, (bytes, bytearray, memoryview)):
+        return bytes(result), content_type
+    try:
+        return json.dumps(result).encode(), content_type
+    except (TypeError, ValueError) as error:
+        raise FunctionError("output_fn", TypeError(f"it returned {type(result).__name__}: return bytes or text, or that and its type")) from error
+
+
+# ---- errors ----
+
+def error_data(error: BaseException, code: pathlib.Path, show_errors: bool) -> Tuple[int, Dict[str, Any]]:
+    """The status of the answer and what the client is told."""
+    if isinstance(error, RequestError):
+        return error.status, {"error": {"type": error.kind, "message": _without_paths(str(error), show_errors)}}
+    name = error.name if isinstance(error, FunctionError) else None
+    cause = error.cause if isinstance(error, FunctionError) else error
+    told: Dict[str, Any] = {"type": type(cause).__name__, "message": _without_paths(str(cause), show_errors), "function": name,
+                            "where": _where(cause, code)}
+    if show_errors:
+        told["traceback"] = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    status = getattr(cause, "status_code", 500)  # the containers' errors carry one
+    return status if isinstance(status, int) and 400 <= status < 600 else 500, {"error": told}
+
+
+def _without_paths(text: str, show_errors: bool) -> str:
+    return text if show_errors else PATH_TEXT.sub(r"\1", text)
+
+
+def _where(error: BaseException, code: pathlib.Path) -> Optional[str]:
+    """The last line of the script's own, as FILE:LINE below its folder."""
+    top = str(code.resolve()) + os.sep
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        name = os.path.realpath(frame.filename)
+        if name.startswith(top):
+            return f"{name[len(top):]}:{frame.lineno}"
+    return None
+
+
+# ---- the application ----
+
+def application(handler: Handler, show_errors: bool = False, body_bytes_max: int = BODY_BYTES_MAX) -> Any:
+    """A starlette application over a handler that has been loaded."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="predict")
+
+    @contextlib.asynccontextmanager
+    async def life(_: Any) -> AsyncIterator[None]:
+        yield
+        pool.shutdown(wait=False)
+
+    async def ping(request: Request) -> Response:
+        return Response(b"", media_type=JSON)
+
+    async def invocations(request: Request) -> Response:
+        try:
+            body = await _body(request, body_bytes_max)
+            loop = asyncio.get_running_loop()
+            data, content_type = await loop.run_in_executor(pool, handler.answer, body, dict(request.headers))
+        except ClientDisconnect:
+            return Response(b"", 400)
+        except Exception as error:
+            status, told = error_data(error, handler.code, show_errors)
+            if status >= 500:
+                cause = error.cause if isinstance(error, FunctionError) else error
+                traceback.print_exception(type(cause), cause, cause.__traceback__)
+            return JSONResponse(told, status)
+        return Response(data, headers={"content-type": content_type})
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = "POST /invocations asks the model, GET /ping whether it is there"
+        return JSONResponse({"error": {"type": error.detail, "message": text}}, error.status_code, error.headers)
+
+    routes = [Route("/ping", ping, methods=["GET"]), Route("/invocations", invocations, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=life, exception_handlers={404: refused, 405: refused})
+
+
+async def _body(request: Any, bytes_max: int) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > bytes_max:
+            raise RequestError(413, "BodyTooLarge", f"the body is larger than {bytes_max:,} bytes: send less at a time, or start with --max-bytes")
+        pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Checkpoints at a URI while a job trains: whole sets whatever ends the writer, brought back at the start; and what a job leaves behind."""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
+
+from shoal.job import checkpoints, storage  # noqa: E402
+from shoal.job.checkpoints import Synchronizer, upload  # noqa: E402
+from stores import S3, Said, files_below, message, wait_for  # noqa: E402
+from tap import expect, run_cases  # noqa: E402
+
+s3 = S3()
+LONG_S = 60
+
+
+class Run:
+    """A folder that is synchronised with s3://data/PREFIX, or with a folder."""
+
+    def __init__(self, uri, host="algo-1", **more):
+        self.folder = tempfile.TemporaryDirectory(prefix="shoal-test-checkpoints-")
+        self.local = pathlib.Path(self.folder.name) / "checkpoints"
+        self.said = Said()
+        self.sync = Synchronizer(self.local, uri, self.said, host=host, interval_s=0.05, **more)
+        self.sync.start()
+
+    def write(self, name, data):
+        """As a script does that wants its files whole."""
+        path = self.local / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(name.rsplit("/", 1)[-1] + ".tmp").write_bytes(data)
+        os.replace(path.with_name(name.rsplit("/", 1)[-1] + ".tmp"), path)
+
+    def set_is(self, **wanted):
+        """Waits until the manifest has these files and no others."""
+        def has():
+            entries = manifest(self.sync)
+            return entries is not None and {name: entry["size"] for name, entry in entries.items()} == {
+                name: len(data) for name, data in wanted.items()} and all(entry["key"] == name for name, entry in entries.items())
+        wait_for(has, f"the set {sorted(wanted)}")
+
+    def finish(self, **more):
+        self.sync.finish(LONG_S, **more)
+        return files_below(self.local)
+
+
+def manifest(sync):
+    item = sync.store.info(sync.manifest.key)
+    try:
+        return json.loads(sync.store.read_all(item))["files"] if item else None
+    except storage.ChangedError:
+        return None
+
+
+def brought(uri, host="algo-1"):
+    """What a new start brings back."""
+    run = Run(uri, host)
+    return run.finish()
+
+
+def objects(prefix):
+    return {key[len(prefix) + 1:]: body for key, body in s3.listed(prefix + "/").items()}
+
+
+# ---- out and in ----
+
+def files_go_out_while_training_and_come_back():
+    for uri in ("s3://data/there", tempfile.mkdtemp(prefix="shoal-test-there-")):
+        run = Run(uri)
+        run.write("one.pt", b"1" * 100)
+        run.write("deep/two.pt", b"2" * 200)
+        run.set_is(**{"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200})
+        run.write("last", b"last")
+        expect(run.finish() == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"})
+        expect(brought(uri) == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"})
+    plain = {name: body for name, body in objects("there").items() if not name.startswith(".shoal")}
+    expect(plain == {"one.pt": b"1" * 100, "deep/two.pt": b"2" * 200, "last": b"last"}, plain)
+
+
+def a_file_that_changes_and_one_that_goes():
+    run = Run("s3://data/changes")
+    run.write("last.pt", b"first")
+    run.write("old.pt", b"old")
+    run.set_is(**{"last.pt": b"first", "old.pt": b"old"})
+    run.write("last.pt", b"second!")
+    (run.local / "old.pt").unlink()
+    run.set_is(**{"last.pt": b"second!"})
+    run.finish()
+    there = objects("changes")
+    expect(sorted(there) == [".shoal/algo-1.json", "last.pt"] and there["last.pt"] == b"second!", there)
+    expect(brought("s3://data/changes") == {"last.pt": b"second!"})
+
+
+def nothing_is_sent_twice():
+    run = Run("s3://data/twice")
+    run.write("a", b"a")
+    run.set_is(a=b"a")
+    s3.proxy.forget()
+    time.sleep(0.5)  # ten passes
+    run.finish()
+    expect([path for method, path in s3.proxy.requests if method == "PUT"] == [], s3.proxy.requests)
+    run = Run("s3://data/twice")
+    run.finish()
+    expect([path for method, path in s3.proxy.requests if method == "PUT"] == [], s3.proxy.requests)
+
+
+def what_a_user_has_put_there_comes_and_stays():
+    s3.put("given/base.pt", b"base")
+    s3.put("given/deep/more.pt", b"more")
+    run = Run("s3://data/given")
+    expect(files_below(run.local) == {"base.pt": b"base", "deep/more.pt": b"more"})
+    run.write("new.pt", b"new")
+    run.finish()
+    expect(brought("s3://data/given") == {"base.pt": b"base", "deep/more.pt": b"more", "new.pt": b"new"})
+
+
+def hosts_share_a_uri():
+    """Each gets the files of all and answers for its own."""
+    first, second = Run("s3://data/hosts", "algo-1"), Run("s3://data/hosts", "algo-2")
+    first.write("rank0.pt", b"zero")
+    second.write("rank1.pt", b"one")
+    first.finish()
+    second.finish()
+    first, second = Run("s3://data/hosts", "algo-1"), Run("s3://data/hosts", "algo-2")
+    expect(files_below(first.local) == files_below(second.local) == {"rank0.pt": b"zero", "rank1.pt": b"one"})
+    s3.proxy.forget()
+    first.write("rank0.pt", b"zero again")
+    (second.local / "rank0.pt").unlink()  # not its own: it stays
+    first.finish()
+    second.finish()
+    expect(not any("rank1" in path for method, path in s3.proxy.requests if method == "PUT"), s3.proxy.requests)
+    expect(brought("s3://data/hosts", "algo-1") == {"rank0.pt": b"zero again", "rank1.pt": b"one"})
+
+
+def the_set_replaces_what_a_killed_script_left():
+    run = Run("s3://data/left")
+    run.write("last.pt", b"whole")
+    run.finish()
+    again = tempfile.TemporaryDirectory()
+    local = pathlib.Path(again.name)
+    (local / "last.pt").write_bytes(b"to")
+    (local / "other.pt").write_bytes(b"other")
+    Synchronizer(local, "s3://data/left", Said()).start()
+    expect(files_below(local) == {"last.pt": b"whole", "other.pt": b"other"}, files_below(local))
+
+
+# ---- whole sets ----
+
+@contextlib.contextmanager
+def being_written(name):
+    """Whenever somebody looks, this file has changed. Gives how often somebody has looked."""
+    original, looks = checkpoints._scan, []
+
+    def scan(folder):
+        looks.append(0)
+        marks = original(folder)
+        if name in marks:
+            marks[name] = checkpoints.Mark(marks[name].size, len(looks), marks[name].inode)
+        return marks
+
+    checkpoints._scan = scan
+    try:
+        yield looks
+    finally:
+        checkpoints._scan = original
+
+
+def a_file_that_is_being_written_waits():
+    run = Run("s3://data/writing")
+    run.write("a", b"a")
+    run.set_is(a=b"a")
+    with being_written("big") as looks:
+        run.write("big", b"torn")
+        run.write("b", b"b")
+        time.sleep(1.5 * checkpoints.SETTLE_S)
+        seen = len(looks)
+        wait_for(lambda: len(looks) > seen + 5, "more passes")
+        expect(set(manifest(run.sync)) == {"a"}, manifest(run.sync))
+    run.set_is(a=b"a", b=b"b", big=b"torn")
+    run.finish()
+
+
+def patience_ends():
+    """Where something is always being written, the others go out; of the one that changes, the set keeps what it had."""
+    before, checkpoints.PATIENCE_S = checkpoints.PATIENCE_S, 2.0
+    try:
+        run = Run("s3://data/patience")
+        run.write("log", b"begin")
+        run.set_is(log=b"begin")
+        with being_written("log"):
+            run.write("log", b"begin and more")
+            run.write("model", b"model")
+            run.set_is(log=b"begin", model=b"model")
+        run.finish()
+        expect(brought("s3://data/patience") == {"log": b"begin and more", "model": b"model"})
+    finally:
+        checkpoints.PATIENCE_S = before
+
+
+WRITER = """
+import os, pathlib, sys, time
+sys.path[:0] = sys.argv[1:3]
+from shoal.job import checkpoints, storage
+checkpoints.SETTLE_S = 0.0
+calls = ["put", "copy", "delete"]
+left = [int(sys.argv[4])]
+for name in calls:
+    def wrapped(self, *words, original=getattr(storage.LocalStore, name)):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), 9)
+        return original(self, *words)
+    setattr(storage.LocalStore, name, wrapped)
+local = pathlib.Path(sys.argv[3])
+sync = checkpoints.Synchronizer(local, sys.argv[6], print)
+sync.start()
+for name in ("model", "optimizer"):
+    (local / name).write_bytes(sys.argv[5].encode() * 1000)
+sync.finish(60)
+"""
+
+
+def a_writer_that_is_killed_leaves_a_whole_set():
+    """Before each of its writes in turn. A reader gets both files of one round, never one of each."""
+    with tempfile.TemporaryDirectory() as there:
+        def write(kills_after, letter):
+            with tempfile.TemporaryDirectory() as local:
+                return subprocess.run([sys.executable, "-c", WRITER, *sys.path[:2], local, str(kills_after), letter, there],
+                                      capture_output=True, timeout=120)
+
+        done = write(1000, "a")
+        expect(done.returncode == 0, done.stderr)
+        state, kills = "a", 0
+        while True:
+            letter = "bc"[kills % 2]
+            code = write(kills, letter).returncode
+            expect(code in (0, -signal.SIGKILL), code)
+            got = read_only(there)
+            expect(set(got) == {"model", "optimizer"} and got["model"] == got["optimizer"], got)
+            expect(got["model"][:1].decode() in (state, letter), got, state, letter)
+            state = got["model"][:1].decode()
+            if code == 0:
+                break
+            kills += 1
+        expect(4 < kills < 20 and state == letter, kills, state)
+        expect(sorted(files_below(there)) == [".shoal/algo-1.json", "model", "optimizer"], sorted(files_below(there)))
+
+
+def read_only(uri):
+    """As a start would bring it, without a writer."""
+    with tempfile.TemporaryDirectory() as name:
+        sync = Synchronizer(pathlib.Path(name), uri, Said(), host="reader")
+        sync._bring(sync._wanted())
+        return files_below(name)
+
+
+# ---- ends and faults ----
+
+def a_script_that_was_killed_leaves_no_torn_file():
+    """complete=False: what changed a moment ago is not taken."""
+    run = Run("s3://data/torn")
+    run.write("good", b"good")
+    run.set_is(good=b"good")
+    with being_written("torn"):
+        run.write("torn", b"half a mod")
+        run.sync.finish(LONG_S, complete=False)
+    expect(brought("s3://data/torn") == {"good": b"good"})
+
+
+def a_deadline_is_kept_and_the_set_before_is_named():
+    run = Run("s3://data/late")
+    run.write("model", b"first")
+    run.set_is(model=b"first")
+    original, release = storage.S3Store.put, threading.Event()
+
+    def slow(self, path, key):
+        release.wait(LONG_S)
+        return original(self, path, key)
+
+    storage.S3Store.put = slow
+    try:
+        run.write("model", b"second")
+        began = time.monotonic()
+        text = message(run.sync.finish, 0.5)
+        expect(time.monotonic() - began < 20)
+        expect(text.startswith("the last checkpoints are not at s3://data/late: model has not ended within 0.5 s; the set of 2"), text)
+        expect(text.endswith(" is there, whole"), text)
+        expect(read_only("s3://data/late") == {"model": b"first"})
+    finally:
+        release.set()
+        run.sync.thread.join(LONG_S)
+        storage.S3Store.put = original
+
+
+def a_store_that_fails_is_said_once_and_tried_again():
+    original, broken = storage.S3Store.put, [True]
+
+    def put(self, path, key):
+        if broken[0]:
+            raise storage.StorageError("s3://data/broken: the store cannot be reached")
+        return original(self, path, key)
+
+    storage.S3Store.put = put
+    try:
+        run = Run("s3://data/broken")
+        run.write("a", b"a")
+        wait_for(lambda: run.said, "the failure")
+        time.sleep(0.5)
+        expect(run.said == ["checkpoints: s3://data/broken: the store cannot be reached"], run.said)
+        broken[0] = False
+        run.set_is(a=b"a")
+        wait_for(lambda: len(run.said) == 2, "the end of the failure")
+        broken[0] = True
+        run.write("b", b"b")
+        text = message(run.sync.finish, LONG_S)
+        expect("the last checkpoints are not at s3://data/broken: s3://data/broken: the store cannot be reached" in text, text)
+        expect("is there, whole" in text, text)
+    finally:
+        storage.S3Store.put = original
+
+
+def a_set_that_is_not_whole_is_one_error():
+    run = Run("s3://data/spoilt")
+    run.write("a", b"a")
+    run.write("b", b"b")
+    run.finish()
+    s3.put("spoilt/a", b"somebody else's")
+    with tempfile.TemporaryDirectory() as name:
+        text = message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start)
+        expect("the last set of checkpoints is not whole: s3://data/spoilt/a has changed since" in text, text)
+        expect(files_below(name) == {})
+        s3.client.delete_object(Bucket="data", Key="spoilt/a")
+        expect("s3://data/spoilt/a is gone since" in message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start))
+        s3.put("spoilt/.shoal/algo-1.json", b"{")
+        text = message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start)
+        expect("is no manifest of checkpoints" in text, text)
+
+
+def what_a_job_leaves_is_copied():
+    with tempfile.TemporaryDirectory() as name:
+        top = pathlib.Path(name)
+        (top / "model.tar.gz").write_bytes(b"model")
+        (top / "out/deep").mkdir(parents=True)
+        (top / "out/deep/x").write_bytes(b"x")
+        (top / "out/y").write_bytes(b"y")
+        expect(upload(top / "model.tar.gz", "s3://data/results/job-1/output/") == "s3://data/results/job-1/output/model.tar.gz")
+        expect(upload(top / "out", "s3://data/results") == "s3://data/results/out")
+        expect(objects("results") == {"job-1/output/model.tar.gz": b"model", "out/deep/x": b"x", "out/y": b"y"}, objects("results"))
+        expect(upload(top / "model.tar.gz", f"file://{name}/results") == f"{name}/results/model.tar.gz")
+        expect((top / "results/model.tar.gz").read_bytes() == b"model" and len(list((top / "results").iterdir())) == 1)
+        expect("there is no" in message(upload, top / "none", "s3://data/results"))
+        expect("there is no such bucket" in message(upload, top / "model.tar.gz", "s3://no-such-bucket/x"))
+        (top / "file").write_bytes(b"")
+        expect("File exists" in message(upload, top / "model.tar.gz", f"{name}/file"))
+
+
+def a_large_file_goes_in_parts():
+    with tempfile.TemporaryDirectory() as name:
+        body = os.urandom((33 << 20) + 5)
+        (pathlib.Path(name) / "large").write_bytes(body)
+        s3.proxy.forget()
+        upload(pathlib.Path(name) / "large", "s3://data/parts")
+        expect(objects("parts") == {"large": body})
+        expect(len([path for method, path in s3.proxy.requests if method == "PUT"]) == 3, s3.proxy.requests)
+
+
+run_cases([
+    files_go_out_while_training_and_come_back,
+    a_file_that_changes_and_one_that_goes,
+    nothing_is_sent_twice,
+    what_a_user_has_put_there_comes_and_stays,
+    hosts_share_a_uri,
+    the_set_replaces_what_a_killed_script_left,
+    a_file_that_is_being_written_waits,
+    patience_ends,
+    a_writer_that_is_killed_leaves_a_whole_set,
+    a_script_that_was_killed_leaves_no_torn_file,
+    a_deadline_is_kept_and_the_set_before_is_named,
+    a_store_that_fails_is_said_once_and_tried_again,
+    a_set_that_is_not_whole_is_one_error,
+    what_a_job_leaves_is_copied,
+    a_large_file_goes_in_parts,
+])
