@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, names_in
 from tap import Skip, call, expect, run_cases

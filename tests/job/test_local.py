@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -201,7 +200,7 @@ def command_helps_and_refuses():
     with Jobs() as jobs:
         code, out, err = jobs.call("--help")
         expect(code == 0 and "Examples:" in out and "Exit codes:" in out, code, out, err)
-        for command in ("run", "check", "list", "status", "logs", "stop", "report", "watch", "serve"):
+        for command in ("run", "check", "list", "status", "logs", "stop", "report", "watch"):
             code, out, err = jobs.call(command, "--help")
             expect(code == 0 and f"shoal job {command}" in out, code, out, err)
         for words, told in ((["statsu", "x"], "invalid choice"), ([], "no command given"), (["status"], "NAME"),

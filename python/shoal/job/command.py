@@ -12,16 +12,11 @@ import time
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence
 
 from shoal.job import engines, processes, reading
-from shoal.job.document import Job, as_data
+from shoal.job.document import Job, JobError, as_data
 from shoal.job.folder import ENDED, Status, jobs_folder
-from shoal.job.places import EngineError
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 EXIT_OF = {"Completed": EXIT_COMPLETED, "Failed": EXIT_FAILED, "Stopped": EXIT_STOPPED}
-
-class Usage(Exception):
-    """What was asked makes no sense. Lines for stderr; the command ends with EXIT_USAGE."""
-
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -36,24 +31,23 @@ def say(text: str) -> None:
 # ---- documents ----
 
 def document_read(words: argparse.Namespace) -> Job:
-    """The document with what the command line sets. Raises Usage with all mistakes."""
-    try:
-        job = reading.job_read(words.file)
-        data = as_data(job)
-        for setting in words.set or []:
-            setting_apply(data, setting)
-        if getattr(words, "name", None):
-            data["name"] = words.name
-        return reading.job_of(data)
-    except reading.JobError as error:
-        raise Usage(str(error)) from error
+    """The document with what the command line sets. Raises JobError with all mistakes."""
+    job = reading.job_read(words.file)
+    if not words.set and not getattr(words, "name", None):
+        return job
+    data = as_data(job)
+    for setting in words.set or []:
+        setting_apply(data, setting)
+    if getattr(words, "name", None):
+        data["name"] = words.name
+    return reading.job_of(data)
 
 
 def setting_apply(data: Dict[str, Any], setting: str) -> None:
     """KEY=VALUE; the key with dots, the value as JSON, else text."""
     key, equals, text = setting.partition("=")
     if not equals or not key:
-        raise Usage(f"--set takes KEY=VALUE, such as hyperparameters.lr=0.2, not {setting!r}")
+        raise JobError(f"--set takes KEY=VALUE, such as hyperparameters.lr=0.2, not {setting!r}")
     try:
         value = json.loads(text)
     except ValueError:
@@ -63,7 +57,7 @@ def setting_apply(data: Dict[str, Any], setting: str) -> None:
     for name in above:
         place = place.setdefault(name, {}) if isinstance(place, dict) else None
         if not isinstance(place, dict):
-            raise Usage(f"--set {setting}: {name} holds nothing that could be set")
+            raise JobError(f"--set {setting}: {name} holds nothing that could be set")
     place[last] = value
 
 
@@ -207,11 +201,6 @@ def watch(words: argparse.Namespace) -> int:
     return watching.main(engines.folder_find(words.name), words.port) or 0
 
 
-def serve(words: argparse.Namespace) -> int:
-    from shoal.job import serve as serving
-    return serving.main(words.model, words.port) or 0
-
-
 # ---- words ----
 
 def parser_make() -> Parser:
@@ -255,25 +244,29 @@ def parser_make() -> Parser:
     reporting.add_argument("-o", "--output", metavar="FILE", help="where (default NAME.html)")
     watching = command("watch", watch, "Shows a job live, in a browser on this machine and as a table in the terminal.")
     watching.add_argument("--port", type=int, default=0, help="of the page (default: one that is free)")
-    serving = command("serve", serve, "Serves the model of a job: /ping and /invocations.", is_named=False)
-    serving.add_argument("model", metavar="NAME", help="the job, or its model.tar.gz")
-    serving.add_argument("--port", type=int, default=8080, help="where it listens (default 8080; 0: one that is free)")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
+def dispatch(argv: Sequence[str]) -> int:
+    if argv[:1] == ["serve"]:  # it reads its own words
+        from shoal.job import serve
+        return serve.main(argv[1:]) or 0
     parser = parser_make()
     words = parser.parse_args(argv)
     if words.help or not words.command:  # the command in C has the text
         os.execv(processes.shoal_command(), ["shoal", "job", *["--help"] * words.help])
+    return words.does(words)
+
+
+def main(argv: Sequence[str]) -> int:
     try:
-        return words.does(words)
-    except (Usage, EngineError) as error:
+        return dispatch(list(argv))
+    except JobError as error:
         for line in str(error).splitlines():
             say(line)
         return getattr(error, "exit_code", EXIT_USAGE)
     except ImportError as error:
-        say(f"{words.command} needs the Python package {error.name}: pip install 'shoal[job]' installs it")
+        say(f"{argv[0]} needs the Python package {error.name}: pip install 'shoal[job]' installs it")
         return EXIT_FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -93,7 +93,7 @@ def job_stop(folder: JobFolder) -> None:
 
 def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[TextIO] = None) -> Status:
     """Until the job has ended. Its logs go to `out` (with the engine "hosts" those of this machine), its phases to `told`."""
-    follower = Follower(folder, out, own_only=True) if out else None
+    follower = Follower(folder, out) if out else None
     seen, look_at = "", 0.0
     while True:
         if time.monotonic() >= look_at:
@@ -111,11 +111,11 @@ def job_wait(folder: JobFolder, out: Optional[TextIO] = None, told: Optional[Tex
 class Follower:
     """Shows what has come to the logs of all hosts since the last look."""
 
-    def __init__(self, folder: JobFolder, out: TextIO, own_only: bool = False):
+    def __init__(self, folder: JobFolder, out: TextIO):
         self.folder, self.out = folder, out
         status = folder.status()
         self.hosts = status.hosts
-        self.shown = engine_of("hosts").hosts_here(folder) if own_only and status.engine == "hosts" else status.hosts
+        self.shown = [folder.own_host] if folder.own_host else status.hosts
         self.read: Dict[str, int] = {host: 0 for host in self.hosts}
         self.is_coloured = out.isatty()
 

@@ -83,6 +83,7 @@ class JobFolder:
 
     def __init__(self, name: str, jobs: Optional[pathlib.Path] = None):
         self.name = name
+        self.own_host: Optional[str] = None  # which host of the job we are, where each machine runs its own part
         self.path = (jobs or jobs_folder()).absolute() / name
         self.document = self.path / "job.json"
         self.metrics = self.path / "metrics.jsonl"
