@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The engine "hosts": `shoal job run` once on each machine. Here all are this machine, which their agents do not know."""
 import json
+import os
 import re
 import signal
 import subprocess
