@@ -52,6 +52,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
 	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
+	@$(MAKE) --no-print-directory build/sdk2/bin/python3 || echo "without it our estimators are not compared with those of SageMaker's SDK"
 	@dev/test.py $(ARGS)
 
 bench: build build/impi
@@ -90,6 +91,12 @@ build/inference/bin/python3:
 	@echo "installing the vendor's server for models at build/inference"
 	@rm -rf build/inference && python3 -m venv build/inference
 	@build/inference/bin/pip install --quiet sagemaker-inference==1.10.1 'setuptools<81' || { rm -rf build/inference; exit 1; }
+# The SageMaker Python SDK v2, with which tests compare our estimators.
+build/sdk2/bin/python3: dev/sdk2-requirements.txt
+	@echo "installing SageMaker's SDK v2 at build/sdk2"
+	@rm -rf build/sdk2 && python3 -m venv build/sdk2
+	@build/sdk2/bin/pip install --quiet --requirement dev/sdk2-requirements.txt || { rm -rf build/sdk2; exit 1; }
+	@touch $@
 
 bench-hosts: build build/torch/bin/python3
 	@dev/deps.sh bench

@@ -1,4 +1,33 @@
 """Training jobs: what is trained, where, with which `distribution`, on which data; docs/jobs.md is the manual.
 
-A job is one document (document.py). The estimators write it, the command `shoal job` reads it, and everything that happens lies in
-one folder per job (folder.py)."""
+A job is one document (document.py). The estimators write it, the command `shoal job` reads it, and everything that happens lies
+in one folder per job (folder.py).
+
+    from shoal.job import PyTorch, TrainingInput
+
+Names are imported when they are first used, so that agents and workers do not pay for estimators."""
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_MODULES = {
+    "document": ("Channel", "Checkpoints", "Job", "JobError", "Metric", "Where"),
+    "reading": ("job_read",),
+    "estimator": ("Estimator", "Framework", "PyTorch", "TensorFlow", "TrainingJobAnalytics", "UnexpectedStatusException"),
+    "inputs": ("FileSystemInput", "ShuffleConfig", "TrainingInput"),
+    "predictor": ("ModelError", "Predictor", "PyTorchModel", "PyTorchPredictor", "TensorFlowModel", "TensorFlowPredictor"),
+    "serializers": (
+        "BytesDeserializer", "CSVDeserializer", "CSVSerializer", "DataSerializer", "IdentitySerializer", "JSONDeserializer",
+        "JSONLinesDeserializer", "JSONLinesSerializer", "JSONSerializer", "LibSVMSerializer", "NumpyDeserializer", "NumpySerializer",
+        "PandasDeserializer", "SparseMatrixSerializer", "StreamDeserializer", "StringDeserializer", "StringSerializer",
+        "TorchTensorDeserializer", "TorchTensorSerializer"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)

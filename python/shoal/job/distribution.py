@@ -52,6 +52,9 @@ SMDISTRIBUTED_STRATEGIES = ["dataparallel", "modelparallel"]  # as the SDK print
 
 
 LOG_LEVEL = 20  # logging.INFO, the SDK's default
+# Hyperparameters that say how a job is run; they come when its name is known.
+OF_THE_RUN = ("sagemaker_submit_directory", "sagemaker_program", "sagemaker_container_log_level", "sagemaker_job_name",
+              "sagemaker_region")
 
 
 @dataclasses.dataclass

@@ -1,0 +1,504 @@
+"""PyTorch, TensorFlow and Estimator with the names and arguments of the SageMaker Python SDK v2, so that a cell of a notebook runs
+with its import changed:
+
+    from shoal.job import PyTorch
+    estimator = PyTorch(entry_point="train.py", source_dir="code", instance_count=2, instance_type="local", image_uri="any",
+                        distribution={"smdistributed": {"dataparallel": {"enabled": True}}}, hyperparameters={"epochs": 3})
+    estimator.fit("data/train")
+    predictor = estimator.deploy(1, "local")
+
+An estimator writes a Job; engines.py starts it where `where` says. Arguments that mean something to AWS alone are accepted, and one
+line of the log names them. What the SDK refuses in `distribution` is a ValueError in its words; what it lets pass and nobody can
+mean is a JobError (a ValueError, too)."""
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pathlib
+import re
+import sys
+import time
+from typing import Any, Dict, Iterator, List, Optional, Type, Union
+
+from . import distribution as distributions
+from . import reading
+from .document import Channel, Checkpoints, Job, JobError, Metric, Problem, Where, as_data
+from .folder import JobFolder, Status
+from .inputs import channels_of, whole_uri
+from .predictor import Model, Predictor, PyTorchModel, TensorFlowModel
+
+logger = logging.getLogger("shoal.job")
+TROUBLESHOOTING = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-python-sdk-troubleshooting.html"
+BASE = "/opt/ml"
+STAMP_LENGTH = len("-2026-01-31-23-59-59-999")
+
+# Arguments that mean nothing outside AWS.
+AWS_ONLY = (
+    "role", "keep_alive_period_in_seconds", "volume_size", "volume_kms_key", "output_kms_key", "sagemaker_session", "tags", "subnets",
+    "security_group_ids", "encrypt_inter_container_traffic", "use_spot_instances", "max_wait", "rules", "debugger_hook_config",
+    "tensorboard_output_config", "enable_sagemaker_metrics", "enable_network_isolation", "profiler_config", "code_location",
+    "training_repository_access_mode", "training_repository_credentials_provider_arn", "enable_infra_check",
+    "disable_output_compression", "enable_remote_debug", "enable_session_tag_chaining", "training_plan", "instance_placement_config",
+    "compiler_config")
+# Arguments that change what is run, and that Shoal has nothing for: the job would not be the one that was meant.
+NOT_SERVED = {
+    "git_config": "clone the repository, and name its folder as source_dir",
+    "instance_groups": "all hosts of a job are of one kind; give instance_count and instance_type",
+    "dependencies": "put these folders into source_dir",
+    "container_entry_point": "give entry_point", "container_arguments": "give hyperparameters",
+    "training_recipe": "give entry_point", "recipe_overrides": "give hyperparameters",
+}
+# Names of version 1 of the SDK, which its version 2 still takes.
+RENAMED = {
+    "train_instance_count": "instance_count", "train_instance_type": "instance_type", "train_max_run": "max_run",
+    "train_use_spot_instances": "use_spot_instances", "train_max_wait": "max_wait", "train_volume_size": "volume_size",
+    "train_volume_kms_key": "volume_kms_key", "image_name": "image_uri", "distributions": "distribution",
+}
+# Arguments of deploy() and of the model that it makes which have no meaning here.
+DEPLOY_IGNORED = (
+    "initial_instance_count", "instance_type", "accelerator_type", "use_compiled_model", "wait", "kms_key", "data_capture_config",
+    "tags", "serverless_inference_config", "async_inference_config", "volume_size", "model_data_download_timeout",
+    "container_startup_health_check_timeout", "inference_recommendation_id", "explainer_config")
+MODEL_IGNORED = ("role", "image_uri", "vpc_config_override", "vpc_config", "dependencies",
+                 "framework_version", "py_version", "model_kms_key", "enable_network_isolation", "container_log_level", "code_location")
+
+
+class UnexpectedStatusException(ValueError):
+    """A job ended otherwise than it should have."""
+
+    def __init__(self, message: str, allowed_statuses: List[str], actual_status: str):
+        self.allowed_statuses = allowed_statuses
+        self.actual_status = actual_status
+        super().__init__(message)
+
+
+class CapacityError(UnexpectedStatusException):
+    """A job found too few machines."""
+
+
+# ------------------------------------------------------------ a job that was started
+
+class TrainingJob:
+    """What fit() has started."""
+
+    def __init__(self, name: str):
+        self.name = self.job_name = name
+        self.folder = JobFolder(name)
+
+    def wait(self, logs: Any = True) -> None:
+        """Until the job has ended; raises UnexpectedStatusException where it has failed."""
+        from . import engines
+        status = engines.job_wait(self.folder, sys.stdout if logs and logs != "None" else None)
+        if logs and logs != "None" and status.started and status.ended:
+            print(f"Training seconds: {status.ended - status.started:.0f}")
+        _check_status(status)
+
+    def stop(self) -> None:
+        from . import engines
+        engines.job_stop(self.folder)
+
+    def status(self) -> Status:
+        from . import engines
+        return engines.job_status(self.folder)
+
+    def describe(self) -> Dict[str, Any]:
+        """The parts of DescribeTrainingJob's answer that a job has here."""
+        status, job = self.status(), self.job()
+        ended = status.status in ("Completed", "Failed", "Stopped")
+        found = {
+            "TrainingJobName": self.name, "TrainingJobStatus": status.status if ended or status.status == "Stopping" else "InProgress",
+            "SecondaryStatus": status.status, "FailureReason": status.failure_reason, "CreationTime": status.created,
+            "TrainingStartTime": status.started, "TrainingEndTime": status.ended,
+            "HyperParameters": distributions.hyperparameters_of(job), "Environment": job.environment,
+            "ModelArtifacts": {"S3ModelArtifacts": status.model} if status.model else None,
+            "ResourceConfig": {"InstanceCount": job.instance_count, "InstanceType": job.instance_type},
+            "StoppingCondition": {"MaxRuntimeInSeconds": job.max_run}}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def job(self) -> Job:
+        """The document of the job."""
+        return reading.job_of(json.loads(self.folder.document.read_text(encoding="utf-8")), files=False)
+
+
+def _check_status(status: Status) -> None:
+    if status.status == "Stopped":
+        logger.warning("Job ended with status 'Stopped' rather than 'Completed'. This could mean the job timed out or stopped early "
+                       "for some other reason: Consider checking whether it completed as you expect.")
+    elif status.status != "Completed":
+        reason = status.failure_reason or "(No reason provided)"
+        kind = CapacityError if "CapacityError" in reason else UnexpectedStatusException
+        raise kind(f"Error for Training job {status.name}: {status.status}. Reason: {reason}. Check troubleshooting guide for common "
+                   f"errors: {TROUBLESHOOTING}", ["Completed", "Stopped"], status.status)
+
+
+class TrainingJobAnalytics:
+    """The metrics of a job as a table of pandas."""
+
+    def __init__(self, training_job_name: str, metric_names: Optional[List[str]] = None):
+        self.name, self.metric_names = training_job_name, metric_names
+
+    def dataframe(self, force_refresh: bool = False) -> Any:
+        """Columns timestamp (seconds since the first), metric_name, value."""
+        import pandas
+        rows = list(self._rows())
+        first = min((row["time"] for row in rows), default=0.0)
+        return pandas.DataFrame([(row["time"] - first, row["name"], row["value"]) for row in rows],
+                                columns=["timestamp", "metric_name", "value"])
+
+    def export_csv(self, filename: str) -> None:
+        self.dataframe().to_csv(filename)
+
+    def _rows(self) -> Iterator[Dict[str, Any]]:
+        """Those of the metric definitions; what Shoal measures itself is in the same file."""
+        names = self.metric_names or [metric.name for metric in TrainingJob(self.name).job().metric_definitions]
+        path = JobFolder(self.name).metrics
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            row = json.loads(line)
+            if row["name"] in names:
+                yield row
+
+
+# ------------------------------------------------------------ estimators
+
+class EstimatorBase:
+    """What all estimators have. `where`: an engine's name, or Where(...); nothing: this machine. `workers_per_host` and `requirements`
+    are those of the document; these three are not the SDK's."""
+
+    framework: Optional[str] = None
+    model_cls: Type[Model] = Model
+    framework_version: Optional[str] = None
+    py_version: Optional[str] = None
+    image_uri: Optional[str] = None
+    distribution: Dict[str, Any] = {}
+
+    def __init__(self, role: Any = None, instance_count: Optional[int] = None, instance_type: Optional[str] = None,
+                 keep_alive_period_in_seconds: Any = None, volume_size: Any = 30, volume_kms_key: Any = None,
+                 max_run: int = 24 * 60 * 60, input_mode: str = "File", output_path: Optional[str] = None, output_kms_key: Any = None,
+                 base_job_name: Optional[str] = None, sagemaker_session: Any = None, tags: Any = None, subnets: Any = None,
+                 security_group_ids: Any = None, model_uri: Optional[str] = None, model_channel_name: str = "model",
+                 metric_definitions: Optional[List[Dict[str, str]]] = None, encrypt_inter_container_traffic: Any = None,
+                 use_spot_instances: Any = False, max_wait: Any = None, checkpoint_s3_uri: Optional[str] = None,
+                 checkpoint_local_path: Optional[str] = None, rules: Any = None, debugger_hook_config: Any = None,
+                 tensorboard_output_config: Any = None, enable_sagemaker_metrics: Any = None, enable_network_isolation: Any = None,
+                 profiler_config: Any = None, disable_profiler: Any = None, environment: Optional[Dict[str, str]] = None,
+                 max_retry_attempts: Optional[int] = None, source_dir: Optional[str] = None, git_config: Any = None,
+                 hyperparameters: Optional[Dict[str, Any]] = None, container_log_level: int = logging.INFO,
+                 code_location: Any = None, entry_point: Optional[str] = None, dependencies: Any = None, instance_groups: Any = None,
+                 training_repository_access_mode: Any = None, training_repository_credentials_provider_arn: Any = None,
+                 enable_infra_check: Any = None, container_entry_point: Any = None, container_arguments: Any = None,
+                 disable_output_compression: Any = False, enable_remote_debug: Any = None, enable_session_tag_chaining: Any = None,
+                 training_plan: Any = None, instance_placement_config: Any = None,
+                 where: Union[None, str, Where] = None, workers_per_host: Optional[int] = None, requirements: Optional[str] = None,
+                 **kwargs: Any):
+        given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "__class__")}
+        self._take(given, kwargs)
+        self._hyperparameters: Dict[str, Any] = dict(hyperparameters or {})
+        self._current_job_name: Optional[str] = None
+        self.latest_training_job: Optional[TrainingJob] = None
+        self.jobs: List[TrainingJob] = []
+
+    def _take(self, given: Dict[str, Any], kwargs: Dict[str, Any]) -> None:
+        """Makes attributes of arguments, says which of them mean nothing here, and refuses those that nobody knows."""
+        for old, new in RENAMED.items():
+            if old in kwargs and new in given:
+                given[new] = kwargs.pop(old)
+                logger.warning("%s has been renamed in sagemaker>=2: it is %s", old, new)
+        for name in kwargs:
+            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument '{name}'"
+                            + distributions.names_like(name, given))
+        for name, mend in NOT_SERVED.items():
+            if given.get(name):
+                raise JobError(f"{type(self).__name__}: {name} is not served: {mend}")
+        for name, value in given.items():
+            if name not in ("hyperparameters", "enable_network_isolation"):
+                setattr(self, name, value)
+        ignored = [name for name in AWS_ONLY if given.get(name) not in (None, False) and (name, given[name]) != ("volume_size", 30)]
+        if ignored:
+            logger.warning("%s: without meaning outside AWS, and ignored: %s", type(self).__name__, ", ".join(ignored))
+
+    # -- what the SDK's have, too --
+
+    def set_hyperparameters(self, **kwargs: Any) -> None:
+        """As the SDK's: values become JSON here, and once more where they are sent; the script gets the same arguments."""
+        self._hyperparameters.update({name: json.dumps(value) for name, value in kwargs.items()})
+
+    def hyperparameters(self) -> Dict[str, str]:
+        """What is sent, as JSON each; how the job is run is among it from fit() on."""
+        sent = distributions.hyperparameters_of(self.as_job())
+        return sent if self._current_job_name else {name: value for name, value in sent.items() if name not in distributions.OF_THE_RUN}
+
+    def training_image_uri(self, region: Optional[str] = None) -> Optional[str]:
+        return self.image_uri
+
+    def fit(self, inputs: Any = None, wait: bool = True, logs: Any = "All", job_name: Optional[str] = None,
+            experiment_config: Optional[Dict[str, str]] = None) -> None:
+        """Starts a job, and waits for its end. Raises JobError with all mistakes before anything is started, and
+        UnexpectedStatusException where the job fails."""
+        if experiment_config:
+            logger.warning("fit: without meaning outside AWS, and ignored: experiment_config")
+        self._prepare_for_training(job_name)
+        job = self.as_job(inputs)
+        found = reading.problems(as_data(job))
+        if found:
+            raise JobError(found)
+        from . import engines
+        folder = engines.job_start(job)
+        self.latest_training_job = TrainingJob(folder.name)
+        self.jobs.append(self.latest_training_job)
+        if wait:
+            self.latest_training_job.wait(logs=logs)
+
+    def _prepare_for_training(self, job_name: Optional[str] = None) -> None:
+        self._current_job_name = job_name or self._name_make()
+
+    def _name_make(self) -> str:
+        now = time.time()
+        base = self.base_job_name or re.sub(r"[^a-zA-Z0-9]+", "-", pathlib.Path(self.entry_point or "").stem).strip("-") or "job"
+        stamp = time.strftime("-%Y-%m-%d-%H-%M-%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03d}"
+        return base[:reading.NAME_MAX - STAMP_LENGTH].rstrip("-") + stamp
+
+    def as_job(self, inputs: Any = None) -> Job:
+        """The document of what fit(inputs) starts."""
+        where = self._where()
+        channels = channels_of(inputs, self.input_mode, where.options.get("file_systems", {}))
+        if self.model_uri:
+            if self.model_channel_name in channels:
+                raise ValueError(f"Duplicate channel {self.model_channel_name} not allowed.")
+            channels[self.model_channel_name] = Channel(whole_uri(self.model_uri))
+        return Job(
+            entry_point=self.entry_point, name=self._current_job_name, base_job_name=self.base_job_name, framework=self.framework,
+            source_dir=self.source_dir and _path(self.source_dir), requirements=self.requirements,
+            instance_count=1 if self.instance_count is None else self.instance_count, instance_type=self.instance_type or "local",
+            workers_per_host=self.workers_per_host, distribution=copy.deepcopy(self.distribution),
+            hyperparameters=self._sent_hyperparameters(), channels=channels,
+            metric_definitions=[Metric(one.get("Name"), one.get("Regex")) for one in self.metric_definitions or []],
+            environment=dict(self.environment or {}), max_run=self.max_run, restarts=self.max_retry_attempts or 0,
+            checkpoints=self._checkpoints(), output_path=self.output_path and whole_uri(_path(self.output_path)), where=where)
+
+    def _sent_hyperparameters(self) -> Dict[str, Any]:
+        sent = {str(name): value for name, value in self._hyperparameters.items()}
+        if self.container_log_level != distributions.LOG_LEVEL:
+            sent["sagemaker_container_log_level"] = self.container_log_level
+        return sent
+
+    def _where(self) -> Where:
+        where = Where(self.where) if isinstance(self.where, str) else copy.deepcopy(self.where) or Where()
+        if where.engine in ("kubernetes", "sagemaker"):
+            for name, value in (("image", self.image_uri), ("role", self.role)):
+                if value:
+                    where.options.setdefault(name, value)
+        return where
+
+    def _checkpoints(self) -> Optional[Checkpoints]:
+        if not self.checkpoint_s3_uri:
+            return None
+        path = self.checkpoint_local_path or f"{BASE}/checkpoints"
+        return Checkpoints(whole_uri(self.checkpoint_s3_uri), path[len(BASE) + 1:] if path.startswith(BASE + "/") else path)
+
+    @classmethod
+    def attach(cls, training_job_name: str, sagemaker_session: Any = None, model_channel_name: str = "model") -> "EstimatorBase":
+        """An estimator of a job that was started before, by whomever. Waits for its end, without logs."""
+        from . import engines
+        training_job = TrainingJob(engines.folder_find(training_job_name).name)
+        estimator = cls._of_job(training_job.job(), model_channel_name)
+        estimator._current_job_name = training_job_name
+        estimator.latest_training_job = training_job
+        estimator.jobs.append(training_job)
+        training_job.wait(logs="None")
+        return estimator
+
+    @classmethod
+    def _of_job(cls, job: Job, model_channel_name: str) -> "EstimatorBase":
+        if cls.framework and cls.framework != job.framework:
+            raise ValueError(f"Training job: {job.name} didn't use image for requested framework")
+        hyperparameters = dict(job.hyperparameters)
+        level = hyperparameters.pop("sagemaker_container_log_level", distributions.LOG_LEVEL)
+        model = job.channels.get(model_channel_name)
+        checkpoints = job.checkpoints
+        fields = dict(
+            entry_point=job.entry_point, source_dir=job.source_dir, hyperparameters=hyperparameters, container_log_level=level,
+            image_uri=job.where.options.get("image", "attached"), instance_count=job.instance_count, instance_type=job.instance_type,
+            max_run=job.max_run, output_path=job.output_path, base_job_name=job.base_job_name, model_uri=model and model.uri,
+            model_channel_name=model_channel_name, environment=job.environment or None, max_retry_attempts=job.restarts or None,
+            metric_definitions=[{"Name": one.name, "Regex": one.regex} for one in job.metric_definitions] or None,
+            checkpoint_s3_uri=checkpoints and checkpoints.uri, checkpoint_local_path=checkpoints and checkpoints.local_path,
+            where=job.where, workers_per_host=job.workers_per_host, requirements=job.requirements)
+        if cls.framework:
+            fields["distribution"] = job.distribution or None
+        return cls(**fields)
+
+    def logs(self) -> None:
+        """Follows the logs of the latest job until it has ended."""
+        self._latest().wait(logs=True)
+
+    def _latest(self) -> TrainingJob:
+        if self.latest_training_job is None:
+            raise ValueError("Estimator is not associated with a training job")
+        return self.latest_training_job
+
+    @property
+    def model_data(self) -> Optional[str]:
+        """Where model.tar.gz is; None where the script has left no model."""
+        if self.latest_training_job is not None:
+            return self.latest_training_job.status().model
+        logger.warning("No finished training job found associated with this estimator. Please make sure this estimator is only used "
+                       "for building workflow config")
+        return os.path.join(self.output_path or "", self._current_job_name or "", "output", "model.tar.gz")
+
+    @property
+    def training_job_analytics(self) -> TrainingJobAnalytics:
+        if self._current_job_name is None:
+            raise ValueError("Estimator is not associated with a TrainingJob")
+        return TrainingJobAnalytics(self._current_job_name)
+
+    def create_model(self, entry_point: Optional[str] = None, source_dir: Optional[str] = None, name: Optional[str] = None,
+                     predictor_cls: Optional[Type[Predictor]] = None, env: Optional[Dict[str, str]] = None,
+                     model_server_workers: Optional[int] = None, **kwargs: Any) -> Model:
+        """The model of the latest job, served by the training script where no other is named."""
+        _refuse_unknown("create_model", kwargs, MODEL_IGNORED)
+        latest = self._latest()
+        model = latest.status().model
+        if model is None:
+            raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder that "
+                           "SM_MODEL_DIR names")
+        return self.model_cls(model, entry_point or self.entry_point, source_dir or self.source_dir, name or self.base_job_name,
+                              predictor_cls, env, model_server_workers)
+
+    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None, serializer: Any = None, deserializer: Any = None,
+               accelerator_type: Any = None, endpoint_name: Optional[str] = None, use_compiled_model: Any = False, wait: Any = True,
+               model_name: Optional[str] = None, kms_key: Any = None, data_capture_config: Any = None, tags: Any = None,
+               serverless_inference_config: Any = None, async_inference_config: Any = None, volume_size: Any = None,
+               model_data_download_timeout: Any = None, container_startup_health_check_timeout: Any = None,
+               inference_recommendation_id: Any = None, explainer_config: Any = None, **kwargs: Any) -> Predictor:
+        """An endpoint on this machine that serves the model of the latest job; returns when it answers."""
+        given = {name: value for name, value in locals().items() if name in DEPLOY_IGNORED}
+        ignored = [name for name, value in {**given, **kwargs}.items() if name in DEPLOY_IGNORED + MODEL_IGNORED
+                   and name not in ("initial_instance_count", "instance_type") and value not in (None, False, True)]
+        model = self.create_model(name=model_name, **kwargs)
+        if ignored:
+            logger.warning("deploy: without meaning outside AWS, and ignored: %s", ", ".join(ignored))
+        return model.deploy(serializer, deserializer, endpoint_name)
+
+
+def _refuse_unknown(what: str, kwargs: Dict[str, Any], known: Any) -> None:
+    for name in kwargs:
+        if name not in known:
+            raise TypeError(f"{what}() got an unexpected keyword argument '{name}'{distributions.names_like(name, known)}")
+
+
+def _path(path: Any) -> str:
+    return os.fspath(path)
+
+
+class Framework(EstimatorBase):
+    """Estimators with a script and a `distribution`."""
+
+    def __init__(self, entry_point: str, source_dir: Optional[str] = None, hyperparameters: Optional[Dict[str, Any]] = None,
+                 container_log_level: int = logging.INFO, code_location: Any = None, image_uri: Optional[str] = None,
+                 dependencies: Any = None, enable_network_isolation: Any = None, git_config: Any = None,
+                 checkpoint_s3_uri: Optional[str] = None, checkpoint_local_path: Optional[str] = None,
+                 enable_sagemaker_metrics: Any = None, **kwargs: Any):
+        if str(entry_point).startswith("s3://"):
+            raise ValueError(f"Invalid entry point script: {entry_point}. Must be a path to a local file.")
+        self.image_uri = kwargs.pop("image_name", image_uri)
+        super().__init__(entry_point=_path(entry_point), source_dir=source_dir, hyperparameters=hyperparameters,
+                         container_log_level=container_log_level, code_location=code_location, dependencies=dependencies,
+                         enable_network_isolation=enable_network_isolation, git_config=git_config,
+                         checkpoint_s3_uri=checkpoint_s3_uri, checkpoint_local_path=checkpoint_local_path,
+                         enable_sagemaker_metrics=enable_sagemaker_metrics, **kwargs)
+
+    def _distribute(self, distribution: Optional[Dict[str, Any]], framework_version: Optional[str], py_version: Optional[str]) -> None:
+        """Checks versions and `distribution` as the SDK does, then as it does not."""
+        self.framework_version, self.py_version = framework_version, py_version
+        asked = distributions.Asked(distribution or {}, self.framework, framework_version, py_version, self.image_uri,
+                                    self.instance_type, self.entry_point)
+        for _, text in distributions.vendor_mistakes(asked):
+            raise ValueError(text, distribution) if text == distributions.BOTH else ValueError(text)
+        found = [Problem(".".join(("distribution",) + place), text) for place, text in distributions.own_mistakes(asked)]
+        if found:
+            raise JobError(found)
+        self.distribution = copy.deepcopy(distribution) or {}
+
+
+def _check_versions(framework_version: Optional[str], py_version: Optional[str], image_uri: Optional[str]) -> None:
+    if (framework_version is None or py_version is None) and image_uri is None:
+        raise ValueError("framework_version or py_version was None, yet image_uri was also None. Either specify both "
+                         "framework_version and py_version, or specify image_uri.")
+
+
+class PyTorch(Framework):
+    """Trains a script of PyTorch."""
+
+    framework = "pytorch"
+    model_cls = PyTorchModel
+
+    def __init__(self, entry_point: Optional[str] = None, framework_version: Optional[str] = None, py_version: Optional[str] = None,
+                 source_dir: Optional[str] = None, hyperparameters: Optional[Dict[str, Any]] = None, image_uri: Optional[str] = None,
+                 distribution: Optional[Dict[str, Any]] = None, compiler_config: Any = None, training_recipe: Any = None,
+                 recipe_overrides: Any = None, **kwargs: Any):
+        for name, value in (("training_recipe", training_recipe), ("recipe_overrides", recipe_overrides)):
+            if value is not None:
+                raise JobError(f"PyTorch: {name} is not served: {NOT_SERVED[name]}")
+        if entry_point is None:
+            raise ValueError("Argument entry_point must be set when training_recipe is not provided")
+        _check_versions(framework_version, py_version, kwargs.get("image_name", image_uri))
+        super().__init__(entry_point, source_dir, hyperparameters, image_uri=image_uri, **kwargs)
+        _note_compiler(self, compiler_config)
+        self._distribute(distribution, framework_version, py_version)
+
+
+class TensorFlow(Framework):
+    """Trains a script of TensorFlow. `model_dir`: told to the script; False: it is not."""
+
+    framework = "tensorflow"
+    model_cls = TensorFlowModel
+
+    def __init__(self, py_version: Optional[str] = None, framework_version: Optional[str] = None, model_dir: Any = None,
+                 image_uri: Optional[str] = None, distribution: Optional[Dict[str, Any]] = None, compiler_config: Any = None,
+                 **kwargs: Any):
+        distribution = kwargs.pop("distributions", distribution)
+        _check_versions(framework_version, py_version, kwargs.get("image_name", image_uri))
+        super().__init__(image_uri=image_uri, **kwargs)
+        _note_compiler(self, compiler_config)
+        self.model_dir = model_dir
+        self._distribute(distribution, framework_version, py_version)
+
+    def _sent_hyperparameters(self) -> Dict[str, Any]:
+        sent = super()._sent_hyperparameters()
+        sent.pop("model_dir", None)
+        return sent if self.model_dir is None else {**sent, "model_dir": self.model_dir}
+
+    @classmethod
+    def _of_job(cls, job: Job, model_channel_name: str) -> "EstimatorBase":
+        job = copy.deepcopy(job)
+        model_dir = job.hyperparameters.pop("model_dir", None)
+        estimator = super()._of_job(job, model_channel_name)
+        estimator.model_dir = model_dir
+        return estimator
+
+
+def _note_compiler(estimator: Framework, compiler_config: Any) -> None:
+    estimator.compiler_config = compiler_config
+    if compiler_config is not None:
+        logger.warning("%s: without meaning outside AWS, and ignored: compiler_config", type(estimator).__name__)
+
+
+class Estimator(EstimatorBase):
+    """Trains any script. There is no container here to take a program from, so `entry_point` is needed."""
+
+    def __init__(self, image_uri: str, role: Any = None, instance_count: Optional[int] = None, instance_type: Optional[str] = None,
+                 disable_profiler: Any = False, **kwargs: Any):
+        self.image_uri = image_uri
+        super().__init__(role, instance_count, instance_type, disable_profiler=disable_profiler, **kwargs)
+        if not self.entry_point:
+            raise JobError("Estimator: the program of a container is not served: give entry_point, and source_dir")
+
+    def set_hyperparameters(self, **kwargs: Any) -> None:
+        """As the SDK's, which makes JSON only where there is a source_dir."""
+        self._hyperparameters.update(kwargs)
+
+    def hyperparameters(self) -> Dict[str, Any]:
+        sent = super().hyperparameters()
+        return sent if self.source_dir else {**sent, **self._hyperparameters}

@@ -1,0 +1,174 @@
+"""Who asks an endpoint: Predictor and its kinds, and Model, which makes an endpoint of a model.tar.gz. Names and arguments are
+those of the SageMaker Python SDK v2.
+
+An endpoint is a process of serve.py that ends with the process that has deployed it. There it is found by its name, from elsewhere
+by its URL."""
+from __future__ import annotations
+
+import re
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Dict, Optional, Type
+
+from .document import JobError
+from .serializers import (BaseDeserializer, BaseSerializer, BytesDeserializer, IdentitySerializer, JSONDeserializer,
+                          JSONSerializer, NumpyDeserializer, NumpySerializer)
+
+ANSWER_SECONDS_MAX = 70.0  # as boto's
+ERROR_TEXT_MAX = 4096
+_HEADERS = {"target_model": "X-Amzn-SageMaker-Target-Model", "target_variant": "X-Amzn-SageMaker-Target-Variant",
+            "inference_id": "X-Amzn-SageMaker-Inference-Id", "custom_attributes": "X-Amzn-SageMaker-Custom-Attributes"}
+# A request to this machine goes through no proxy.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ModelError(RuntimeError):
+    """The model, or a function of the script, failed; `body` is what the endpoint answered."""
+
+    def __init__(self, code: int, body: str):
+        super().__init__("An error occurred (ModelError) when calling the InvokeEndpoint operation: "
+                         f'Received {"client" if code < 500 else "server"} error ({code}) from primary with message "{body}"')
+        self.code, self.body = code, body
+
+
+_endpoints: Dict[str, Any] = {}  # serve.Endpoint by name
+
+
+# ------------------------------------------------------------ predictors
+
+class Predictor:
+    """Asks an endpoint. `endpoint_name` is the name that deploy() gave it, or a URL."""
+
+    def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
+                 deserializer: Optional[BaseDeserializer] = None, component_name: Optional[str] = None, **kwargs: Any):
+        self.endpoint_name = endpoint_name
+        self.sagemaker_session = sagemaker_session
+        self.serializer = serializer or IdentitySerializer()
+        self.deserializer = deserializer or BytesDeserializer()
+        self.component_name = component_name
+
+    @property
+    def url(self) -> str:
+        """Where the endpoint listens."""
+        if re.match(r"https?://", self.endpoint_name):
+            return self.endpoint_name.rstrip("/")
+        return self._endpoint().url
+
+    def _endpoint(self) -> Any:
+        if self.endpoint_name not in _endpoints:
+            raise JobError(f'no endpoint "{self.endpoint_name}": this process has not deployed it, or has deleted it; the endpoint '
+                           "of another process is asked by its URL")
+        return _endpoints[self.endpoint_name]
+
+    @property
+    def content_type(self) -> str:
+        return self.serializer.CONTENT_TYPE
+
+    @property
+    def accept(self) -> Any:
+        return self.deserializer.ACCEPT
+
+    def predict(self, data: Any, initial_args: Optional[Dict[str, Any]] = None, target_model: Optional[str] = None,
+                target_variant: Optional[str] = None, inference_id: Optional[str] = None,
+                custom_attributes: Optional[str] = None, component_name: Optional[str] = None) -> Any:
+        """What the endpoint answers to data. Raises ModelError where it answers with an error."""
+        given = dict(initial_args or {})
+        headers = {"Content-Type": given.get("ContentType") or self.content_type,
+                   "Accept": given.get("Accept") or ", ".join(self.deserializer.ACCEPT)}
+        asked = {"target_model": target_model, "target_variant": target_variant, "inference_id": inference_id,
+                 "custom_attributes": custom_attributes}
+        headers.update({_HEADERS[name]: value for name, value in asked.items() if value is not None})
+        body = self.serializer.serialize(data)
+        answer = self._ask(body.encode("utf-8") if isinstance(body, str) else body, headers)
+        return self.deserializer.deserialize(answer, answer.headers.get("Content-Type", ""))
+
+    def _ask(self, body: Any, headers: Dict[str, str]) -> Any:
+        url = self.url
+        request = urllib.request.Request(f"{url}/invocations", data=body, headers=headers, method="POST")
+        try:
+            return _opener.open(request, timeout=ANSWER_SECONDS_MAX)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ModelError(error.code, error.read(ERROR_TEXT_MAX).decode("utf-8", "replace")) from None
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise JobError(f'endpoint "{self.endpoint_name}" at {url} does not answer: {reason}; deploy it again') from None
+
+    def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
+        """Ends the endpoint. Deleting one that is not there is an error, as it is with SageMaker."""
+        self._endpoint().stop()
+        del _endpoints[self.endpoint_name]
+
+    def delete_predictor(self, wait: bool = False) -> None:
+        self.delete_endpoint()
+
+    def delete_model(self) -> None:
+        """Nothing: a model here is the archive of its job, which stays."""
+
+
+class PyTorchPredictor(Predictor):
+    """Sends arrays, gets arrays."""
+
+    def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
+                 deserializer: Optional[BaseDeserializer] = None, component_name: Optional[str] = None):
+        super().__init__(endpoint_name, sagemaker_session, serializer or NumpySerializer(), deserializer or NumpyDeserializer(),
+                         component_name)
+
+
+class TensorFlowPredictor(Predictor):
+    """Sends JSON, gets JSON."""
+
+    def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
+                 deserializer: Optional[BaseDeserializer] = None, model_name: Optional[str] = None,
+                 model_version: Optional[str] = None, component_name: Optional[str] = None, **kwargs: Any):
+        super().__init__(endpoint_name, sagemaker_session, serializer or JSONSerializer(), deserializer or JSONDeserializer(),
+                         component_name)
+
+
+# ------------------------------------------------------------ models
+
+class Model:
+    """A model.tar.gz and the script that serves it."""
+
+    predictor_cls: Type[Predictor] = Predictor
+
+    def __init__(self, model_data: str, entry_point: Optional[str] = None, source_dir: Optional[str] = None,
+                 name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None, env: Optional[Dict[str, str]] = None,
+                 model_server_workers: Optional[int] = None):
+        self.model_data, self.entry_point, self.source_dir, self.name = model_data, entry_point, source_dir, name
+        self.env, self.model_server_workers = env, model_server_workers
+        self.predictor_cls = predictor_cls or self.predictor_cls
+        self.endpoint_name: Optional[str] = None
+
+    def deploy(self, serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
+               endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
+        """Starts an endpoint and returns when its model is loaded. `port`: 0 has one chosen."""
+        from . import serve
+        name = endpoint_name or self._name_make()
+        if name in _endpoints:
+            raise JobError(f'there is an endpoint "{name}" already; delete it, or choose another name')
+        _endpoints[name] = serve.start(self.model_data, self.entry_point, self.source_dir, port, environment=self.env,
+                                       workers=self.model_server_workers or 1)
+        self.endpoint_name = name
+        predictor = self.predictor_cls(name)
+        predictor.serializer = serializer or predictor.serializer
+        predictor.deserializer = deserializer or predictor.deserializer
+        return predictor
+
+    def _name_make(self) -> str:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d-%H-%M-%S", time.gmtime(now))
+        return f"{self.name or 'endpoint'}-{stamp}-{int(now * 1000) % 1000:03d}"
+
+
+class PyTorchModel(Model):
+    """Its predictor sends arrays."""
+
+    predictor_cls = PyTorchPredictor
+
+
+class TensorFlowModel(Model):
+    """Its predictor sends JSON."""
+
+    predictor_cls = TensorFlowPredictor
