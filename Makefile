@@ -51,6 +51,7 @@ test: build/torch/bin/python3 build/torch/deepspeed
 	@$(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
 	@$(MAKE) --no-print-directory build/job/bin/python3 || echo "without it the tests of training jobs with data in S3 are skipped"
 	@$(MAKE) --no-print-directory build/inference/bin/python3 || echo "without it the endpoint is not compared with the vendor's"
+	@$(MAKE) --no-print-directory build/toolkit/bin/python3 || echo "without it the tests with SageMaker's toolkit are skipped"
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@$(MAKE) --no-print-directory build/sdk2/bin/python3 || echo "without it our estimators are not compared with those of SageMaker's SDK"
 	@dev/test.py $(ARGS)
@@ -96,6 +97,16 @@ build/sdk2/bin/python3: dev/sdk2-requirements.txt
 	@echo "installing SageMaker's SDK v2 at build/sdk2"
 	@rm -rf build/sdk2 && python3 -m venv build/sdk2
 	@build/sdk2/bin/pip install --quiet --requirement dev/sdk2-requirements.txt || { rm -rf build/sdk2; exit 1; }
+# SageMaker's training toolkit, for the tests that train with it, and an sshd that it starts in containers of theirs. Of what the
+# toolkit asks for, only what training needs is installed.
+TOOLKIT = sagemaker-training==5.1.4 sagemaker-pytorch-training==3.0.0
+build/toolkit/bin/python3: dev/toolkit-requirements.txt build/torch/bin/python3
+	@echo "installing SageMaker's training toolkit at build/toolkit"
+	@rm -rf build/toolkit && python3 -m venv build/toolkit
+	@build/toolkit/bin/pip install --quiet --requirement dev/toolkit-requirements.txt && \
+	 build/toolkit/bin/pip install --quiet --no-deps $(TOOLKIT) && \
+	 dev/sshd.sh build/toolkit/sshd || { rm -rf build/toolkit; exit 1; }
+	@ls -d $(CURDIR)/build/torch/lib/python3*/site-packages > $$(ls -d build/toolkit/lib/python3*/site-packages)/torch.pth
 	@touch $@
 
 bench-hosts: build build/torch/bin/python3
