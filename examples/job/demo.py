@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Runs notebook_cell.py with all that it needs on this machine: puts Fashion-MNIST on an S3 server (moto's, on a free port), runs the
+cell against it, writes the report page. `make demo-job` does this."""
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+HERE = pathlib.Path(__file__).resolve().parent
+DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
+KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def bucket_fill(endpoint):
+    s3 = boto3.client("s3", endpoint_url=endpoint)
+    s3.create_bucket(Bucket="shoal-demo")
+    for path in sorted(DATA.glob("*.gz")):
+        channel = "train" if path.name.startswith("train") else "test"
+        s3.upload_file(str(path), "shoal-demo", f"{channel}/{path.name}")
+
+
+def main():
+    if not DATA.is_dir():
+        sys.exit(f"demo.py: no {DATA}: run `apt install dataset-fashion-mnist`")
+    begun = time.monotonic()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line per request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    os.environ.update(KEYS, AWS_ENDPOINT_URL_S3=endpoint)
+    os.environ.setdefault("SHOAL_JOBS", tempfile.mkdtemp(prefix="shoal-demo-"))
+    bucket_fill(endpoint)
+    print(f"S3 at {endpoint}, jobs in {os.environ['SHOAL_JOBS']}", flush=True)
+    code = subprocess.run([sys.executable, str(HERE / "notebook_cell.py")]).returncode
+    server.stop()
+    jobs = sorted(pathlib.Path(os.environ["SHOAL_JOBS"]).iterdir())
+    if jobs:
+        subprocess.run([sys.executable, "-m", "shoal.job", "report", jobs[-1].name], check=True)
+    print(f"{time.monotonic() - begun:.0f} s in all")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
