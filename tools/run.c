@@ -56,7 +56,8 @@ struct run {
     enum run_cause_kind cause; /* what ends this attempt, here or on another host; NONE: nothing yet */
     int first;                 /* the worker of this host that was the first to end badly; -1: none */
     int signal;                /* the one that first asked for the end */
-    int stops;                 /* how often the end was asked for */
+    int stops;                 /* how often the end was asked for: by one host, the most */
+    int asks;                  /* on this host */
     bool must_leave;           /* asked for the end while only output, or other hosts, were left */
     uint64_t timeout_at, word_at, term_at, kill_at, abandon_at, drain_at;
 };
@@ -122,14 +123,14 @@ static void trouble_say(struct run *run, int code, int signal)
 {
     struct run_message message = {.kind = RUN_TROUBLE};
     message.event = (struct run_event){
-        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->stops};
+        .cause = signal ? RUN_CAUSE_SIGNAL : (int)run->cause, .rank = -1, .code = code, .signal = signal, .asked = run->asks};
     if (run->first >= 0)
         message.event.rank = run_worker_rank(&run->workers, run->first);
     run_agents_say(run->agents, &message);
 }
 
-/* asked: how often somebody has, here or on another host. Each host that is told by its engine itself, as by mpirun, hears of the
- * others', too: that is no second time. */
+/* asked: how often one host was, this or another. Where the engine tells each host itself, as mpirun does, each also hears of the
+ * others, before or after: that is no second time. */
 static void end_begin(struct run *run, int signal, int asked)
 {
     if (asked <= run->stops)
@@ -158,8 +159,8 @@ static void end_asked(struct run *run, int signal)
     const bool is_idle = run->phase != PHASE_WORKING || !run->workers.alive;
     const bool is_alone = run->options.place.hosts == 1;
     const bool is_apart = run->phase == PHASE_MEETING && run->options.place.index > 0;
-    end_begin(run, signal, run->stops + 1);
-    if (is_idle && (is_alone || is_apart || run->stops > 1 || run->phase == PHASE_OVER)) {
+    end_begin(run, signal, ++run->asks);
+    if (is_idle && (is_alone || is_apart || run->asks > 1 || run->phase == PHASE_OVER)) {
         run->must_leave = true;
         run->code = run->phase == PHASE_OVER ? run->code : 128 + signal;
     }
@@ -322,7 +323,7 @@ static void attempt_reset(struct run *run)
 {
     run->cause = RUN_CAUSE_NONE;
     run->first = -1;
-    run->stops = 0;
+    run->stops = run->asks = 0;
     run->word_at = run->term_at = run->kill_at = run->abandon_at = run->drain_at = NEVER;
 }
 

@@ -1,0 +1,86 @@
+/* What the files of run_agents.h share: run_agents.c holds both sides together, run_agents_hub.c is host 0's side, run_agents_join.c
+ * that of the other hosts. One thread. */
+#ifndef SHOAL_TOOLS_RUN_AGENTS_STATE_H
+#define SHOAL_TOOLS_RUN_AGENTS_STATE_H
+
+#include "run_agents.h"
+#include "run_hub.h"
+#include "run_link.h"
+#include "run_secret.h"
+
+#define NEVER UINT64_MAX
+
+enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8, QUEUE_MAX = 16 };
+enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500 };
+
+struct run_address {
+    struct sockaddr_storage socket;
+    socklen_t bytes;
+};
+
+/* How an agent looks for host 0. */
+struct run_search {
+    struct run_address list[ADDRESSES_MAX];
+    int count;
+    int at, offset; /* the address and the port that are tried: PORT + 16 - offset */
+    int round;
+    bool is_wide; /* other ports, too */
+    uint64_t pause_ms, next_at, give_up_at, lookup_at;
+    bool has_warned;
+    char reason[RUN_REFUSAL_MAX]; /* why the most telling try failed */
+    int weight;
+};
+
+struct run_agents {
+    const struct run_options *options;
+    struct run_output *output;
+    struct run_secret secret;
+    struct run_hello self;
+    int index, hosts;
+    bool has_left;
+    uint64_t word_at;
+    /* for this host */
+    struct run_message *queue;
+    size_t first, queued;
+    /* of host 0 */
+    struct run_hub hub;
+    bool is_refusing; /* a connection was refused, and that was said */
+    int listener;
+    uint64_t accept_at;
+    /* of host 0: for all hosts, then strangers; else one, to host 0 */
+    struct run_link *links;
+    int link_count;
+    struct run_search search;
+    bool is_started, is_cut; /* host 0 was lost after START */
+    bool has_ended;          /* ENDED was said of this attempt */
+};
+
+uint64_t run_agents_now_ms(void);
+
+/* A message for this host. What does not fit is one of many signals. */
+void run_agents_queue(struct run_agents *agents, const struct run_message *message);
+void run_agents_queue_refusal(struct run_agents *agents, const char *text);
+
+/* Looks the meeting point's name up. Returns false when it is not known, or not yet: names of Kubernetes' services come with
+ * their pods. */
+bool run_agents_look_up(struct run_agents *agents);
+
+/* The ports to meet at: how many; the last one first, as the ranks' store takes the first that is free. */
+int run_agents_ports(const struct run_agents *agents);
+int run_agents_port(const struct run_agents *agents, int offset);
+
+void run_address_port_put(struct run_address *address, int port);
+bool run_address_is_loopback(const struct run_address *address);
+
+/* Keeps the reason unless a more telling one is there. */
+void run_search_note(struct run_search *search, int weight, const char *reason);
+
+/* Host 0: what it does after poll(), and the function by which its hub speaks. */
+void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *polls);
+void run_agents_hub_send(void *arg, int host, const struct run_message *message);
+
+/* Another host: what it does after poll(); STOP or VERDICT for itself, when it has lost host 0. */
+void run_agents_serve_host_0(struct run_agents *agents, const struct pollfd *polls);
+void run_agents_queue_loss(struct run_agents *agents, enum run_kind kind);
+
+#endif
